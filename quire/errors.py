@@ -1,0 +1,47 @@
+"""Every error a user, a file or a request can cause, in one tree.
+
+    QuireError
+    ├── BadRequest        this request cannot be served as it stands; others go on
+    ├── Overloaded        no room now; try again later
+    ├── NotSupported      at start-up: names the feature, the reason and the alternative
+    ├── CheckpointError   a model file is missing, damaged or unlike its config
+    ├── OutOfMemory       the model or its cache does not fit; names what would
+    └── EngineDead        the engine stopped; carries the cause
+
+Messages carry the value, the reason and the way out. What only our own code can cause is an
+`assert`, never one of these.
+"""
+
+from __future__ import annotations
+
+
+class QuireError(Exception):
+    """Root of all errors Quire raises on purpose."""
+
+
+class BadRequest(QuireError, ValueError):
+    """The request's own fault: too long, empty, contradictory or out of range."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class Overloaded(QuireError):
+    """The engine is full; the same request may succeed later."""
+
+
+class NotSupported(QuireError):
+    """Asked for something this build, device or model cannot do."""
+
+
+class CheckpointError(QuireError):
+    """A model file is missing, truncated, corrupt or does not fit its config."""
+
+
+class OutOfMemory(QuireError, MemoryError):
+    """Weights, activations or the page pool do not fit the memory there is."""
+
+
+class EngineDead(QuireError):
+    """The engine loop ended on an error it could not survive."""

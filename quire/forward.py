@@ -1,0 +1,64 @@
+"""Batch and ForwardContext: everything a layer may read in one step, and nothing else.
+
+Types only. A step is one ragged batch: `num_seqs` requests, each feeding a run of consecutive
+tokens (a prefill chunk of many, a decode of one), laid end to end. `runner/gather.py` builds a
+`Batch`; attention backends turn it into their own plan once per step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from quire.attn.backend import AttentionBackend
+    from quire.memory.pool import PagePool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's inputs. Tensors are on the model's device, int32 unless said otherwise.
+
+    Sequence i feeds tokens [query_starts[i], query_starts[i + 1]) of the flat token axis; after
+    the step it has context_lens[i] tokens of keys and values, those fed now included. Its page j
+    is page_table[rows[i], j]; the token at position p lives in that table's page p // page_size.
+    """
+
+    input_ids: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64
+    slots: Tensor  # [tokens] int64, page * page_size + offset: where this token's K and V go
+    query_starts: Tensor  # [seqs + 1]
+    context_lens: Tensor  # [seqs]
+    rows: Tensor  # [seqs] row of each sequence in page_table
+    page_table: Tensor  # [max_rows, max_pages] shared by all steps, rows are permanent
+    sample_index: Tensor  # [samples] int64, flat token whose hidden state is turned into logits
+    page_size: int
+    # The same lengths on the host, for planning without a device sync.
+    host_query_lens: np.ndarray[Any, Any]  # [seqs] int32
+    host_context_lens: np.ndarray[Any, Any]  # [seqs] int32
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.host_query_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def is_decode(self) -> bool:
+        """Every sequence feeds exactly one token."""
+        return self.num_tokens == self.num_seqs
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """What a layer's forward receives besides its input."""
+
+    batch: Batch
+    attention: AttentionBackend
+    attn_plan: object  # whatever the backend's plan() returned for this batch
+    pool: PagePool

@@ -1,0 +1,30 @@
+"""Checkpoint: named tensors plus a config, wherever they come from.
+
+Names and layouts are those of Hugging Face checkpoints; readers of other containers (GGUF)
+translate into them, so everything downstream knows one naming. Nothing is read until asked for,
+and one tensor is in flight at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Checkpoint(Protocol):
+    config: Mapping[str, Any]  # as in config.json
+
+    def names(self) -> Sequence[str]:
+        """All tensor names, Hugging Face style."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape without reading the data."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """One CPU tensor, possibly a view of mapped memory. Raises CheckpointError."""
+        ...

@@ -1,0 +1,151 @@
+"""SamplingParams: what a caller may ask of one generation; frozen, and it validates itself.
+
+Names and defaults follow vLLM's class of the same name, so scripts move over by changing an import.
+Everything here is plain data: the tensors made from it live in `sample/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+
+from quire.errors import BadRequest
+
+MAX_LOGPROBS = 64
+MAX_N = 256
+MAX_STOPS = 64
+MAX_BIASED_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """One request's sampling wishes.
+
+    >>> SamplingParams(temperature=0.8, top_p=0.95, max_tokens=64).is_greedy
+    False
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16  # None: as far as the context goes
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    # Filled by the text layer: bad_words as token sequences; users pass bad_words.
+    bad_word_ids: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        for check in (_check_counts, _check_ranges, _check_lists):
+            check(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def with_(self, **changes: object) -> SamplingParams:
+        """A changed copy; unknown names raise BadRequest with the known ones."""
+        known = {f.name for f in fields(self)}
+        if unknown := set(changes) - known:
+            raise BadRequest(f"unknown sampling parameter {sorted(unknown)}; known: {sorted(known)}")
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+GREEDY_BELOW = 1e-5  # temperatures under this mean argmax, as in vLLM
+
+
+def _refuse(name: str, value: object, want: str) -> None:
+    raise BadRequest(f"got {name}={value!r}, want {want}", param=name)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_counts(p: SamplingParams) -> None:
+    if not _is_int(p.n) or not 1 <= p.n <= MAX_N:
+        _refuse("n", p.n, f"a whole number from 1 to {MAX_N}")
+    if p.max_tokens is not None and (not _is_int(p.max_tokens) or p.max_tokens < 1):
+        _refuse("max_tokens", p.max_tokens, "a whole number >= 1, or None for the rest of the context")
+    if not _is_int(p.min_tokens) or p.min_tokens < 0:
+        _refuse("min_tokens", p.min_tokens, "a whole number >= 0")
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        _refuse("min_tokens", p.min_tokens, f"at most max_tokens={p.max_tokens}")
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(p, name)
+        if value is not None and (not _is_int(value) or not 0 <= value <= MAX_LOGPROBS):
+            _refuse(name, value, f"None or a whole number from 0 to {MAX_LOGPROBS}")
+    if p.n > 1 and p.is_greedy:
+        _refuse("n", p.n, "1 when temperature is 0: every copy would be the same")
+
+
+def _check_ranges(p: SamplingParams) -> None:
+    for name, low, high in (
+        ("temperature", 0.0, 100.0),
+        ("presence_penalty", -2.0, 2.0),
+        ("frequency_penalty", -2.0, 2.0),
+        ("min_p", 0.0, 1.0),
+    ):
+        value = getattr(p, name)
+        if not isinstance(value, (int, float)) or not low <= value <= high:
+            _refuse(name, value, f"a number from {low} to {high}")
+    if not isinstance(p.top_p, (int, float)) or not 0.0 < p.top_p <= 1.0:
+        _refuse("top_p", p.top_p, "a number in (0, 1]")
+    if not _is_int(p.top_k) or p.top_k < -1:
+        _refuse("top_k", p.top_k, "a whole number >= 1, or 0 or -1 for off")
+    if not isinstance(p.repetition_penalty, (int, float)) or not 0.0 < p.repetition_penalty <= 10.0:
+        _refuse("repetition_penalty", p.repetition_penalty, "a number in (0, 10]")
+    if p.seed is not None and (not _is_int(p.seed) or not -(2**63) <= p.seed < 2**63):
+        _refuse("seed", p.seed, "None or a 64-bit whole number")
+
+
+def _check_lists(p: SamplingParams) -> None:
+    stops = p.stop_strings
+    if len(stops) > MAX_STOPS or any(not isinstance(s, str) or not s for s in stops):
+        _refuse("stop", p.stop, f"up to {MAX_STOPS} non-empty strings")
+    if stops and not p.detokenize:
+        _refuse("stop", p.stop, "no stop strings when detokenize=False; use stop_token_ids")
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        ids = getattr(p, name)
+        if ids is not None and any(not _is_int(i) or i < 0 for i in ids):
+            _refuse(name, ids, "token ids >= 0")
+    if p.allowed_token_ids is not None and not p.allowed_token_ids:
+        _refuse("allowed_token_ids", p.allowed_token_ids, "None or at least one token id")
+    if p.logit_bias is not None:
+        if len(p.logit_bias) > MAX_BIASED_TOKENS:
+            _refuse("logit_bias", f"{len(p.logit_bias)} entries", f"at most {MAX_BIASED_TOKENS}")
+        for token, bias in p.logit_bias.items():
+            if not _is_int(token) or token < 0 or not -100.0 <= bias <= 100.0:
+                _refuse("logit_bias", {token: bias}, "token ids >= 0 with a bias from -100 to 100")
+    if p.bad_words is not None and any(not isinstance(w, str) or not w for w in p.bad_words):
+        _refuse("bad_words", p.bad_words, "non-empty strings")
