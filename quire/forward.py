@@ -34,7 +34,6 @@ class Batch:
     context_lens: Tensor  # [seqs]
     rows: Tensor  # [seqs] row of each sequence in page_table
     page_table: Tensor  # [max_rows, max_pages] shared by all steps, rows are permanent
-    sample_index: Tensor  # [samples] int64, flat token whose hidden state is turned into logits
     page_size: int
     # The same lengths on the host, for planning without a device sync.
     host_query_lens: np.ndarray[Any, Any]  # [seqs] int32

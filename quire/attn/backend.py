@@ -1,8 +1,9 @@
 """AttentionBackend: the seam between the model's layers and the kernels that read the page pool.
 
-`plan` runs once a step, `run` once a layer. A backend owns the layout of a layer's cache
-(`cache_shape`) because the best order of page, head and token differs between devices.
-`reference.py` is the oracle for every other backend; `select.py` picks one with a reason.
+`plan` runs once a step; `prepare` and `run` once a layer. A backend owns the layout of a layer's
+cache (`cache_shape`) because the best order of page, head and token differs between devices, and
+therefore also the writing of keys and values into it. `reference.py` is the oracle for every
+other backend; `select.py` picks one with a reason.
 """
 
 from __future__ import annotations
@@ -46,19 +47,34 @@ class LayerCache(NamedTuple):
     values: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class HeadTransform:
+    """What happens to q and k between projection and attention; the same object every step."""
+
+    cos: Tensor | None  # [max_positions, rot_dim / 2] f32; None: no rotation
+    sin: Tensor | None
+    q_norm: Tensor | None  # [head_dim] RMS weight on each head (Qwen3); None: no norm
+    k_norm: Tensor | None
+    eps: float
+
+
 class AttentionBackend(Protocol):
     caps: AttnCaps
 
     def cache_shape(self, num_pages: int, spec: AttnSpec) -> tuple[int, ...]:
-        """Shape of the key tensor (and of the value tensor) of one layer. Pure."""
+        """Shape of the key tensor (and of the value tensor) of one layer; pages first. Pure."""
         ...
 
-    def plan(self, batch: Batch, spec: AttnSpec) -> object:
-        """Prepare one step; reads only lengths and tables, never keys or values."""
+    def plan(self, batch: Batch, spec: AttnSpec, max_context: int | None = None) -> object:
+        """Prepare one step from its lengths. `max_context` bounds every context length the plan
+        will be replayed with (graphs); None means the lengths in this batch."""
         ...
 
-    def write(self, k: Tensor, v: Tensor, cache: LayerCache, batch: Batch) -> None:
-        """Store this step's keys and values, [tokens, kv_heads, dim], at batch.slots."""
+    def prepare(
+        self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, batch: Batch, spec: AttnSpec
+    ) -> Tensor:
+        """Split fused [tokens, (heads + 2 kv_heads) * dim], transform, store k and v at
+        batch.slots, return q as [tokens, heads, dim]. Mutates the cache only."""
         ...
 
     def run(self, q: Tensor, cache: LayerCache, plan: object, spec: AttnSpec) -> Tensor:

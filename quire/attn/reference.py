@@ -1,0 +1,70 @@
+"""ReferenceAttention: the oracle. Plain torch, one sequence at a time, softmax in fp32.
+
+Slow on purpose and free of cleverness, so that a disagreement is the other backend's bug. Pages
+are gathered into a dense [context, heads, dim] before anything is computed. For speed see
+`triton.py` and `cpu.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
+from quire.attn.heads import split_heads
+from quire.forward import Batch
+
+
+class ReferenceAttention:
+    caps = AttnCaps(
+        devices=frozenset({"cpu", "cuda"}),
+        dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
+        head_dims=None,
+        page_sizes=None,
+        graphs=False,
+    )
+
+    def cache_shape(self, num_pages: int, spec: AttnSpec) -> tuple[int, ...]:
+        return (num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
+
+    def plan(self, batch: Batch, spec: AttnSpec, max_context: int | None = None) -> Batch:
+        return batch
+
+    def prepare(
+        self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, batch: Batch, spec: AttnSpec
+    ) -> Tensor:
+        q, k, v = split_heads(qkv, heads, batch.positions, spec)
+        page, offset = batch.slots // batch.page_size, batch.slots % batch.page_size
+        cache.keys[page, :, offset] = k
+        cache.values[page, :, offset] = v
+        return q
+
+    def run(self, q: Tensor, cache: LayerCache, plan: object, spec: AttnSpec) -> Tensor:
+        assert isinstance(plan, Batch)
+        outs = []
+        begin = 0
+        for i, length in enumerate(plan.host_query_lens.tolist()):
+            context = int(plan.host_context_lens[i])
+            num_pages = -(-context // plan.page_size)
+            pages = plan.page_table[plan.rows[i], :num_pages].long()
+            k = _dense(cache.keys, pages, context)  # [context, kv_heads, dim]
+            v = _dense(cache.values, pages, context)
+            outs.append(_causal(q[begin : begin + length].float(), k, v, spec.scale))
+            begin += length
+        return torch.cat(outs).to(q.dtype) if outs else torch.empty_like(q)
+
+
+def _dense(cache: Tensor, pages: Tensor, context: int) -> Tensor:
+    return cache[pages].transpose(1, 2).flatten(0, 1)[:context].float()
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """The queries are the last len(q) positions of the context."""
+    group = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(group, 1)  # [context, heads, dim]
+    v = v.repeat_interleave(group, 1)
+    logits = torch.einsum("qhd,khd->hqk", q, k) * scale
+    future = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)
+    future = future.triu(diagonal=len(k) - len(q) + 1)
+    weights = logits.masked_fill(future, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)

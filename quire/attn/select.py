@@ -1,0 +1,54 @@
+"""Which attention backend: capabilities against needs, with the reason, or why none fits."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.attn.backend import AttentionBackend, AttnCaps, AttnSpec
+from quire.errors import NotSupported
+from quire.registry import Registry
+
+# In order of preference.
+BACKENDS = Registry(
+    "attention backend",
+    {
+        "triton": "quire.attn.triton:TritonAttention",
+        "cpu": "quire.attn.cpu:CpuAttention",
+        "reference": "quire.attn.reference:ReferenceAttention",
+    },
+)
+DEVICES = {"triton": "cuda", "cpu": "cpu"}  # saves importing a backend the device rules out
+
+
+def select_backend(
+    name: str | None, device: torch.device, dtype: torch.dtype, spec: AttnSpec
+) -> tuple[str, AttentionBackend]:
+    """The named backend, or the first that can do the job."""
+    declined = []
+    for candidate in [name] if name else BACKENDS.entries:
+        if not name and DEVICES.get(candidate, device.type) != device.type:
+            declined.append(f"{candidate}: not for {device.type}")
+            continue
+        backend: AttentionBackend = BACKENDS.get(candidate)()
+        reason = why_not(backend.caps, device, dtype, spec)
+        if reason is None:
+            return candidate, backend
+        declined.append(f"{candidate}: {reason}")
+    raise NotSupported(
+        f"no attention backend fits device={device.type}, dtype={dtype},"
+        f" head_dim={spec.head_dim}, page_size={spec.page_size}; tried " + "; ".join(declined)
+    )
+
+
+def why_not(
+    caps: AttnCaps, device: torch.device, dtype: torch.dtype, spec: AttnSpec
+) -> str | None:
+    if device.type not in caps.devices:
+        return f"not for {device.type}"
+    if dtype not in caps.dtypes:
+        return f"not for {dtype}"
+    if caps.head_dims is not None and spec.head_dim not in caps.head_dims:
+        return f"head_dim {spec.head_dim} not among {sorted(caps.head_dims)}"
+    if caps.page_sizes is not None and spec.page_size not in caps.page_sizes:
+        return f"page_size {spec.page_size} not among {sorted(caps.page_sizes)}"
+    return None

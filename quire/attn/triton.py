@@ -1,0 +1,168 @@
+"""TritonAttention: paged attention on CUDA whose bits do not depend on the batch.
+
+`plan` sorts the sequences of a step into two kernels: those whose queries fit one tile (decodes,
+short drafts) take the split kernel, long chunks take the prefill kernel. Both follow the fixed
+tiles and splits of `kernels/paged_tile.py`, so the choice is about speed only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from triton import next_power_of_2
+
+from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
+from quire.forward import Batch
+from quire.kernels.merge_splits import merge_splits
+from quire.kernels.paged_prefill import prefill_attention
+from quire.kernels.paged_split import PagedInputs, SplitGrid, split_attention
+from quire.kernels.paged_tile import PagedConfig, default_config
+from quire.kernels.rope_kv_write import HeadNorm, Rope, rope_kv_write
+
+# Programs that keep an H200 busy (132 SMs, two or three resident each) with an even tail. More
+# lanes than that only add programs that find no split to do.
+MAX_PROGRAMS = 4096
+MIN_SCRATCH = 1 << 20  # floats
+
+_Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPlan:
+    """One step's work, sorted by kernel."""
+
+    batch: Batch
+    config: PagedConfig
+    split: SplitGrid | None
+    prefill_tiles: Tensor | None  # [tiles, 3]
+
+
+class TritonAttention:
+    caps = AttnCaps(
+        devices=frozenset({"cuda"}),
+        dtypes=frozenset({torch.bfloat16, torch.float16, torch.float32}),
+        head_dims=None,
+        page_sizes=frozenset({16, 32, 64, 128, 256}),
+        graphs=True,
+    )
+
+    def __init__(
+        self, dtype: torch.dtype = torch.bfloat16, config: PagedConfig | None = None
+    ) -> None:
+        self.dtype = dtype
+        self._config = config
+        # Layers and steps run one after another, so all plans share the newest buffer; each is
+        # twice the last. Outgrown ones are never freed: captured graphs still write to them.
+        self._scratch: list[Tensor] = []
+
+    def cache_shape(self, num_pages: int, spec: AttnSpec) -> tuple[int, ...]:
+        return (num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
+
+    def plan(self, batch: Batch, spec: AttnSpec, max_context: int | None = None) -> TritonPlan:
+        """Lay out one step. With `max_context` (decode only) the plan depends on nothing but the
+        number of sequences and that bound, and stays right while contexts grow up to it: the form
+        to capture in a graph. The bound costs scratch and idle programs, never correctness."""
+        config = self._config or default_config(spec.head_dim, self.dtype)
+        if max_context is not None:
+            assert batch.is_decode, "a bounded plan is for decode"
+            num, splits = batch.num_seqs, -(-max_context // config.split_size)
+            scratch = num * splits if splits > 1 else 0  # a single split bypasses scratch
+            return TritonPlan(
+                batch, config, self._grid(batch, spec, None, 1, splits, scratch), None
+            )
+
+        group = spec.num_heads // spec.num_kv_heads
+        lens, contexts = batch.host_query_lens, batch.host_context_lens
+        tokens = config.split.block_m // group  # of a split tile: longer queries are prefill
+        short, long = np.flatnonzero(lens <= tokens), np.flatnonzero(lens > tokens)
+        tokens = min(tokens, next_power_of_2(int(lens[short].max(initial=1))))
+        few = _tiles(short, lens, contexts, tokens)
+        many = _tiles(long, lens, contexts, config.prefill.block_m // group)
+        many = many[np.argsort(-many[:, 2], kind="stable")]  # most keys first: an even tail
+
+        splits_of = -(-few[:, 2] // config.split_size)
+        needed = np.where(splits_of > 1, splits_of, 0)
+        few[:, 2] = np.cumsum(needed) - needed  # from keys seen to first scratch row
+        tiles = _upload(np.concatenate([few, many]), batch.page_table.device)
+        split = None
+        if len(few):
+            scratch = int(needed.sum())
+            split = self._grid(
+                batch, spec, tiles[: len(few)], tokens, int(splits_of.max()), scratch
+            )
+        return TritonPlan(batch, config, split, tiles[len(few) :] if len(many) else None)
+
+    def prepare(
+        self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, batch: Batch, spec: AttnSpec
+    ) -> Tensor:
+        rope = norm = None
+        if heads.cos is not None and heads.sin is not None:
+            rope = Rope(heads.cos, heads.sin)
+        if heads.q_norm is not None and heads.k_norm is not None:
+            norm = HeadNorm(heads.q_norm, heads.k_norm, heads.eps)
+        return rope_kv_write(
+            qkv, cache.keys, cache.values, batch.positions, batch.slots, rope, norm
+        )
+
+    def run(self, q: Tensor, cache: LayerCache, plan: object, spec: AttnSpec) -> Tensor:
+        assert isinstance(plan, TritonPlan)
+        assert q.dtype == self.dtype, f"{q.dtype=} {self.dtype=}"
+        batch = plan.batch
+        inputs = PagedInputs(
+            cache.keys,
+            cache.values,
+            batch.page_table,
+            batch.rows,
+            batch.query_starts,
+            batch.context_lens,
+            spec.scale,
+        )
+        out = torch.empty_like(q)  # [tokens, heads, dim]
+        if plan.prefill_tiles is not None:
+            prefill_attention(q, inputs, plan.prefill_tiles, plan.config, out)
+        if plan.split is not None:
+            split_attention(q, inputs, plan.split, plan.config, out)
+            merge_splits(inputs, plan.split, plan.config, out)
+        return out
+
+    def _grid(
+        self,
+        batch: Batch,
+        spec: AttnSpec,
+        tiles: Tensor | None,
+        tokens: int,
+        max_splits: int,
+        num_scratch: int,  # splits to keep states of
+    ) -> SplitGrid:
+        num_tiles = batch.num_seqs if tiles is None else len(tiles)
+        lanes = max(1, MAX_PROGRAMS // max(1, num_tiles * spec.num_kv_heads))
+        rows = num_scratch * spec.num_heads * tokens
+        size = rows * (spec.head_dim + 2)
+        if not self._scratch or self._scratch[-1].numel() < size:
+            grown = next_power_of_2(max(size, MIN_SCRATCH))
+            device = batch.page_table.device
+            self._scratch.append(torch.empty(grown, dtype=torch.float32, device=device))
+        acc, sums = self._scratch[-1][:size].split([rows * spec.head_dim, rows * 2])
+        return SplitGrid(tiles, num_tiles, tokens, max_splits, min(max_splits, lanes), acc, sums)
+
+
+def _tiles(seqs: _Ints, lens: _Ints, contexts: _Ints, tokens: int) -> _Ints:
+    """Cut the sequences' queries into tiles: [tiles, 3] of sequence, first token, keys seen."""
+    counts = -(-lens[seqs] // tokens)
+    seq = np.repeat(seqs, counts)
+    first = np.arange(len(seq)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = first * tokens
+    keys = contexts[seq] - lens[seq] + np.minimum(start + tokens, lens[seq])
+    return np.stack([seq, start, keys], 1).astype(np.int32)
+
+
+def _upload(tiles: _Ints, device: torch.device) -> Tensor:
+    host = torch.from_numpy(tiles)
+    if device.type != "cuda":
+        return host
+    # The pinned block is kept by torch's host allocator until the copy has run.
+    return host.pin_memory().to(device, non_blocking=True)

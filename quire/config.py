@@ -1,0 +1,87 @@
+"""Frozen configuration, one small record per owner. Users write EngineArgs; `resolve.py` makes these.
+
+Nothing is changed after the engine is built; a changed value means a new object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SchedConfig:
+    """What the scheduler reads."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 2048
+    max_chunk: int = 0  # most prompt tokens of one request in a step; 0: the whole budget
+    policy: str = "fcfs"  # or "priority"
+    priority_aging_s: float = 30.0  # seconds of waiting worth one level of priority
+    batch_wait_ms: float = 0.0  # hold admissions this long for company ...
+    batch_wait_tokens: int = 0  # ... unless this many prompt tokens already wait
+    chunked_prefill: bool = True  # False: a prompt enters only as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """What the page pool and its manager read."""
+
+    page_size: int = 16
+    num_pages: int = 0  # filled in by sizing
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """Everything a user may say; None means: decide for me, and tell me why."""
+
+    model: str = "default"
+    tokenizer: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_chunk: int = 0
+    page_size: int = 16
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    kv_cache_memory: int | None = None
+    gpu_memory_utilization: float = 0.9
+    scheduling_policy: str = "fcfs"
+    priority_aging_s: float = 30.0
+    batch_wait_ms: float = 0.0
+    batch_wait_tokens: int = 0
+    seed: int = 0
+    skip_tokenizer_init: bool = False
+    enforce_eager: bool = False
+    attention_backend: str | None = None
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One thing `resolve` or sizing chose, with the reason; printed at start and by inspect."""
+
+    what: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All that `engine/build.py` needs besides the checkpoint itself."""
+
+    device: str
+    dtype: str
+    sched: SchedConfig
+    cache: CacheConfig
+    kv_cache_memory: int | None
+    gpu_memory_utilization: float
+    seed: int
+    enforce_eager: bool
+    attention_backend: str | None
+    load_format: str
+    decisions: tuple[Decision, ...] = field(default=())

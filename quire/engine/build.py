@@ -1,0 +1,137 @@
+"""build: the composition root. The only file that knows all classes.
+
+Order matters for memory: weights first, then the largest step on a small pool to see what
+activations need, then the real pool from what is left.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, replace
+
+import torch
+
+from quire.attn.backend import AttentionBackend, AttnSpec
+from quire.attn.select import select_backend
+from quire.config import Decision, EngineArgs, EngineConfig
+from quire.engine.core import EngineCore
+from quire.kv.manager import KVManager
+from quire.load.checkpoint import Checkpoint
+from quire.load.loader import fill_random, load_weights
+from quire.memory.pool import PagePool, bytes_per_page
+from quire.memory.sizing import CPU_DEFAULT, CPU_SHARE, Room, gib, num_pages
+from quire.models.decoder import Decoder
+from quire.models.registry import names_of, spec_of
+from quire.models.spec import ModelSpec
+from quire.nn.linear import choose_kernel
+from quire.resolve import resolve
+from quire.runner.device import free_memory, peak_memory, reset_peak, total_memory
+from quire.runner.rows import RequestRows
+from quire.runner.runner import ModelRunner
+from quire.runner.warmup import largest_step
+from quire.sched.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What was built, and every decision on the way."""
+
+    core: EngineCore
+    runner: ModelRunner
+    config: EngineConfig
+    spec: ModelSpec
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return self.config.decisions
+
+
+def build_engine(args: EngineArgs, checkpoint: Checkpoint) -> Engine:
+    spec = spec_of(checkpoint.config)
+    config, device, dtype = resolve(args, spec)
+    if args.num_threads is not None and device.type == "cpu":
+        torch.set_num_threads(args.num_threads)
+    heads = AttnSpec(
+        spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim**-0.5, args.page_size
+    )
+    name, backend = select_backend(config.attention_backend, device, dtype, heads)
+    model = _load(checkpoint, spec, heads, config, dtype, device)
+    max_pages = -(-config.sched.max_model_len // args.page_size)
+    rows = RequestRows(config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device)
+    decisions = [
+        *config.decisions,
+        Decision("attention", name, f"first that can do {dtype} on {device.type}"),
+    ]
+    pages = _size_pool(config, model, backend, heads, rows, decisions)
+    pool = PagePool(backend, heads, spec.num_layers, pages, dtype, device)
+    use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
+    runner = ModelRunner(model, backend, heads, pool, rows, use_graphs)
+    kv = KVManager(pages, args.page_size, config.cache.prefix_caching)
+    scheduler = Scheduler(config.sched, kv)
+    core = EngineCore(scheduler, runner, overlap=device.type == "cuda")
+    config = replace(
+        config, cache=replace(config.cache, num_pages=pages), decisions=tuple(decisions)
+    )
+    return Engine(core, runner, config, spec)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    heads: AttnSpec,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Decoder:
+    with torch.inference_mode():
+        model = Decoder(spec, heads, config.sched.max_model_len, dtype, device)
+        if config.load_format == "dummy":
+            fill_random(model, config.seed)
+        else:
+            load_weights(model, checkpoint, names_of(checkpoint.config, spec))
+        model.finish(choose_kernel)
+    gc.collect()
+    return model
+
+
+def _size_pool(
+    config: EngineConfig,
+    model: Decoder,
+    backend: AttentionBackend,
+    heads: AttnSpec,
+    rows: RequestRows,
+    decisions: list[Decision],
+) -> int:
+    """Run the largest step for real, then give the cache what is left."""
+    device, spec, sched = model.device, model.spec, config.sched
+    page_bytes = bytes_per_page(heads, spec.num_layers, model.dtype)
+
+    def step_bytes() -> int:
+        before = peak_memory(device)
+        pool_bytes = largest_step(model, backend, heads, rows, sched.max_num_batched_tokens)
+        return max(0, peak_memory(device) - before - pool_bytes)
+
+    if device.type == "cuda":
+        weights = torch.cuda.memory_allocated(device)
+        reset_peak(device)
+        step = step_bytes()
+        torch.cuda.empty_cache()
+        held_by_others = total_memory(device) - free_memory(device) - torch.cuda.memory_reserved()
+        usable = int(total_memory(device) * config.gpu_memory_utilization) - held_by_others
+    else:
+        # The weights are already gone from what is free. The step is only worth running when
+        # memory is short: otherwise the cache is capped far below what is left.
+        weights, free = 0, free_memory(device)
+        is_short = CPU_SHARE * free < CPU_DEFAULT
+        step = step_bytes() if is_short and config.kv_cache_memory is None else 0
+        usable = min(CPU_DEFAULT, int(free * CPU_SHARE))
+    room = Room(total_memory(device), usable, weights, step, config.kv_cache_memory)
+    pages = num_pages(room, page_bytes, heads.page_size, sched.max_model_len, sched.max_num_seqs)
+    decisions.append(
+        Decision(
+            "kv cache",
+            f"{pages - 1} pages of {heads.page_size} tokens, {gib(pages * page_bytes)}",
+            room.describe(),
+        )
+    )
+    return pages

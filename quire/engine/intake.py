@@ -1,0 +1,142 @@
+"""Intake: prompts and params as callers write them -> checked Requests.
+
+Everything that can be wrong with a request is found here, before the engine knows of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import BadRequest
+from quire.params import SamplingParams
+from quire.request import Request
+from quire.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that distinct requests get distinct seeds
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_model_len: int
+    vocab_size: int
+
+
+class Intake:
+    def __init__(
+        self, tokenizer: Tokenizer | None, limits: Limits, eos_ids: Sequence[int], seed: int
+    ) -> None:
+        self.tokenizer, self.limits, self.seed = tokenizer, limits, seed
+        self.eos_ids = frozenset(eos_ids)
+        self._ids = itertools.count(1)
+
+    def requests(
+        self, prompt: Prompt, params: SamplingParams, priority: int = 0
+    ) -> tuple[str | None, list[Request]]:
+        """(text of the prompt if known, one request for each of n answers)."""
+        text, ids, salt = self._read(prompt)
+        self._check_prompt(ids, prompt)
+        params = self._check_params(params)
+        room = self.limits.max_model_len - len(ids)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        made: list[Request] = []
+        arrival = time.monotonic()
+        for index in range(params.n):
+            number = next(self._ids)
+            base = self.seed * SEED_STRIDE + number if params.seed is None else params.seed + index
+            own = params if index == 0 else params.with_(prompt_logprobs=None)
+            made.append(
+                Request.new(
+                    number,
+                    ids,
+                    own.with_(seed=None),
+                    max_tokens=max_tokens,
+                    eos_ids=self.eos_ids,
+                    priority=priority,
+                    cache_salt=salt,
+                    seed=_signed64(base),
+                    arrival=arrival,
+                )
+            )
+        made[0].children = made[1:]
+        return text, made
+
+    def _read(self, prompt: Prompt) -> tuple[str | None, list[int], str]:
+        salt = ""
+        if isinstance(prompt, Mapping):
+            salt = str(prompt.get("cache_salt") or "")
+            if "prompt_token_ids" in prompt:
+                text = prompt.get("prompt")
+                return text, _id_list(prompt["prompt_token_ids"]), salt
+            if "prompt" not in prompt:
+                raise BadRequest(
+                    f"got a prompt with keys {sorted(prompt)}, want 'prompt' or 'prompt_token_ids'"
+                )
+            prompt = prompt["prompt"]
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise BadRequest(
+                    "got a text prompt, but the tokenizer was not loaded"
+                    " (skip_tokenizer_init=True); pass {'prompt_token_ids': [...]}"
+                )
+            return prompt, self.tokenizer.encode(prompt), salt
+        return None, _id_list(prompt), salt
+
+    def _check_prompt(self, ids: list[int], prompt: Prompt) -> None:
+        limits = self.limits
+        if not ids:
+            raise BadRequest(f"the prompt {prompt!r} has no tokens; give at least one")
+        if len(ids) >= limits.max_model_len:
+            raise BadRequest(
+                f"the prompt has {len(ids)} tokens, but max_model_len={limits.max_model_len} leaves"
+                f" room for {limits.max_model_len - 1}; shorten it or raise max_model_len"
+            )
+        bad = next((i for i in ids if not 0 <= i < limits.vocab_size), None)
+        if bad is not None:
+            raise BadRequest(
+                f"got token id {bad} in the prompt, want 0 <= id < {limits.vocab_size}",
+                param="prompt_token_ids",
+            )
+
+    def _check_params(self, params: SamplingParams) -> SamplingParams:
+        vocab = self.limits.vocab_size
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            bad = next((i for i in getattr(params, name) or () if i >= vocab), None)
+            if bad is not None:
+                raise BadRequest(f"got {name} with token id {bad}, want ids < {vocab}", param=name)
+        if params.stop_strings and self.tokenizer is None:
+            raise BadRequest("stop strings need a tokenizer; use stop_token_ids", param="stop")
+        if params.bad_words:
+            if self.tokenizer is None:
+                raise BadRequest("bad_words needs a tokenizer", param="bad_words")
+            return params.with_(bad_word_ids=_bad_word_ids(params.bad_words, self.tokenizer))
+        return params
+
+
+def _id_list(ids: Any) -> list[int]:
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
+        ids = ids.tolist() if hasattr(ids, "tolist") else None
+    if ids is None or any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+        raise BadRequest("prompt_token_ids must be a list of whole numbers")
+    return list(ids)
+
+
+def _bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is spelt at the start of a text and after a space."""
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        for spelling in (word.lstrip(), " " + word.lstrip()):
+            ids = tuple(tokenizer.encode(spelling, add_special_tokens=False))
+            if ids and ids not in found:
+                found.append(ids)
+    return tuple(found)
+
+
+def _signed64(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >= 1 << 63 else value

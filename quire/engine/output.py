@@ -1,0 +1,144 @@
+"""Answers in the making: token events -> text, logprobs and finished outputs.
+
+Strings live here and nowhere deeper. A stop string found in the text is the one arrow back into
+the engine: `take` returns True when the request should be aborted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamEvent
+from quire.request import Request
+from quire.step import TokenEvent, TokenLogprobs
+from quire.text.detokenize import Detokenizer
+from quire.text.stops import StopMatcher
+from quire.text.tokenizer import Tokenizer
+
+
+class Answer:
+    """One completion of one request."""
+
+    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
+        params = request.params
+        self.request, self.tokenizer = request, tokenizer
+        self.output = CompletionOutput(index)
+        if params.logprobs is not None:
+            self.output.logprobs, self.output.cumulative_logprob = [], 0.0
+        self._text: list[str] = []
+        self._detokenizer: Detokenizer | None = None
+        self._stops: StopMatcher | None = None
+        if tokenizer is not None and params.detokenize:
+            prompt = request.tokens[: request.num_prompt].tolist()
+            self._detokenizer = Detokenizer(tokenizer, prompt, params.skip_special_tokens)
+            if params.stop_strings:
+                self._stops = StopMatcher(
+                    params.stop_strings, params.include_stop_str_in_output
+                )
+
+    def take(self, event: TokenEvent) -> tuple[StreamEvent | None, bool]:
+        """Fold an event in: (what to show, whether a stop string ended it)."""
+        output = self.output
+        if output.finished:
+            return None, False  # the stop string was found before this event was settled
+        output.token_ids.extend(event.tokens)
+        for record in event.logprobs:
+            assert output.logprobs is not None and output.cumulative_logprob is not None
+            output.logprobs.append(logprob_dict(record, self.tokenizer))
+            output.cumulative_logprob += record.logprob
+        delta, matched = self._push(event.tokens)
+        if matched is not None:
+            output.finish_reason, output.stop_reason = "stop", matched
+        elif event.finish is not None:
+            delta += self._flush()
+            output.finish_reason, output.stop_reason = event.finish, event.stop_reason
+        self._text.append(delta)
+        if output.finished:
+            output.text = "".join(self._text)
+        shown = StreamEvent(
+            delta, list(event.tokens), output.index, output.finish_reason, output.stop_reason
+        )
+        return shown, matched is not None
+
+    def _push(self, tokens: Sequence[int]) -> tuple[str, str | None]:
+        if self._detokenizer is None:
+            return "", None
+        delta = self._detokenizer.push(tokens)
+        if self._stops is None:
+            return delta, None
+        if len(self.output.token_ids) <= self.request.params.min_tokens:
+            return delta, None
+        return self._stops.push(delta)
+
+    def _flush(self) -> str:
+        if self._detokenizer is None:
+            return ""
+        rest = self._detokenizer.flush()
+        if self._stops is not None:
+            emitted, _ = self._stops.push(rest)
+            rest = emitted + self._stops.flush()
+        return rest
+
+
+class Conversation:
+    """A prompt and its n answers on their way to a RequestOutput."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        requests: Sequence[Request],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.request_id, self.prompt, self.tokenizer = request_id, prompt, tokenizer
+        self.answers = {r.id: Answer(r, i, tokenizer) for i, r in enumerate(requests)}
+        self.leader = requests[0]
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if self.leader.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * self.leader.num_prompt
+
+    @property
+    def finished(self) -> bool:
+        return all(answer.output.finished for answer in self.answers.values())
+
+    def take(self, event: TokenEvent) -> tuple[StreamEvent | None, bool]:
+        if self.prompt_logprobs is not None:
+            for offset, record in enumerate(event.prompt_logprobs, event.prompt_start + 1):
+                self.prompt_logprobs[offset] = logprob_dict(record, self.tokenizer)
+        if not event.tokens and event.finish is None:
+            return None, False
+        return self.answers[event.request_id].take(event)
+
+    def result(self) -> RequestOutput:
+        timing = self.leader.timing
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.leader.tokens[: self.leader.num_prompt].tolist(),
+            outputs=[answer.output for answer in self.answers.values()],
+            finished=self.finished,
+            prompt_logprobs=self.prompt_logprobs,
+            metrics=RequestMetrics(
+                timing.arrival,
+                timing.scheduled,
+                timing.first_token,
+                timing.last_token,
+                sum(a.request.num_preempted for a in self.answers.values()),
+            ),
+            num_cached_tokens=self.leader.num_cached,
+            cache_note=self.leader.cache_note,
+        )
+
+
+def logprob_dict(record: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """Chosen token first, then the most likely ones, as vLLM orders them."""
+
+    def text(token: int) -> str | None:
+        return tokenizer.decode([token], skip_special_tokens=False) if tokenizer else None
+
+    found = {record.token: Logprob(record.logprob, record.rank, text(record.token))}
+    tops = zip(record.top_tokens, record.top_logprobs, strict=True)
+    for rank, (token, value) in enumerate(tops, 1):
+        if token not in found:
+            found[token] = Logprob(value, rank, text(token))
+    return found

@@ -1,0 +1,95 @@
+"""Which tiles and how many splits a batch-invariant matmul uses, as plain data.
+
+Two choices are kept apart because they have different rights. `split_plan(n, k)` says which ranges
+of k are summed on their own before being added up; it decides the bits of the result, so it may
+look at the weight's shape only. `pick_config(m, n, k)` says how the same sums are laid on the chip;
+it may look at the batch too, because no tile shape changes a bit. The kernels are in `matmul.py`;
+the numbers come from `benchmarks/gpu_matmul.py` on an H200, nothing is tuned at start-up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Reduce", "SplitPlan", "TileConfig", "pick_config", "split_plan"]
+
+# Who adds the splits of one output tile:
+#   loop    the tile's only program, one split after the other (no scratch; for many rows)
+#   last    one program per split; the last to arrive reads all partial sums back
+#   kernel  one program per split; a second small kernel adds them
+Reduce = Literal["loop", "last", "kernel"]
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """One way to lay the product on the chip. Every config gives the same bits."""
+
+    block_m: int  # rows of x per program
+    block_n: int  # rows of w (columns of y) per program
+    block_k: int
+    num_stages: int
+    num_warps: int
+    # Weights on the row side of the matrix unit: wgmma wants 64 rows there, and a small batch
+    # has far fewer, while its other side goes down to 8.
+    swap: bool = False
+    reduce: Reduce = "loop"
+    group_m: int = 8  # row tiles that walk together over the weights, to share them in L2
+    tma: bool = False  # load through tensor descriptors where shapes and alignment allow it
+    # One group of warps loads, the others multiply; needs tma, four warps and a single split.
+    specialize: bool = False
+    # Programmatic dependent launch: start while the kernel before still runs, fetch the first
+    # weights into L2, then wait. Only sound when that kernel does not write the weights.
+    pdl: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """k is cut into `num_splits` ranges of `split_len` (the last may be shorter)."""
+
+    num_splits: int
+    split_len: int
+
+    @staticmethod
+    def of(k: int, num_splits: int) -> SplitPlan:
+        if num_splits <= 1:
+            return SplitPlan(1, k)
+        split_len = -(-k // num_splits)
+        split_len = -(-split_len // _SPLIT_ALIGN) * _SPLIT_ALIGN
+        return SplitPlan(-(-k // split_len), split_len)
+
+
+# Splits end on a multiple of every block_k in use, so that inner loops need no masks.
+_SPLIT_ALIGN = 256
+# Programs of 64 weight rows that draw the full memory bandwidth of a 132-SM chip. A constant and
+# not the device's own count: the bits of a model should not change with the card it runs on.
+_TARGET_PROGRAMS = 128
+_MAX_SPLITS = 8
+
+
+def split_plan(n: int, k: int) -> SplitPlan:
+    """Ranges of k to sum separately for a weight of n rows: narrow weights are cut further."""
+    tiles = -(-n // 64)
+    num_splits = 1
+    while num_splits < _MAX_SPLITS and tiles * num_splits < _TARGET_PROGRAMS:
+        num_splits *= 2
+    return SplitPlan.of(k, num_splits)
+
+
+_SMALL: dict[int, TileConfig] = {
+    16: TileConfig(16, 64, 128, 8, 4, swap=True, reduce="last"),
+    32: TileConfig(32, 64, 128, 7, 4, swap=True, reduce="last"),
+    64: TileConfig(64, 64, 128, 6, 4, swap=True, reduce="last"),
+    128: TileConfig(128, 64, 128, 4, 4, swap=True, reduce="last"),
+    256: TileConfig(128, 128, 64, 5, 8, reduce="last"),
+}
+_LARGE_SPLIT = TileConfig(128, 128, 64, 4, 8)  # two accumulators live: a wider tile spills
+_LARGE_WHOLE = TileConfig(128, 256, 64, 3, 8)
+
+
+def pick_config(m: int, n: int, k: int) -> TileConfig:
+    """The measured tiles for m rows of x and a weight of [n, k]."""
+    for limit, config in _SMALL.items():
+        if m <= limit:
+            return config
+    return _LARGE_WHOLE if split_plan(n, k).num_splits == 1 else _LARGE_SPLIT

@@ -1,0 +1,96 @@
+"""Fold the split states that `paged_split.py` left in scratch into outputs.
+
+One program per query row walks its splits left to right with the formula prefill uses in
+registers. Loads do not depend on the fold, so they are unrolled to overlap; the fold itself is
+two dependent instructions a split. Tiles of a single split were finished by the split kernel.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.paged_split import PagedInputs, SplitGrid, tile_span
+from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, PagedConfig, fold, fold_weights, head_pad
+
+
+@triton.jit(do_not_specialize=["max_splits"], do_not_specialize_on_alignment=INDEX_ARGS)
+def _merge_kernel(
+    acc_scratch,
+    sums_scratch,
+    query_starts,
+    context_lens,
+    tiles,
+    out,
+    scale,
+    max_splits,
+    HAS_TILES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    r = tl.program_id(0)  # kv head, token of the tile, query head of the kv head
+    tile = tl.program_id(1)
+    kv_head = r // (TOKENS * GROUP)
+    tile_token = r // GROUP % TOKENS
+    _, token, tokens, position = tile_span(
+        tiles, query_starts, context_lens, tile, HAS_TILES, TOKENS
+    )
+    num_splits = tl.cdiv(position + tokens, SPLIT_SIZE)
+    if (num_splits <= 1) | (tile_token >= tokens):
+        return
+    scratch = tl.load(tiles + tile * 3 + 2) if HAS_TILES else tile * max_splits
+    dims = tl.arange(0, HEAD_PAD)
+    keep = dims < HEAD_DIM
+    top = float("-inf")
+    total = 0.0
+    acc = tl.zeros([HEAD_PAD], tl.float32)
+    for base in range(0, num_splits, UNROLL):
+        for i in tl.static_range(UNROLL):
+            split = base + i
+            live = split < num_splits
+            part = (scratch + split).to(tl.int64) * (KV_HEADS * TOKENS * GROUP) + r
+            # A split past the last reads as one without keys, which folds as the identity.
+            split_top = tl.load(sums_scratch + part * 2, mask=live, other=float("-inf"))
+            split_total = tl.load(sums_scratch + part * 2 + 1, mask=live, other=0.0)
+            split_acc = tl.load(acc_scratch + part * HEAD_DIM + dims, mask=keep & live, other=0.0)
+            top, old_weight, new_weight = fold_weights(top, split_top, scale)
+            total = fold(total, old_weight, split_total, new_weight)
+            acc = fold(acc, old_weight, split_acc, new_weight)
+    head = kv_head * GROUP + r % GROUP
+    place = ((token + tile_token).to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM
+    tl.store(out + place + dims, (acc / total).to(out.dtype.element_ty), mask=keep)
+
+
+def merge_splits(
+    inputs: PagedInputs, grid: SplitGrid, config: PagedConfig, out: Tensor, unroll: int = 16
+) -> None:
+    """Write [tokens, heads, dim] outputs of every tile that has more than one split."""
+    if grid.num_tiles == 0 or grid.max_splits <= 1:
+        return
+    _, heads, head_dim = out.shape
+    kv_heads = inputs.keys.shape[1]
+    _merge_kernel[(heads * grid.tile_tokens, grid.num_tiles)](
+        grid.acc,
+        grid.sums,
+        inputs.query_starts,
+        inputs.context_lens,
+        grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
+        out,
+        inputs.scale * LOG2_E,
+        grid.max_splits,
+        HAS_TILES=grid.tiles is not None,
+        TOKENS=grid.tile_tokens,
+        GROUP=heads // kv_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        HEAD_PAD=head_pad(head_dim),
+        SPLIT_SIZE=config.split_size,
+        UNROLL=unroll,
+        num_warps=1,
+    )

@@ -1,0 +1,114 @@
+"""Attention of many queries: each program takes a tile of queries over all the keys it sees.
+
+A tile packs the query heads of one kv head times several tokens into BLOCK_M rows, so grouped
+queries share every key tile. Splits are walked in order and folded in registers, which is what
+`paged_split.py` plus `merge_splits.py` do for few queries; the bits agree by construction.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.paged_split import PagedInputs, tile_span
+from quire.kernels.paged_tile import (
+    INDEX_ARGS,
+    LOG2_E,
+    PagedConfig,
+    attend_split,
+    fold,
+    fold_weights,
+    head_pad,
+)
+
+
+@triton.jit(do_not_specialize_on_alignment=INDEX_ARGS)
+def _prefill_kernel(
+    q,
+    keys,
+    values,
+    page_table,
+    rows,
+    query_starts,
+    context_lens,
+    tiles,
+    out,
+    scale,
+    table_stride,
+    TOKENS: tl.constexpr,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    seq, token, tokens, position = tile_span(
+        tiles, query_starts, context_lens, tl.program_id(1), True, TOKENS
+    )
+    end = position + tokens
+
+    r = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, HEAD_PAD)
+    keep = (r // GROUP < tokens)[:, None] & (dims < HEAD_DIM)[None, :]
+    # Row r is query head r % GROUP of token r // GROUP.
+    head = (token + r // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + r % GROUP
+    place = head[:, None] * HEAD_DIM + dims[None, :]
+    query = tl.load(q + place, mask=keep, other=0.0)
+
+    row = tl.load(rows + seq)
+    pages = page_table + row.to(tl.int64) * table_stride
+    head_offset = kv_head * PAGE_SIZE * HEAD_DIM
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
+    for split in range(tl.cdiv(end, SPLIT_SIZE)):
+        split_top, split_total, split_acc = attend_split(
+            query, keys + head_offset, values + head_offset, pages, split, position + 1, end,
+            position + r // GROUP, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
+            KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, True,
+        )  # fmt: skip
+        top, old_weight, new_weight = fold_weights(top, split_top, scale)
+        total = fold(total, old_weight, split_total, new_weight)
+        acc = fold(acc, old_weight[:, None], split_acc, new_weight[:, None])
+    tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
+
+
+def prefill_attention(
+    q: Tensor, inputs: PagedInputs, tiles: Tensor, config: PagedConfig, out: Tensor
+) -> None:
+    """Attend [tokens, heads, dim] queries; `tiles` [num_tiles, 3] as in SplitGrid, with
+    `block_m // group` tokens to a tile and the third column unused."""
+    if tiles.shape[0] == 0:
+        return
+    _, kv_heads, page_size, head_dim = inputs.keys.shape
+    group = q.shape[1] // kv_heads
+    assert q.is_contiguous() and out.is_contiguous() and inputs.keys.is_contiguous()
+    _prefill_kernel[(kv_heads, tiles.shape[0])](
+        q,
+        inputs.keys,
+        inputs.values,
+        inputs.page_table,
+        inputs.rows,
+        inputs.query_starts,
+        inputs.context_lens,
+        tiles,
+        out,
+        inputs.scale * LOG2_E,
+        inputs.page_table.stride(0),
+        TOKENS=config.prefill.block_m // group,
+        GROUP=group,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        HEAD_PAD=head_pad(head_dim),
+        PAGE_SIZE=page_size,
+        BLOCK_M=config.prefill.block_m,
+        BLOCK_N=config.block_n,
+        SPLIT_SIZE=config.split_size,
+        num_warps=config.prefill.num_warps,
+        num_stages=config.prefill.num_stages,
+    )

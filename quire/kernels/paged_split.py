@@ -1,0 +1,178 @@
+"""Attention of few queries over a long context: each program takes one split of the keys.
+
+The parallel axis is (kv head, query tile, split). A program writes its split's softmax state to
+fp32 scratch for `merge_splits.py`, or the output itself where the context is a single split. The
+grid is fixed by host integers and lengths are read on the device, so a captured graph stays right
+as contexts grow; lanes beyond a context's last split return at once. Many queries: see
+`paged_prefill.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, PagedConfig, attend_split, head_pad
+
+
+@dataclass(frozen=True, slots=True)
+class PagedInputs:
+    """What both attention kernels read; contiguous, int32 where integral."""
+
+    keys: Tensor  # [pages, kv_heads, page_size, dim]
+    values: Tensor
+    page_table: Tensor  # [max_rows, max_pages]
+    rows: Tensor  # [seqs]
+    query_starts: Tensor  # [seqs + 1]
+    context_lens: Tensor  # [seqs]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class SplitGrid:
+    """How the split kernel is laid out over a batch.
+
+    `tiles` rows are (sequence, first query token of it, first scratch row): None means that tile i
+    is the single token of sequence i and owns scratch rows [i * max_splits, (i + 1) * max_splits).
+    """
+
+    tiles: Tensor | None  # [num_tiles, 3]
+    num_tiles: int
+    tile_tokens: int  # most query tokens in a tile
+    max_splits: int  # bound on splits of any one tile
+    lanes: int  # programs that share the splits of a tile
+    acc: Tensor  # [splits, kv_heads, tile_tokens * group, dim] fp32 scratch, flat
+    sums: Tensor  # [splits, kv_heads, tile_tokens * group, 2] fp32 scratch, flat: row max, row sum
+
+
+@triton.jit
+def tile_span(
+    tiles, query_starts, context_lens, tile, HAS_TILES: tl.constexpr, TOKENS: tl.constexpr
+):
+    """(sequence, first flat token, tokens, position of the first token) of a query tile."""
+    if HAS_TILES:
+        seq = tl.load(tiles + tile * 3)
+        start = tl.load(tiles + tile * 3 + 1)
+        begin = tl.load(query_starts + seq)
+        length = tl.load(query_starts + seq + 1) - begin
+        token = begin + start
+        tokens = tl.minimum(length - start, TOKENS)
+        position = tl.load(context_lens + seq) - length + start
+    else:
+        seq = tile
+        token = tile
+        tokens = 1
+        position = tl.load(context_lens + tile) - 1
+    return seq, token, tokens, position
+
+
+@triton.jit(do_not_specialize=["max_splits"], do_not_specialize_on_alignment=INDEX_ARGS)
+def _split_kernel(
+    q,
+    keys,
+    values,
+    page_table,
+    rows,
+    query_starts,
+    context_lens,
+    tiles,
+    out,
+    acc_scratch,
+    sums_scratch,
+    scale,
+    table_stride,
+    max_splits,
+    HAS_TILES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of one kv head
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    tile = tl.program_id(1)
+    lane = tl.program_id(2)
+    seq, token, tokens, position = tile_span(
+        tiles, query_starts, context_lens, tile, HAS_TILES, TOKENS
+    )
+    row = tl.load(rows + seq)  # before the branch, to overlap the loads above
+    end = position + tokens
+    num_splits = tl.cdiv(end, SPLIT_SIZE)
+    if lane >= num_splits:
+        return
+    scratch = tl.load(tiles + tile * 3 + 2) if HAS_TILES else tile * max_splits
+
+    r = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, HEAD_PAD)
+    is_row = r // GROUP < tokens
+    keep = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    # Row r is query head r % GROUP of token r // GROUP.
+    head = (token + r // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + r % GROUP
+    place = head[:, None] * HEAD_DIM + dims[None, :]
+    query = tl.load(q + place, mask=keep, other=0.0)
+
+    pages = page_table + row.to(tl.int64) * table_stride
+    head_offset = kv_head * PAGE_SIZE * HEAD_DIM
+    for split in range(lane, num_splits, tl.num_programs(2)):
+        top, total, acc = attend_split(
+            query, keys + head_offset, values + head_offset, pages, split, position + 1, end,
+            position + r // GROUP, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
+            KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, False,
+        )  # fmt: skip
+        if num_splits == 1:
+            # What merging a single split would give: its weight is exactly 1.
+            tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
+        else:
+            part = (scratch + split).to(tl.int64) * (KV_HEADS * TOKENS * GROUP)
+            part += kv_head * (TOKENS * GROUP) + r
+            tl.store(acc_scratch + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=keep)
+            tl.store(sums_scratch + part * 2, top, mask=is_row)
+            tl.store(sums_scratch + part * 2 + 1, total, mask=is_row)
+
+
+def split_attention(
+    q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig, out: Tensor
+) -> None:
+    """Attend [tokens, heads, dim] queries of the tiles; follow with `merge_splits` unless
+    `grid.max_splits` is 1."""
+    if grid.num_tiles == 0:
+        return
+    _, kv_heads, page_size, head_dim = inputs.keys.shape
+    group = q.shape[1] // kv_heads
+    assert q.is_contiguous() and out.is_contiguous() and inputs.keys.is_contiguous()
+    assert grid.tile_tokens * group <= config.split.block_m, f"{grid.tile_tokens=} {group=}"
+    _split_kernel[(kv_heads, grid.num_tiles, grid.lanes)](
+        q,
+        inputs.keys,
+        inputs.values,
+        inputs.page_table,
+        inputs.rows,
+        inputs.query_starts,
+        inputs.context_lens,
+        grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
+        out,
+        grid.acc,
+        grid.sums,
+        inputs.scale * LOG2_E,
+        inputs.page_table.stride(0),
+        grid.max_splits,
+        HAS_TILES=grid.tiles is not None,
+        TOKENS=grid.tile_tokens,
+        GROUP=group,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        HEAD_PAD=head_pad(head_dim),
+        PAGE_SIZE=page_size,
+        BLOCK_M=config.split.block_m,
+        BLOCK_N=config.block_n,
+        SPLIT_SIZE=config.split_size,
+        num_warps=config.split.num_warps,
+        num_stages=config.split.num_stages,
+    )

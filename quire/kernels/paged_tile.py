@@ -1,0 +1,185 @@
+"""The arithmetic of paged attention, written once so that every path rounds alike.
+
+Keys are walked in tiles of BLOCK_N from position 0; every `split_size` keys the softmax state
+starts afresh, and the states of the splits are folded left to right. Decode computes splits in
+parallel and folds them in `merge_splits.py`, prefill folds them in registers: same tiles, same
+order, same formulas, so a position's bits do not depend on the path, the batch or the chunk.
+Products that feed a sum are explicit FMAs or matrix units, leaving the compiler nothing to
+contract; the row sum is a product with ones, because a plain reduction's order follows the layout.
+Nothing here is launched: see `paged_split.py` and `paged_prefill.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+
+# Small integer arrays are slices of larger uploads: compiling for their alignment would compile
+# again whenever a length shifts them.
+INDEX_ARGS = ["rows", "query_starts", "context_lens", "tiles"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How one kernel is compiled."""
+
+    block_m: int  # query rows of a program: tokens x query heads of one kv head
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagedConfig:
+    """Constants of the backend. `block_n` and `split_size` decide bits and are shared by both
+    paths; the two launches only decide speed as long as the matrix units agree across shapes."""
+
+    block_n: int
+    split_size: int
+    split: Launch
+    prefill: Launch
+
+    def __post_init__(self) -> None:
+        assert self.split_size % self.block_n == 0, f"{self.split_size=} {self.block_n=}"
+        assert self.block_n >= 16 and min(self.split.block_m, self.prefill.block_m) >= 16
+
+
+def head_pad(head_dim: int) -> int:
+    """Width of a tile that holds one head: the matrix units want a power of two, 16 or more."""
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+def default_config(head_dim: int, dtype: torch.dtype) -> PagedConfig:
+    if dtype == torch.float32:  # no matrix units in IEEE fp32: small tiles, registers are scarce
+        return PagedConfig(32, 512, Launch(16, 4, 1), Launch(32, 4, 1))
+    if head_pad(head_dim) >= 256:
+        return PagedConfig(64, 512, Launch(64, 8, 2), Launch(64, 8, 2))
+    return PagedConfig(64, 512, Launch(64, 4, 3), Launch(128, 8, 3))
+
+
+@triton.jit
+def empty_state(BLOCK_M: tl.constexpr, HEAD_PAD: tl.constexpr):
+    """Softmax state over no keys: row max, row sum, weighted sum of values."""
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M, 16], tl.float32)  # sixteen equal columns: see attend
+    acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
+    return top, total, acc
+
+
+@triton.jit
+def attend(
+    q,  # [BLOCK_M, HEAD_PAD]
+    top,
+    total,
+    acc,
+    keys,  # this kv head in page 0
+    values,
+    pages,  # this sequence's row of the page table
+    first,
+    last,  # positions [first, last), first on a tile border
+    positions,  # [BLOCK_M] of the query rows
+    scale,  # softmax scale x log2(e)
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Extend a state by the keys of [first, last). MASKED=False promises that every row sees
+    every key of every tile; masking such a tile would change no bit."""
+    dims = tl.arange(0, HEAD_PAD)
+    ones = tl.full([BLOCK_N, 16], 1.0, q.dtype)
+    # Page ids run one tile ahead of the keys: a load whose address waits for another load would
+    # halve the pipeline. They are read once per token; equal addresses coalesce.
+    n = first + tl.arange(0, BLOCK_N)
+    page = tl.load(pages + n // PAGE_SIZE, mask=n < last, other=0)
+    for start in range(first, last, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        offset = page.to(tl.int64) * PAGE_STRIDE + (n % PAGE_SIZE) * HEAD_DIM
+        place = offset[:, None] + dims[None, :]  # [BLOCK_N, HEAD_PAD]
+        page = tl.load(pages + (n + BLOCK_N) // PAGE_SIZE, mask=n + BLOCK_N < last, other=0)
+        if MASKED:
+            # Slots past the end hold anything, NaN too, and 0 * NaN would leak into acc.
+            live = (n < last)[:, None] & (dims < HEAD_DIM)[None, :]
+            k = tl.load(keys + place, mask=live, other=0.0)
+            v = tl.load(values + place, mask=live, other=0.0)
+        elif HEAD_DIM == HEAD_PAD:
+            k = tl.load(keys + place)
+            v = tl.load(values + place)
+        else:
+            k = tl.load(keys + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+            v = tl.load(values + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+
+        logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N] unscaled
+        if MASKED:
+            logits = tl.where(n[None, :] <= positions[:, None], logits, float("-inf"))
+        new_top = tl.maximum(top, tl.max(logits, 1))
+        # A row that has seen no key yet keeps top = -inf; 0 in its place avoids inf - inf.
+        ref = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
+        decay = tl.exp2((top - ref) * scale)
+        p = tl.exp2(tl.fma(logits, scale, (ref * -scale)[:, None])).to(q.dtype)
+        total = tl.dot(p, ones, total * decay[:, None], input_precision="ieee")
+        acc = tl.dot(p, v, acc * decay[:, None], input_precision="ieee")
+        top = new_top
+    return top, total, acc
+
+
+@triton.jit
+def attend_split(
+    q,
+    keys,
+    values,
+    pages,
+    split,
+    full,  # every row sees all keys before this position; unread unless TWO_LOOPS
+    end,  # one past the last query token's position
+    positions,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    TWO_LOOPS: tl.constexpr,
+):
+    """The state of one split: (top [M], total [M], acc [M, HEAD_PAD]).
+
+    TWO_LOOPS walks the keys that need no mask apart: less work a tile, one more pipeline drain.
+    """
+    # |low ... every row sees all keys ... edge ... the causal edge runs through here ... high|
+    low = split * SPLIT_SIZE
+    high = tl.minimum(low + SPLIT_SIZE, end)
+    edge = low
+    top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
+    if TWO_LOOPS:
+        edge = tl.maximum(low, tl.minimum(full, high) // BLOCK_N * BLOCK_N)
+        top, total, acc = attend(
+            q, top, total, acc, keys, values, pages, low, edge, positions, scale,
+            HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, False,
+        )  # fmt: skip
+    top, total, acc = attend(
+        q, top, total, acc, keys, values, pages, edge, high, positions, scale,
+        HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, True,
+    )  # fmt: skip
+    return top, tl.max(total, 1), acc  # the columns are equal, so max picks, not reduces
+
+
+@triton.jit
+def fold_weights(top, split_top, scale):
+    """Running max after a split, and what the running and the split's sums are scaled by. A split
+    without keys (split_top = -inf) gets weight 0 and leaves the other at exactly 1."""
+    new_top = tl.maximum(top, split_top)
+    ref = tl.where(new_top == float("-inf"), 0.0, new_top)
+    return new_top, tl.exp2((top - ref) * scale), tl.exp2((split_top - ref) * scale)
+
+
+@triton.jit
+def fold(old, old_weight, new, new_weight):
+    return tl.fma(new, new_weight, old * old_weight)

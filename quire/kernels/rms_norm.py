@@ -1,0 +1,75 @@
+"""RMS norm of rows, alone or fused with the residual addition that precedes it.
+
+One program per row and a tile shape that depends on the width alone, so a row's bits do not
+depend on how many rows there are. Rounds where Llama's module in Hugging Face does: the residual
+sum to the input dtype, the normalised row to the input dtype, then the product with the weight.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x,
+    residual,
+    weight,
+    normed_out,
+    summed_out,
+    x_stride,
+    residual_stride,
+    eps,
+    WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, WIDTH_PAD)
+    keep = cols < WIDTH
+    dtype = normed_out.dtype.element_ty
+    w = tl.load(weight + cols, mask=keep, other=0.0)
+    h = tl.load(x + row * x_stride + cols, mask=keep, other=0.0).to(tl.float32)
+    if ADD:
+        r = tl.load(residual + row * residual_stride + cols, mask=keep, other=0.0)
+        summed = (h + r.to(tl.float32)).to(dtype)
+        tl.store(summed_out + row * WIDTH + cols, summed, mask=keep)
+        h = summed.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(h * h, 0) / WIDTH + eps)
+    normed = (h * scale).to(dtype)
+    tl.store(normed_out + row * WIDTH + cols, (normed * w).to(dtype), mask=keep)
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Norm of [tokens, width] rows x + residual times weight, and that sum (x itself without)."""
+    tokens, width = x.shape
+    assert x.stride(1) == 1 and weight.is_contiguous(), f"{x.shape=} {x.stride()=}"
+    assert weight.dtype == x.dtype, f"{weight.dtype=} {x.dtype=}"
+    normed = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
+    summed = x
+    if residual is not None:
+        assert residual.shape == x.shape and residual.dtype == x.dtype and residual.stride(1) == 1
+        summed = torch.empty_like(normed)
+    if tokens == 0:
+        return normed, summed
+    pad = triton.next_power_of_2(width)
+    _rms_norm_kernel[(tokens,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        normed,
+        summed,
+        x.stride(0),
+        x.stride(0) if residual is None else residual.stride(0),
+        eps,
+        WIDTH=width,
+        WIDTH_PAD=pad,
+        ADD=residual is not None,
+        num_warps=max(1, min(16, pad // 512)),  # two 16-byte loads of bf16 a thread
+    )
+    return normed, summed

@@ -1,0 +1,221 @@
+"""LLM: the offline API. Prompts in, finished outputs or a stream of pieces out.
+
+Importing this module does not import torch; building an LLM does. The class follows vLLM's `LLM`
+so that changing the import is all a script needs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from quire.config import Decision, EngineArgs
+from quire.errors import BadRequest, NotSupported
+from quire.outputs import RequestOutput, StreamEvent
+from quire.params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.engine.intake import Prompt
+    from quire.engine.output import Conversation
+    from quire.sched.stats import SchedStats
+    from quire.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+# vLLM arguments that mean nothing here; accepted so that its scripts run.
+IGNORED = {"trust_remote_code", "disable_log_stats", "tokenizer_mode", "revision", "swap_space"}
+
+
+class LLM:
+    """A model ready to generate.
+
+    >>> llm = LLM("default", device="cpu")                                      # doctest: +SKIP
+    >>> llm.generate(["Once upon a time"], SamplingParams(max_tokens=8))[0].outputs[0].text
+    """
+
+    def __init__(self, model: str = "default", **kwargs: Any) -> None:
+        from quire.engine.build import build_engine
+        from quire.engine.intake import Intake, Limits
+        from quire.load.open import open_model
+
+        args = EngineArgs(model=model, **_known_args(kwargs))
+        opened = open_model(args)
+        self.args = args
+        self.tokenizer = opened.tokenizer
+        self._engine = build_engine(args, opened.checkpoint)
+        config, spec = self._engine.config, self._engine.spec
+        eos = self.tokenizer.eos_ids if self.tokenizer else spec.eos_ids
+        limits = Limits(config.sched.max_model_len, spec.vocab_size)
+        self._intake = Intake(self.tokenizer, limits, eos, args.seed)
+        self._names = itertools.count()
+
+    # ------------------------------------------------------------ generate
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer all prompts as one continuous batch; outputs in the order of the prompts."""
+        items = _prompt_list(prompts)
+        params = _per_prompt(sampling_params, len(items))
+        priorities = list(priority) if priority is not None else [0] * len(items)
+        if len(priorities) != len(items):
+            raise BadRequest(f"got {len(priorities)} priorities for {len(items)} prompts")
+        conversations = [
+            self._conversation(prompt, p, rank)
+            for prompt, p, rank in zip(items, params, priorities, strict=True)
+        ]
+        self._run(conversations, use_tqdm)
+        return [conversation.result() for conversation in conversations]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several."""
+        tokenizer = self.get_tokenizer()
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        prompts = []
+        for one in messages if several else [messages]:
+            text = tokenizer.apply_chat_template(
+                list(one),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **(chat_template_kwargs or {}),
+            )
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            prompts.append({"prompt": text, "prompt_token_ids": ids})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[StreamEvent]:
+        """Pieces of the answer as they come. Closing the iterator aborts the request."""
+        conversation = self._conversation(prompt, sampling_params or SamplingParams(), 0)
+        return self._stream(conversation)
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[StreamEvent]:
+        tokenizer = self.get_tokenizer()
+        text = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=False
+        )
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return self.stream({"prompt": text, "prompt_token_ids": ids}, sampling_params)
+
+    # ------------------------------------------------------------ looking
+
+    def get_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise NotSupported("the tokenizer was not loaded (skip_tokenizer_init=True)")
+        return self.tokenizer
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What was chosen at start-up, and why."""
+        return self._engine.decisions
+
+    def stats(self) -> SchedStats:
+        return self._engine.core.scheduler.stats()
+
+    def reset_prefix_cache(self) -> int:
+        """Forget cached prefixes; returns the number of pages emptied."""
+        return self._engine.core.scheduler.kv.flush()
+
+    # ------------------------------------------------------------ inside
+
+    def _conversation(self, prompt: Prompt, params: SamplingParams, priority: int) -> Conversation:
+        from quire.engine.output import Conversation
+
+        text, requests = self._intake.requests(prompt, params, priority)
+        return Conversation(str(next(self._names)), text, requests, self.tokenizer)
+
+    def _run(self, conversations: Sequence[Conversation], show: bool) -> None:
+        core = self._engine.core
+        owner = {id: c for c in conversations for id in c.answers}
+        try:
+            for conversation in conversations:
+                core.add(conversation.leader)
+            with _progress(len(conversations), show) as advance:
+                while core.has_work:
+                    for event in core.step():
+                        conversation = owner[event.request_id]
+                        _, stop = conversation.take(event)
+                        if stop:
+                            core.abort(event.request_id, "stop")
+                        if conversation.finished:
+                            advance()
+        except BaseException:  # Ctrl-C included: leave no request behind
+            for id in owner:
+                core.abort(id)
+            raise
+
+    def _stream(self, conversation: Conversation) -> Iterator[StreamEvent]:
+        core = self._engine.core
+        core.add(conversation.leader)
+        try:
+            while not conversation.finished:
+                for event in core.step():
+                    if event.request_id not in conversation.answers:
+                        continue
+                    shown, stop = conversation.take(event)
+                    if stop:
+                        core.abort(event.request_id, "stop")
+                    if shown is not None and (shown.text or shown.token_ids or shown.finish_reason):
+                        yield shown
+        finally:
+            for id in conversation.answers:
+                core.abort(id)
+
+
+def _known_args(kwargs: dict[str, Any]) -> dict[str, Any]:
+    known = {f.name for f in fields(EngineArgs)} - {"model"}
+    unknown = set(kwargs) - known - IGNORED
+    if unknown:
+        import difflib
+
+        near = {u: difflib.get_close_matches(u, known, n=1) for u in sorted(unknown)}
+        hints = ", ".join(f"{u!r} (did you mean {n[0]!r}?)" if n else f"{u!r}" for u, n in near.items())
+        raise NotSupported(f"unknown LLM argument {hints}; known: {', '.join(sorted(known))}")
+    return {name: value for name, value in kwargs.items() if name in known}
+
+
+def _prompt_list(prompts: Any) -> list[Any]:
+    """One prompt or many: a text, a mapping or a list of ids stands for itself."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    items = list(prompts)
+    return [items] if items and isinstance(items[0], int) else items
+
+
+def _per_prompt(params: Any, count: int) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise BadRequest(f"got {len(params)} sampling_params for {count} prompts")
+    return list(params)
+
+
+def _progress(total: int, show: bool) -> AbstractContextManager[Any]:
+    if not show:
+        return nullcontext(lambda: None)
+    from quire.progress import progress_bar
+
+    return progress_bar("Generating", total)

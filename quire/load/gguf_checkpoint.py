@@ -1,0 +1,225 @@
+"""A GGUF file seen as a Hugging Face checkpoint: its names, its layouts, its config.
+
+Three things differ between the two worlds, and all are undone here so that nobody downstream knows
+of them: tensor names, GPT-2's Conv1D weights (stored [out, in] in GGUF, [in, out] in Hugging Face),
+and the rows of q and k in `llama` files, which are reordered for rotary pairs (2i, 2i + 1) where
+Hugging Face pairs i with i + dim / 2. Reading is lazy; `gguf.py` owns the bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from quire.errors import CheckpointError
+from quire.load.dequant import can_decode
+from quire.load.gguf import GGUFFile, bad_field
+from quire.load.gguf_config import ROPE_FREQS, build_config
+
+
+@dataclass(frozen=True, slots=True)
+class _Naming:
+    """How one architecture's tensors are called in Hugging Face checkpoints."""
+
+    hf_class: str
+    outer: Mapping[str, str]  # GGUF stem -> Hugging Face stem
+    layer: str  # prefix of a layer's tensors
+    inner: Mapping[str, str]  # stems within a layer
+    biases: frozenset[str] = frozenset()  # inner and outer stems that must have a bias
+    transposed: frozenset[str] = frozenset()  # inner stems with Conv1D weights
+    permuted: frozenset[str] = frozenset()  # inner stems with rotary rows interleaved
+
+
+_LLAMA_OUTER = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LLAMA_INNER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_QWEN3_INNER = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_GPT2_OUTER = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+_GPT2_INNER = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_LLAMA_LAYER = "model.layers."
+_NAMINGS: dict[str, _Naming] = {
+    "llama": _Naming(
+        "LlamaForCausalLM",
+        _LLAMA_OUTER,
+        _LLAMA_LAYER,
+        _LLAMA_INNER,
+        permuted=frozenset({"attn_q", "attn_k"}),
+    ),
+    "qwen2": _Naming(
+        "Qwen2ForCausalLM",
+        _LLAMA_OUTER,
+        _LLAMA_LAYER,
+        _LLAMA_INNER,
+        biases=frozenset({"attn_q", "attn_k", "attn_v"}),
+    ),
+    "qwen3": _Naming("Qwen3ForCausalLM", _LLAMA_OUTER, _LLAMA_LAYER, _LLAMA_INNER | _QWEN3_INNER),
+    "gpt2": _Naming(
+        "GPT2LMHeadModel",
+        _GPT2_OUTER,
+        "transformer.h.",
+        _GPT2_INNER,
+        biases=frozenset(_GPT2_INNER) | {"output_norm"},
+        transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
+    ),
+}
+# No leading zeros: "blk.00" would be a second name for layer 0.
+_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(\w+)\.(weight|bias)", re.ASCII)
+_OUTSIDE = re.compile(r"(\w+)\.(weight|bias)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The GGUF tensor behind a Hugging Face name, and what to undo when reading it."""
+
+    name: str
+    is_transposed: bool = False
+    rotary_heads: int = 0  # heads whose rows are interleaved; 0 for none
+
+
+class GGUFCheckpoint:
+    """`Checkpoint` over one GGUF file; `file` gives the metadata for the tokenizer."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        arch = file.metadata.get("general.architecture")
+        naming = _NAMINGS.get(arch) if isinstance(arch, str) else None
+        if naming is None:
+            reason = f"no such architecture here; known: {', '.join(_NAMINGS)}"
+            raise bad_field(file.path, "general.architecture", arch, reason, "use another model")
+        self.file = file
+        self.config: Mapping[str, Any] = build_config(file, str(arch), naming.hf_class)
+        self._sources = _translate(file, naming, self.config)
+        _check_complete(file, naming, self.config["num_hidden_layers"])
+        _check_types(file)
+
+    @classmethod
+    def open(cls, path: str | Path) -> GGUFCheckpoint:
+        return cls(GGUFFile.open(path))
+
+    def names(self) -> Sequence[str]:
+        return list(self._sources)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        source = self._source(name)
+        shape = self.file.tensors[source.name].shape
+        return shape[::-1] if source.is_transposed else shape
+
+    def read(self, name: str) -> Tensor:
+        source = self._source(name)
+        tensor = self.file.read(source.name)
+        if source.is_transposed:
+            return tensor.t()
+        if source.rotary_heads:
+            return _split_halves(tensor, source.rotary_heads)
+        return tensor
+
+    def _source(self, name: str) -> _Source:
+        if (source := self._sources.get(name)) is None:
+            raise CheckpointError(f"{self.file.path}: no tensor for {name!r}")
+        return source
+
+
+def _split_halves(tensor: Tensor, heads: int) -> Tensor:
+    """Rows of each head from (0, 0', 1, 1', ...) to (0, 1, ..., 0', 1', ...)."""
+    pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
+    return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+def _translate(file: GGUFFile, naming: _Naming, config: Mapping[str, Any]) -> dict[str, _Source]:
+    """Hugging Face name -> where it comes from. A tensor left over is an error, not dropped."""
+    sources: dict[str, _Source] = {}
+    for name in file.tensors:
+        if name == ROPE_FREQS:  # already in the config
+            continue
+        place = _place(naming, name, config["num_hidden_layers"])
+        if place is None:
+            reason = f"no place for it in a {config['num_hidden_layers']}-layer {naming.hf_class}"
+            raise bad_field(file.path, "tensor", name, reason, "the model may be a newer variant")
+        hf_name, stem = place
+        sources[hf_name] = _source_of(file, naming, name, stem, config)
+    return sources
+
+
+def _place(naming: _Naming, name: str, num_layers: int) -> tuple[str, str] | None:
+    """Hugging Face name and GGUF stem, or None when the architecture has no such tensor."""
+    if match := _IN_LAYER.fullmatch(name):
+        layer, stem, kind = match.groups()
+        known = naming.inner.get(stem) if int(layer) < num_layers else None
+        return None if known is None else (f"{naming.layer}{layer}.{known}.{kind}", stem)
+    if match := _OUTSIDE.fullmatch(name):
+        stem, kind = match.groups()
+        known = naming.outer.get(stem)
+        return None if known is None else (f"{known}.{kind}", stem)
+    return None
+
+
+def _source_of(
+    file: GGUFFile, naming: _Naming, name: str, stem: str, config: Mapping[str, Any]
+) -> _Source:
+    shape = file.tensors[name].shape
+    if stem in naming.permuted:
+        is_query = stem == "attn_q"
+        heads = config["num_attention_heads" if is_query else "num_key_value_heads"]
+        rows = heads * config["head_dim"]
+        if not shape or shape[0] != rows or config["head_dim"] % 2:
+            reason = f"want {rows} rows: {heads} heads of {config['head_dim']}, an even number"
+            raise bad_field(file.path, f"shape of {name!r}", shape, reason)
+        return _Source(name, rotary_heads=heads)
+    if stem in naming.transposed and name.endswith(".weight"):
+        if len(shape) != 2:
+            raise bad_field(file.path, f"shape of {name!r}", shape, "want two dimensions")
+        return _Source(name, is_transposed=True)
+    return _Source(name)
+
+
+def _check_complete(file: GGUFFile, naming: _Naming, num_layers: int) -> None:
+    if num_layers > len(file.tensors):  # before looping over a number the file made up
+        reason = f"more layers than the {len(file.tensors)} tensors"
+        raise bad_field(file.path, "block_count", num_layers, reason)
+    per_layer = [f"{stem}.weight" for stem in naming.inner]
+    per_layer += [f"{stem}.bias" for stem in naming.inner if stem in naming.biases]
+    wanted = [f"{stem}.weight" for stem in naming.outer if stem != "output"]
+    wanted += [f"{stem}.bias" for stem in naming.outer if stem in naming.biases]
+    wanted += [f"blk.{layer}.{stem}" for layer in range(num_layers) for stem in per_layer]
+    if missing := [name for name in wanted if name not in file.tensors]:
+        reason = f"missing from the file, with {len(missing) - 1} more"
+        raise bad_field(file.path, "tensor", missing[0], reason)
+
+
+def _check_types(file: GGUFFile) -> None:
+    """Fails before gigabytes are read, not at the first tensor without a decoder."""
+    bad = [info for info in file.tensors.values() if not can_decode(info.type)]
+    if bad:
+        kinds = ", ".join(sorted({info.type.name for info in bad}))
+        reason = f"no decoder for {kinds} ({len(bad)} tensors)"
+        fix = "use a file quantised to Q4_0..Q8_0, Q4_K, Q5_K, Q6_K, or F16"
+        raise bad_field(file.path, f"type of {bad[0].name!r}", bad[0].type.name, reason, fix)

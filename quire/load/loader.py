@@ -1,0 +1,79 @@
+"""Loader: read -> rename -> convert -> copy into the parameter, one tensor in flight.
+
+Every parameter must be filled completely and with the right shape; what is missing or misshapen
+is named. `fill_random` does the same job without a disk, for benchmarks and tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointError
+from quire.load.checkpoint import Checkpoint
+from quire.models.decoder import Decoder, Parameter
+from quire.models.names import Target
+
+DUMMY_STD = 0.02
+
+
+def load_weights(model: Decoder, checkpoint: Checkpoint, names: Mapping[str, Target]) -> None:
+    """Fill the model from the checkpoint; names it does not know are left alone."""
+    parameters = model.parameters()
+    missing = {_label(name, part) for name, p in parameters.items() for part in (p.parts or [None])}
+    for theirs in checkpoint.names():
+        target = names.get(theirs) or names.get(_with_prefix(theirs))
+        parameter = parameters.get(target.name) if target else None
+        if target is None or parameter is None:
+            continue  # rotary buffers, a head tied to the embedding, heads of other tasks
+        _copy(parameter, checkpoint.read(theirs), target, theirs)
+        if target.part is None:
+            missing -= {_label(target.name, part) for part in (parameter.parts or [None])}
+        else:
+            missing.discard(_label(target.name, target.part))
+    if missing:
+        wanted = sorted(t for t, at in names.items() if _label(at.name, at.part) in missing)
+        shown = wanted or sorted(missing)
+        raise CheckpointError(
+            f"{len(missing)} tensors are missing, among them {', '.join(shown[:4])};"
+            " the files do not hold the model that config.json describes"
+        )
+
+
+def _label(name: str, part: str | None) -> str:
+    return name if part is None else f"{name}:{part}"
+
+
+def _with_prefix(name: str) -> str:
+    """Base-model checkpoints (GPT-2's own among them) leave out the outermost module's name."""
+    return f"transformer.{name}" if name.startswith(("h.", "w", "ln_f")) else f"model.{name}"
+
+
+def _copy(parameter: Parameter, tensor: Tensor, target: Target, theirs: str) -> None:
+    if target.transposed:
+        tensor = tensor.t()
+    into = parameter.tensor
+    if target.part is not None:
+        start, size = parameter.parts[target.part]
+        into = into.narrow(0, start, size)
+    if tensor.shape != into.shape:
+        raise CheckpointError(
+            f"tensor {theirs} has shape {tuple(tensor.shape)}, the config asks for"
+            f" {tuple(into.shape)}"
+        )
+    into.copy_(tensor)  # converts the dtype and moves to the device
+
+
+def fill_random(model: Decoder, seed: int) -> None:
+    """Small random weights, ones for norms: any config, no disk."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    for name, parameter in model.parameters().items():
+        tensor = parameter.tensor
+        if "norm" in name and not name.endswith("bias"):
+            tensor.fill_(1.0)
+        elif tensor.ndim == 1:
+            tensor.zero_()
+        else:
+            tensor.normal_(0.0, DUMMY_STD, generator=generator)

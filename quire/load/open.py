@@ -1,0 +1,81 @@
+"""open_model: a name, folder or .gguf file -> checkpoint and tokenizer. Nothing is loaded yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.config import EngineArgs
+from quire.errors import CheckpointError
+from quire.load.checkpoint import Checkpoint
+from quire.load.hub import resolve_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    path: Path
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer | None
+
+
+def open_model(args: EngineArgs) -> OpenModel:
+    path = resolve_model(args.model)
+    wants_text = not args.skip_tokenizer_init
+    if path.suffix == ".gguf":
+        from quire.load.gguf_checkpoint import GGUFCheckpoint
+
+        checkpoint = GGUFCheckpoint.open(path)
+        tokenizer = None
+        if wants_text and args.tokenizer is None:
+            tokenizer = _gguf_tokenizer(checkpoint.metadata)
+    elif args.load_format == "dummy":
+        checkpoint, tokenizer = ConfigOnly.open(path), None
+    else:
+        from quire.load.safetensors_checkpoint import SafetensorsCheckpoint
+
+        checkpoint, tokenizer = SafetensorsCheckpoint.open(path), None
+    if wants_text and tokenizer is None:
+        tokenizer = _folder_tokenizer(Path(args.tokenizer) if args.tokenizer else path)
+    return OpenModel(path, checkpoint, tokenizer)
+
+
+def _gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    from quire.text.gguf_vocab import tokenizer_from_gguf
+    from quire.text.tokenizer import Tokenizer
+
+    return Tokenizer.from_gguf_vocab(tokenizer_from_gguf(metadata))
+
+
+def _folder_tokenizer(path: Path) -> Tokenizer:
+    from quire.text.tokenizer import Tokenizer
+
+    return Tokenizer.from_folder(path)
+
+
+class ConfigOnly:
+    """A checkpoint with a config and no tensors: for load_format='dummy'."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+
+    @staticmethod
+    def open(path: Path) -> ConfigOnly:
+        from quire.load.safetensors_checkpoint import read_config
+
+        return ConfigOnly(read_config(path))
+
+    def names(self) -> Sequence[str]:
+        return ()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        raise CheckpointError(f"no tensor {name}: only the config was opened")
+
+    def read(self, name: str) -> Tensor:
+        raise CheckpointError(f"no tensor {name}: only the config was opened")

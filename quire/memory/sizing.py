@@ -1,0 +1,59 @@
+"""Sizing: memory left after the weights and a real step -> number of pages. Pure arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.errors import OutOfMemory
+
+CPU_DEFAULT = 4 << 30  # bytes of cache a CPU engine takes unless told otherwise
+CPU_SHARE = 0.5  # ... and never more than this share of what is free
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where the bytes go."""
+
+    total: int
+    usable: int  # what we may use of it
+    weights: int
+    step: int  # activations, measured by running the largest step
+    asked: int | None  # kv_cache_memory
+
+    @property
+    def cache(self) -> int:
+        return self.asked if self.asked is not None else self.usable - self.weights - self.step
+
+    def describe(self) -> str:
+        if self.asked is not None:
+            return f"{gib(self.asked)} asked for"
+        return (
+            f"{gib(self.usable)} usable of {gib(self.total)} - {gib(self.weights)} weights"
+            f" - {gib(self.step)} largest step = {gib(self.cache)}"
+        )
+
+
+def gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
+
+
+def num_pages(
+    room: Room, page_bytes: int, page_size: int, max_model_len: int, max_num_seqs: int
+) -> int:
+    """Pages that fit, the scratch page included; refuses when one full request does not."""
+    most = max_num_seqs * -(-max_model_len // page_size) + 1  # nobody could ever use more
+    pages = min(room.cache // page_bytes, most)
+    needed = -(-max_model_len // page_size) + 1
+    if pages < needed:
+        workable = max(0, int(pages) - 1) * page_size
+        hint = (
+            f"the largest max_model_len that fits is {workable}"
+            if workable >= page_size
+            else "not even one page fits: use a smaller model or more memory"
+        )
+        raise OutOfMemory(
+            f"max_model_len={max_model_len} needs {needed} pages of {page_bytes} bytes"
+            f" = {gib(needed * page_bytes)} of cache, but there is {gib(max(0, room.cache))}"
+            f" ({room.describe()}); {hint}"
+        )
+    return int(pages)

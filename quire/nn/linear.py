@@ -1,0 +1,107 @@
+"""Linear: a shape and a kernel slot. The slot is filled once the weight has been loaded.
+
+Kernels (one callable each):
+    TorchLinear   whatever the library does; not batch invariant
+    PackedLinear  CPU fp32 through MKL with the weight packed once: faster for small batches, and
+                  each row's bits are the same for any number of rows
+    MatmulLinear  CUDA through our own matmul, batch invariant as well (see `kernels/matmul.py`)
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.errors import NotSupported
+
+
+class LinearKernel(Protocol):
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, in] -> [tokens, out]."""
+        ...
+
+
+class TorchLinear:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class PackedLinear:
+    """MKL's packed sgemm. The packing does not depend on the batch, so one serves all sizes."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACK_HINT)
+        # The op reads only the sizes of the original weight: a stride-0 stand-in frees its bytes.
+        self.shape_of = weight.new_empty(1, 1).expand(weight.shape)
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkl._mkl_linear(
+            x, self.packed, self.shape_of, self.bias, x.shape[0]
+        )
+        return out
+
+
+PACK_HINT = 32  # rows MKL is told to expect; results do not depend on it
+
+
+def can_pack(weight: Tensor) -> bool:
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and torch.backends.mkl.is_available()
+        and hasattr(torch.ops.mkl, "_mkl_linear")
+    )
+
+
+class Linear:
+    """y = x @ weight.T + bias with a fused weight of one or several parts (q|k|v, gate|up)."""
+
+    def __init__(
+        self,
+        num_in: int,
+        parts: dict[str, int],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        num_out = sum(parts.values())
+        self.parts = parts
+        self.weight: Tensor | None = torch.empty(num_out, num_in, dtype=dtype, device=device)
+        self.bias = torch.empty(num_out, dtype=dtype, device=device) if bias else None
+        self.kernel: LinearKernel | None = None
+
+    def finish(self, make: KernelChoice, keep_weight: bool = False) -> None:
+        """Weights are in: choose the kernel and let go of what it does not need."""
+        assert self.weight is not None
+        self.kernel = make(self.weight, self.bias)
+        if not keep_weight:
+            self.weight = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self.kernel is not None, "Linear used before its weight was loaded"
+        return self.kernel(x)
+
+
+class KernelChoice(Protocol):
+    def __call__(self, weight: Tensor, bias: Tensor | None) -> LinearKernel: ...
+
+
+def choose_kernel(weight: Tensor, bias: Tensor | None) -> LinearKernel:
+    """The invariant kernel of the device where there is one, the library's otherwise."""
+    if can_pack(weight):
+        return PackedLinear(weight, bias)
+    if weight.device.type == "cuda":
+        from quire.nn.matmul_linear import MatmulLinear
+
+        return MatmulLinear(weight, bias)
+    if weight.device.type == "cpu":
+        return TorchLinear(weight, bias)
+    raise NotSupported(f"no linear kernel for device {weight.device}; use cpu or cuda")

@@ -1,0 +1,120 @@
+"""resolve: EngineArgs + checkpoint + device -> EngineConfig, every choice recorded with its reason.
+
+The only place that turns what users say into what the engine does. Memory-dependent choices
+(number of pages) come later, in `memory/sizing.py`, because they need the model to have run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from quire.config import CacheConfig, Decision, EngineArgs, EngineConfig, SchedConfig
+from quire.errors import NotSupported
+from quire.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+CPU_SEQS, CUDA_SEQS = 32, 256
+CPU_TOKENS, CUDA_TOKENS = 512, 8192
+DEFAULT_CPU_LEN = 8192
+
+
+def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.device, torch.dtype]:
+    from quire.runner.device import pick_device, pick_dtype
+
+    _check(args)
+    decisions: list[Decision] = []
+
+    def decide(what: str, value: object, why: str) -> None:
+        decisions.append(Decision(what, str(value), why))
+
+    device, why = pick_device(args.device)
+    decide("device", device.type, why)
+    dtype, why = pick_dtype(args.dtype, spec.dtype, device)
+    decide("dtype", str(dtype).removeprefix("torch."), why)
+    max_len = _max_model_len(args, spec, device.type, decide)
+    seqs = _default(args.max_num_seqs, CPU_SEQS if device.type == "cpu" else CUDA_SEQS)
+    decide("max_num_seqs", seqs, "asked for" if args.max_num_seqs else f"default on {device.type}")
+    tokens = _default(
+        args.max_num_batched_tokens, CPU_TOKENS if device.type == "cpu" else CUDA_TOKENS
+    )
+    if not args.enable_chunked_prefill and tokens < max_len:
+        tokens = max_len
+        why = "prompts must fit a step whole without chunked prefill"
+    elif tokens < seqs:
+        tokens, why = seqs, "one token for every sequence"
+    else:
+        why = "asked for" if args.max_num_batched_tokens else f"default on {device.type}"
+    decide("max_num_batched_tokens", tokens, why)
+    config = EngineConfig(
+        device=device.type,
+        dtype=str(dtype).removeprefix("torch."),
+        sched=SchedConfig(
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            max_model_len=max_len,
+            max_chunk=args.max_chunk,
+            policy=args.scheduling_policy,
+            priority_aging_s=args.priority_aging_s,
+            batch_wait_ms=args.batch_wait_ms,
+            batch_wait_tokens=args.batch_wait_tokens,
+            chunked_prefill=args.enable_chunked_prefill,
+        ),
+        cache=CacheConfig(args.page_size, 0, args.enable_prefix_caching),
+        kv_cache_memory=args.kv_cache_memory,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        seed=args.seed,
+        enforce_eager=args.enforce_eager,
+        attention_backend=args.attention_backend,
+        load_format=args.load_format,
+        decisions=tuple(decisions),
+    )
+    return config, device, dtype
+
+
+def _default(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _max_model_len(
+    args: EngineArgs, spec: ModelSpec, device: str, decide: Callable[[str, object, str], None]
+) -> int:
+    limit, why = spec.max_positions, "the model's own limit"
+    if spec.sliding_window is not None and spec.sliding_window < limit:
+        limit, why = spec.sliding_window, "the sliding window: no token may attend past it"
+    if args.max_model_len is not None:
+        scaled = spec.rope is not None and spec.rope.kind == "dynamic"
+        if args.max_model_len > limit and not scaled:
+            raise NotSupported(
+                f"got max_model_len={args.max_model_len}, but the most is {limit} ({why});"
+                f" use max_model_len={limit} or less"
+            )
+        limit, why = args.max_model_len, "asked for"
+    elif device == "cpu" and limit > DEFAULT_CPU_LEN:
+        limit, why = DEFAULT_CPU_LEN, f"default on cpu; the model goes to {spec.max_positions}"
+    decide("max_model_len", limit, why)
+    return limit
+
+
+def _check(args: EngineArgs) -> None:
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+        value = getattr(args, name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise NotSupported(f"got {name}={value!r}, want a whole number >= 1")
+    size = args.page_size
+    if not isinstance(size, int) or size < 1 or size & (size - 1):
+        raise NotSupported(f"got page_size={size!r}, want a power of two")
+    if not 0.0 < args.gpu_memory_utilization <= 1.0:
+        value = args.gpu_memory_utilization
+        raise NotSupported(f"got gpu_memory_utilization={value!r}, want a number in (0, 1]")
+    if args.load_format not in ("auto", "dummy"):
+        raise NotSupported(f"got load_format={args.load_format!r}, want 'auto' or 'dummy'")
+    if args.scheduling_policy not in ("fcfs", "priority"):
+        value = args.scheduling_policy
+        raise NotSupported(f"got scheduling_policy={value!r}, want 'fcfs' or 'priority'")
+    if args.priority_aging_s <= 0:
+        raise NotSupported(f"got priority_aging_s={args.priority_aging_s!r}, want seconds > 0")
+    if args.max_chunk < 0 or args.batch_wait_ms < 0 or args.batch_wait_tokens < 0:
+        raise NotSupported("max_chunk, batch_wait_ms and batch_wait_tokens must not be negative")

@@ -1,0 +1,75 @@
+"""Device facts: which device, which dtype, how much memory. The CPU's twin of every CUDA question."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import torch
+
+from quire.errors import NotSupported
+
+DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+
+
+def pick_device(name: str) -> tuple[torch.device, str]:
+    """The device and why."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda"), f"found {torch.cuda.get_device_name()}"
+        return torch.device("cpu"), "no CUDA device was found"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise NotSupported("got device='cuda', but torch sees no CUDA device; use device='cpu'")
+    if name not in ("cpu", "cuda"):
+        raise NotSupported(f"got device={name!r}, want 'auto', 'cpu' or 'cuda'")
+    return torch.device(name), "asked for"
+
+
+def pick_dtype(name: str, stored: str, device: torch.device) -> tuple[torch.dtype, str]:
+    if name == "auto":
+        if device.type == "cpu":
+            return torch.float32, "fastest and exact on CPUs without bf16 units"
+        if stored in ("float16", "bfloat16"):
+            return DTYPES[stored], "as stored"
+        return torch.bfloat16, f"{stored} checkpoints run in bf16 on CUDA"
+    if name not in DTYPES:
+        raise NotSupported(f"got dtype={name!r}, want 'auto' or one of {', '.join(sorted(DTYPES))}")
+    return DTYPES[name], "asked for"
+
+
+def total_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could be allocated now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return total_memory(device) // 2  # no /proc: assume half is ours
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes held at once: by torch since `reset_peak`, or by this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def reset_peak(device: torch.device) -> None:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)

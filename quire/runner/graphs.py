@@ -1,0 +1,72 @@
+"""GraphCache: CUDA graphs of decode steps, captured when first needed and replayed after.
+
+A graph is keyed by how many sequences it is padded to and by an upper bound on their context, so
+that a short batch does not launch the split-KV programs of a long one. Inputs are two static
+vectors, rows and positions; the batch derives from them inside the graph; the output is the
+logits buffer. All graphs share one memory pool: only one runs at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512)
+SHORTEST_CONTEXT = 1024
+
+# (rows, positions, max_context) -> logits
+DecodeStep = Callable[[Tensor, Tensor, int], Tensor]
+
+
+@dataclass(slots=True)
+class Captured:
+    graph: torch.cuda.CUDAGraph
+    rows: Tensor  # [batch] int32
+    positions: Tensor  # [batch] int32
+    logits: Tensor  # [batch, vocab]
+
+
+class GraphCache:
+    def __init__(self, step: DecodeStep, max_batch: int, max_context: int, spare_row: int) -> None:
+        self.step, self.max_context, self.spare_row = step, max_context, spare_row
+        self.sizes = [n for n in BATCH_SIZES if n < max_batch] + [max_batch]
+        self.graphs: dict[tuple[int, int], Captured] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def batch_bucket(self, num_seqs: int) -> int:
+        return next(n for n in self.sizes if n >= num_seqs)
+
+    def context_bucket(self, longest: int) -> int:
+        bound = SHORTEST_CONTEXT
+        while bound < longest:
+            bound *= 4
+        return min(bound, self.max_context)
+
+    def replay(self, rows: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """rows and positions are already padded to a batch bucket."""
+        key = (rows.shape[0], self.context_bucket(longest))
+        captured = self.graphs.get(key)
+        if captured is None:
+            captured = self.graphs[key] = self._capture(*key)
+        captured.rows.copy_(rows)
+        captured.positions.copy_(positions)
+        captured.graph.replay()
+        return captured.logits
+
+    def _capture(self, batch: int, max_context: int) -> Captured:
+        device = torch.device("cuda")
+        rows = torch.full((batch,), self.spare_row, dtype=torch.int32, device=device)
+        positions = torch.zeros(batch, dtype=torch.int32, device=device)
+        # Once outside the capture: compiles kernels and sizes workspaces.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.step(rows, positions, max_context)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self.step(rows, positions, max_context)
+        return Captured(graph, rows, positions, logits)

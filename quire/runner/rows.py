@@ -1,0 +1,108 @@
+"""RequestRows: one permanent row per live request in tables on the device.
+
+A row holds the request's token ids, page table and sampling columns. Plans carry changes only;
+they are staged as flat index/value lists and applied in a few scatters, never with a sync. Row
+`max_rows` is a spare: padding of captured graphs points at it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.params import SamplingParams
+from quire.runner.upload import IntArray, Uploader
+from quire.step import Admission, StepPlan
+
+# What a row's sampling needs, as bits, so that a step's needs are one reduction.
+NOT_GREEDY, TOP_K, TOP_P, MIN_P, PENALTIES, EDITS, BAD_WORDS, LOGPROBS = (1 << i for i in range(8))
+PROMPT_LOGPROBS = 1 << 8
+
+TEMPERATURE_COL, TOP_P_COL, MIN_P_COL, REPETITION_COL, PRESENCE_COL, FREQUENCY_COL = range(6)
+TOP_K_COL, SEED_COL, PROMPT_LEN_COL = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class RowInfo:
+    """The host's copy of what a row asked for."""
+
+    params: SamplingParams
+    num_prompt: int
+    banned_until_min: tuple[int, ...]
+
+
+class RequestRows:
+    def __init__(self, max_rows: int, max_len: int, max_pages: int, device: torch.device) -> None:
+        self.max_rows, self.max_len, self.max_pages = max_rows, max_len, max_pages
+        rows = max_rows + 1
+        self.tokens = torch.zeros(rows, max_len + 1, dtype=torch.int32, device=device)
+        self.page_table = torch.zeros(rows, max_pages, dtype=torch.int32, device=device)
+        self.floats = torch.zeros(rows, 6, dtype=torch.float32, device=device)
+        self.ints = torch.zeros(rows, 3, dtype=torch.int64, device=device)
+        self.needs = np.zeros(rows, dtype=np.int32)
+        self.info: list[RowInfo | None] = [None] * rows
+
+    def stage(self, plan: StepPlan, arrays: dict[str, IntArray]) -> None:
+        """Add this plan's edits to the step's upload."""
+        if plan.admissions:
+            at = [self._token_slots(a.row, 0, len(a.tokens)) for a in plan.admissions]
+            arrays["token_at"] = np.concatenate(at)
+            arrays["token_ids"] = np.concatenate(
+                [np.asarray(a.tokens, dtype=np.int32) for a in plan.admissions]
+            )
+        if plan.page_writes:
+            writes = np.asarray(plan.page_writes, dtype=np.int32)  # [writes, (row, column, page)]
+            # A cell may be staged twice (taken, then swapped for a shared page): last one wins.
+            cells = writes[:, 0] * self.max_pages + writes[:, 1]
+            _, last = np.unique(cells[::-1], return_index=True)
+            keep = len(cells) - 1 - last
+            arrays["page_at"], arrays["page_ids"] = cells[keep], writes[keep, 2]
+
+    def _token_slots(self, row: int, start: int, stop: int) -> IntArray:
+        base = row * (self.max_len + 1)
+        return np.arange(base + start, base + stop, dtype=np.int32)
+
+    def apply(self, plan: StepPlan, sent: dict[str, Tensor], uploader: Uploader) -> None:
+        if plan.admissions:
+            self.tokens.view(-1).index_copy_(0, sent["token_at"].long(), sent["token_ids"])
+            self._set_columns(plan.admissions, uploader)
+        if plan.page_writes:
+            self.page_table.view(-1).index_copy_(0, sent["page_at"].long(), sent["page_ids"])
+
+    def _set_columns(self, admissions: tuple[Admission, ...], uploader: Uploader) -> None:
+        floats = torch.tensor([_floats_of(a.params) for a in admissions], dtype=torch.float32)
+        ints = torch.tensor(
+            [(a.row, a.params.top_k, a.seed, a.num_prompt) for a in admissions], dtype=torch.int64
+        )
+        for a in admissions:
+            self.info[a.row] = RowInfo(a.params, a.num_prompt, a.banned_until_min)
+            self.needs[a.row] = needs_of(a.params)
+        ints = uploader.send_one(ints)
+        self.floats.index_copy_(0, ints[:, 0], uploader.send_one(floats))
+        self.ints.index_copy_(0, ints[:, 0], ints[:, 1:])
+
+
+def _floats_of(p: SamplingParams) -> tuple[float, ...]:
+    return (
+        p.temperature,
+        p.top_p,
+        p.min_p,
+        p.repetition_penalty,
+        p.presence_penalty,
+        p.frequency_penalty,
+    )
+
+
+def needs_of(p: SamplingParams) -> int:
+    needs = 0
+    if not p.is_greedy:
+        needs |= NOT_GREEDY
+        needs |= TOP_K * (p.top_k > 0) | TOP_P * (p.top_p < 1.0) | MIN_P * (p.min_p > 0.0)
+    needs |= PENALTIES * p.has_penalties
+    needs |= EDITS * bool(p.logit_bias or p.allowed_token_ids or p.min_tokens)
+    needs |= BAD_WORDS * bool(p.bad_word_ids)
+    needs |= LOGPROBS * (p.logprobs is not None)
+    return needs | PROMPT_LOGPROBS * (p.prompt_logprobs is not None)

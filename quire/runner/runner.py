@@ -1,0 +1,158 @@
+"""ModelRunner: StepPlan -> tensors -> model -> StepResult. Orchestration only, and no decisions.
+
+One forward serves any mix of prompt chunks and decodes. Steps in which everyone decodes replay a
+captured graph on CUDA. Nothing here waits for the device: `execute` returns a pending result.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.attn.backend import AttentionBackend, AttnSpec
+from quire.forward import Batch, ForwardContext
+from quire.memory.pool import PagePool
+from quire.models.decoder import Decoder
+from quire.runner import rows as bits
+from quire.runner.gather import StepShape, decode_batch, ragged_batch
+from quire.runner.graphs import GraphCache
+from quire.runner.pending import PendingStep, PromptPart
+from quire.runner.rows import RequestRows
+from quire.runner.sampling import sample_inputs
+from quire.runner.upload import IntArray, Uploader
+from quire.sample.logprobs import prompt_logprobs
+from quire.sample.sampler import Sampler
+from quire.step import StepPlan
+
+PROMPT_LOGPROB_CHUNK = 256  # positions whose logits exist at once
+
+
+class ModelRunner:
+    def __init__(
+        self,
+        model: Decoder,
+        backend: AttentionBackend,
+        spec: AttnSpec,
+        pool: PagePool,
+        rows: RequestRows,
+        use_graphs: bool,
+    ) -> None:
+        self.model, self.backend, self.spec = model, backend, spec
+        self.pool, self.rows = pool, rows
+        self.sampler = Sampler()
+        self.uploader = Uploader(model.device)
+        self.graphs: GraphCache | None = None
+        if use_graphs:
+            self.graphs = GraphCache(
+                self._decode_logits, rows.max_rows, rows.max_len, spare_row=rows.max_rows
+            )
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> PendingStep:
+        shape, sent = self._stage(plan)
+        if shape is None:
+            return PendingStep((), (), (), None, None, ())
+        prompts: list[PromptPart] = []
+        if self.graphs is not None and shape.is_decode:
+            logits = self.graphs.replay(
+                sent["rows"], sent["positions"], int(shape.context_lens.max())
+            )
+            logits = logits[: shape.num_real]
+            if len(shape.sampled) < shape.num_real:  # someone fed a prompt's last-but-one token
+                logits = logits[sent["sample_index"].long()]
+        else:
+            batch = self._batch(shape, sent)
+            hidden = self._forward(batch, None)
+            prompts = self._prompt_parts(shape, hidden)
+            logits = self.model.logits(hidden[sent["sample_index"].long()])
+        return self._draw(plan, shape, sent, logits, prompts)
+
+    # ------------------------------------------------------------ inputs
+
+    def _stage(self, plan: StepPlan) -> tuple[StepShape | None, dict[str, Tensor]]:
+        """Apply the plan's edits to rows and pool, and bring its lengths to the device."""
+        arrays: dict[str, IntArray] = {}
+        self.rows.stage(plan, arrays)
+        shape = None
+        if plan.works:
+            pad_to = 0
+            if self.graphs is not None and all(w.num_tokens == 1 for w in plan.works):
+                pad_to = self.graphs.batch_bucket(len(plan.works))
+            shape = StepShape(plan.works, self.rows.max_rows, pad_to)
+            shape.stage(arrays, self.rows.max_len + 1)
+        if plan.page_copies:
+            copies = np.asarray(plan.page_copies, dtype=np.int32)
+            arrays["copy_from"], arrays["copy_to"] = copies[:, 0], copies[:, 1]
+        if not arrays:
+            return shape, {}
+        sent = self.uploader.send(arrays)
+        self.rows.apply(plan, sent, self.uploader)
+        if plan.page_copies:
+            self.pool.copy(sent["copy_from"].long(), sent["copy_to"].long())
+        return shape, sent
+
+    def _batch(self, shape: StepShape, sent: dict[str, Tensor]) -> Batch:
+        size = self.spec.page_size
+        if not shape.is_decode:
+            return ragged_batch(self.rows, shape, sent, size)
+        return decode_batch(self.rows, sent["rows"], sent["positions"], size, shape.context_lens)
+
+    # ------------------------------------------------------------ forward
+
+    def _forward(self, batch: Batch, max_context: int | None) -> Tensor:
+        plan = self.backend.plan(batch, self.spec, max_context)
+        return self.model.forward(ForwardContext(batch, self.backend, plan, self.pool))
+
+    def _decode_logits(self, row_ids: Tensor, positions: Tensor, max_context: int) -> Tensor:
+        bound = np.full(row_ids.shape[0], max_context, dtype=np.int32)
+        batch = decode_batch(self.rows, row_ids, positions, self.spec.page_size, bound)
+        return self.model.logits(self._forward(batch, max_context))
+
+    # ------------------------------------------------------------ outputs
+
+    def _draw(
+        self,
+        plan: StepPlan,
+        shape: StepShape,
+        sent: dict[str, Tensor],
+        logits: Tensor,
+        prompts: list[PromptPart],
+    ) -> PendingStep:
+        if not len(shape.sampled):
+            return PendingStep(plan.works, (), (), None, None, prompts)
+        inputs = sample_inputs(self.rows, shape, sent, self.uploader)
+        drawn = self.sampler(logits, inputs)
+        # The next step reads these from the row; the host need not have seen them.
+        tokens = self.rows.tokens.view(-1)
+        tokens.index_copy_(0, sent["sample_slots"].long(), drawn.tokens.int())
+        nums: list[int | None] = []
+        if drawn.logprobs is not None:
+            for row in shape.rows[shape.sampled]:
+                info = self.rows.info[row]
+                nums.append(info.params.logprobs if info else None)
+        return PendingStep(
+            plan.works, shape.sampled.tolist(), nums, drawn.tokens, drawn.logprobs, prompts
+        )
+
+    def _prompt_parts(self, shape: StepShape, hidden: Tensor) -> list[PromptPart]:
+        """Logprobs of prompt tokens, for the rows that want them and positions fed in this step."""
+        parts = []
+        for work in np.flatnonzero(self.rows.needs[shape.rows] & bits.PROMPT_LOGPROBS):
+            row, start = int(shape.rows[work]), int(shape.starts[work])
+            info = self.rows.info[row]
+            assert info is not None and info.params.prompt_logprobs is not None
+            stop = min(int(shape.context_lens[work]), info.num_prompt - 1)
+            if start >= stop:
+                continue
+            first = int(shape.query_ends[work] - shape.query_lens[work])
+            targets = self.rows.tokens[row, start + 1 : stop + 1].long()
+            found = prompt_logprobs(
+                hidden[first : first + stop - start],
+                targets,
+                self.model.logits,
+                info.params.prompt_logprobs,
+                PROMPT_LOGPROB_CHUNK,
+            )
+            parts.append(PromptPart(int(work), info.params.prompt_logprobs, targets, found))
+        return parts

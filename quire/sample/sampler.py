@@ -1,0 +1,133 @@
+"""Sampler: logits of a step to one token for each row, in the order vLLM applies things.
+
+Log-probabilities of the raw logits come first; then allowed tokens, bad words, bans, biases and
+penalties; then argmax for greedy rows, and temperature, min_p, top_k, top_p and the seeded draw for
+the others. The GPU draws in fused kernels without ever waiting (`kernels/sample.py`); the CPU draws
+row by row in numpy, which is faster there than batched torch and makes rows independent by nature.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from quire.params import GREEDY_BELOW
+from quire.sample.gumbel import TokenNoise, row_keys
+from quire.sample.inputs import SampleOutput
+from quire.sample.logprobs import gather_logprobs, log_softmax
+from quire.sample.penalties import (
+    apply_allowed,
+    apply_bad_words,
+    apply_bans_and_biases,
+    apply_penalties,
+)
+from quire.sample.truncate import Limits, kept_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.sample.gumbel import Floats, Words
+    from quire.sample.inputs import SampleInputs
+
+_LARGEST = np.finfo(np.float32).max
+
+
+class Sampler:
+    """Draws tokens; keeps only scratch between calls, so a call depends on its arguments alone.
+
+    NaN logits count as banned (-inf), +inf as the largest float; a row with nothing left yields
+    token 0. On a GPU no call waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self._noise = TokenNoise(vocab_size=0)
+        self._distance = np.empty(0, np.float32)
+
+    @torch.inference_mode()
+    def __call__(self, logits: Tensor, inputs: SampleInputs) -> SampleOutput:
+        """[S, V] any float -> [S] tokens. May write into `logits`."""
+        num = inputs.num_logprobs
+        logprobs = None if num is None else log_softmax(logits)
+        tokens = self._draw(_edit(logits, inputs), inputs)
+        if logprobs is None or num is None:
+            return SampleOutput(tokens, None)
+        return SampleOutput(tokens, gather_logprobs(logprobs, tokens, num))
+
+    def _draw(self, logits: Tensor, inputs: SampleInputs) -> Tensor:
+        if logits.is_cuda:
+            # Here and not above: CPU installs need no triton.
+            from quire.kernels.sample import DrawArgs, draw
+
+            narrows = inputs.any_top_k or inputs.any_top_p or inputs.any_min_p
+            args = DrawArgs(
+                inputs.temperature,
+                inputs.seeds,
+                inputs.positions,
+                (inputs.top_k, inputs.top_p, inputs.min_p) if narrows else None,
+            )
+            return draw(logits, args)
+        if inputs.all_greedy:
+            best = [int(np.argmax(_clean(logits[i]))) for i in range(len(logits))]
+            return torch.tensor(best, dtype=torch.int64)
+        return self._draw_cpu(logits, inputs)
+
+    def _draw_cpu(self, logits: Tensor, inputs: SampleInputs) -> Tensor:
+        vocab_size = logits.shape[1]
+        if self._noise.vocab_size != vocab_size:
+            self._noise = TokenNoise(vocab_size)
+            self._distance = np.empty(vocab_size, np.float32)
+        keys = row_keys(inputs.seeds.numpy(), inputs.positions.numpy())  # [S, 2]
+        filters = zip(
+            inputs.top_k.tolist(), inputs.top_p.tolist(), inputs.min_p.tolist(), strict=True
+        )
+        tokens = np.zeros(len(logits), np.int64)
+        for i, (temperature, limits) in enumerate(
+            zip(inputs.temperature.tolist(), filters, strict=True)
+        ):
+            row = _clean(logits[i])
+            if temperature < GREEDY_BELOW:
+                tokens[i] = np.argmax(row)
+            elif (best := row.max()) > -np.inf:
+                distance = _distances(row, best, temperature, self._distance)
+                tokens[i] = self._first_arrival(distance, Limits.of(*limits, vocab_size), keys[i])
+        return torch.from_numpy(tokens)
+
+    def _first_arrival(self, distance: Floats, limits: Limits, key: Words) -> int:
+        if limits.is_off:
+            return int(np.argmin(np.add(distance, self._noise.log_times(key), out=distance)))
+        tokens = kept_tokens(distance, limits)
+        return int(tokens[np.argmin(distance[tokens] + self._noise.log_times_at(key, tokens))])
+
+
+def _edit(logits: Tensor, inputs: SampleInputs) -> Tensor:
+    """Logits after everything that can change the argmax; the argument itself when nothing does."""
+    history, penalties = inputs.history, inputs.penalties
+    if inputs.edits is None and inputs.bad_words is None and penalties is None:
+        return logits
+    logits = logits.float().contiguous()
+    if inputs.edits is not None:
+        apply_allowed(logits, inputs.edits)
+    if inputs.bad_words is not None:
+        apply_bad_words(logits, inputs.bad_words, history)
+    if inputs.edits is not None:
+        apply_bans_and_biases(logits, inputs.edits)
+    if penalties is not None:
+        assert history is not None, "penalties need the history"
+        apply_penalties(logits, history, penalties)
+    return logits
+
+
+def _clean(row: Tensor) -> Floats:
+    """[V] any float -> f32 without NaN or +inf; shares memory when nothing had to change."""
+    x: Floats = row.float().numpy()
+    if x.max() < np.inf:  # false for NaN, which max() passes on
+        return x
+    return np.nan_to_num(x, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
+
+
+def _distances(row: Floats, best: np.float32, temperature: float, out: Floats) -> Floats:
+    with np.errstate(over="ignore"):  # infinitely far is the right answer
+        np.subtract(best, row, out=out)
+        return np.divide(out, np.float32(temperature), out=out)

@@ -1,0 +1,71 @@
+"""The waiting line: first come first served, or priority with aging.
+
+Aging needs no clock: every waiting request gains rank at the same rate, so the order by
+priority - waited / aging is the order by priority + arrival / aging, which never changes. Both
+orders are therefore one heap with a fixed key. A preempted request keeps its arrival and so comes
+back near the front.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+from quire.errors import NotSupported
+from quire.request import Request, RequestId
+
+OrderKey = Callable[[Request], float]
+
+
+def order_key(policy: str, aging_s: float) -> OrderKey:
+    if policy == "fcfs":
+        return lambda request: request.timing.arrival
+    if policy == "priority":
+        return lambda request: request.priority + request.timing.arrival / aging_s
+    raise NotSupported(f"got scheduling_policy={policy!r}, want 'fcfs' or 'priority'")
+
+
+class WaitingLine:
+    """A heap with a fixed key, and the same requests by id."""
+
+    def __init__(self, key: OrderKey) -> None:
+        self.key = key
+        self._heap: list[tuple[float, int, Request]] = []
+        self._by_id: dict[RequestId, Request] = {}
+        self.num_tokens = 0  # still to be computed by everyone here, cache hits aside
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Request]:
+        """In order of service."""
+        return (request for _, _, request in sorted(self._heap))
+
+    def get(self, request_id: RequestId) -> Request | None:
+        return self._by_id.get(request_id)
+
+    def push(self, request: Request) -> None:
+        assert request.id not in self._by_id, f"request {request.id} waits already"
+        self._by_id[request.id] = request
+        self.num_tokens += len(request.tokens)
+        heapq.heappush(self._heap, (self.key(request), request.id, request))
+
+    def peek(self) -> Request:
+        return self._heap[0][2]
+
+    def pop(self) -> Request:
+        request = heapq.heappop(self._heap)[2]
+        self._forget(request)
+        return request
+
+    def remove(self, request: Request) -> None:
+        self._heap = [item for item in self._heap if item[2] is not request]
+        heapq.heapify(self._heap)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        del self._by_id[request.id]
+        self.num_tokens -= len(request.tokens)
+
+    def oldest_arrival(self) -> float:
+        return min(request.timing.arrival for request in self._by_id.values())

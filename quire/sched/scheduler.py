@@ -1,0 +1,305 @@
+"""Scheduler: who feeds how many tokens in the next step. No tensors, no phases: requests catch up.
+
+A step has a budget of tokens. Requests one token short of caught up (decodes) are served first,
+then those in the middle of a prompt, then the waiting line, each with as large a chunk as the
+budget leaves. When pages run out the least deserving running request goes back to the line and
+will compute again; the most deserving one never does, so there is always progress.
+
+`schedule` may run before the last step's result is known (`engine/overlap.py`): it counts tokens
+in flight as done and sampled-but-unseen tokens as known; `commit` settles both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from quire.config import SchedConfig
+from quire.kv.manager import KVManager
+from quire.request import NOT_RUNNING, Request, RequestId
+from quire.sched.finish import Finish, finish_of, may_continue
+from quire.sched.queue import WaitingLine, order_key
+from quire.sched.stats import SchedStats
+from quire.step import Admission, StepPlan, StepResult, TokenEvent, Work
+
+
+class Scheduler:
+    def __init__(
+        self, config: SchedConfig, kv: KVManager, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.config, self.kv, self.clock = config, kv, clock
+        self.waiting = WaitingLine(order_key(config.policy, config.priority_aging_s))
+        self.running: dict[RequestId, Request] = {}
+        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._parents: dict[RequestId, Request] = {}  # child -> sibling whose prompt it shares
+        self._num_steps = self._num_fed = self._num_output = 0
+        self._num_preempted = self._num_finished = 0
+
+    # ------------------------------------------------------------ in and out
+
+    def add(self, request: Request) -> None:
+        self.waiting.push(request)
+
+    def abort(self, request_id: RequestId, reason: str = "abort") -> list[TokenEvent]:
+        """End a request at any moment. Unknown or finished ids give no event."""
+        request = self.running.get(request_id)
+        if request is None:
+            request = self.waiting.get(request_id)
+            if request is None:
+                return self._abort_unborn(request_id, reason)
+            self.waiting.remove(request)
+        return [self._end(request, (), Finish(reason))]
+
+    def _abort_unborn(self, request_id: RequestId, reason: str) -> list[TokenEvent]:
+        """A child of n > 1 whose parent is still reading the prompt is in no list of ours."""
+        for parent in [*self.running.values(), *self.waiting]:
+            for child in parent.children:
+                if child.id == request_id:
+                    parent.children.remove(child)
+                    self._num_finished += 1
+                    return [TokenEvent(child.id, (), finish=reason)]
+        return []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running) or len(self.waiting) > 0
+
+    # ------------------------------------------------------------ plan
+
+    def schedule(self) -> StepPlan:
+        works: dict[RequestId, Work] = {}
+        budget, late, preempted = self.config.max_num_batched_tokens, [], self._num_preempted
+        for request in list(self.running.values()):
+            num = request.num_to_feed
+            if num > 1:
+                late.append(request)
+            elif num == 1 and budget and may_continue(request, self.config.max_model_len):
+                budget -= self._plan(request, 1, works)
+        for request in late:
+            if budget <= 0:
+                break
+            budget -= self._plan(request, self._chunk(request.num_to_feed, budget), works)
+        admissions: list[Admission] = []
+        if self._num_preempted == preempted and not self._holds_admissions():
+            self._admit(budget, works, admissions)
+        writes, copies = self.kv.take_edits()
+        if works:
+            self._num_steps += 1
+        return StepPlan(tuple(works.values()), tuple(admissions), writes, copies)
+
+    def _chunk(self, num_tokens: int, budget: int) -> int:
+        cap = self.config.max_chunk or num_tokens
+        return min(num_tokens, budget, cap)
+
+    def _plan(self, request: Request, num_tokens: int, works: dict[RequestId, Work]) -> int:
+        """Reserve and plan one running request; returns the budget spent, negative if refunded."""
+        if not request.is_running:  # lost its row to someone earlier in this same step
+            return 0
+        refund = 0
+        start = request.num_computed + request.num_inflight
+        while not self.kv.reserve(request, start, start + num_tokens):
+            victim = self._victim()
+            refund += self._preempt(victim, works)
+            if victim is request:
+                return -refund
+        self._launch(request, start, num_tokens, works)
+        return num_tokens - refund
+
+    def _launch(
+        self, request: Request, start: int, num_tokens: int, works: dict[RequestId, Work]
+    ) -> None:
+        sample = start + num_tokens == request.num_known
+        works[request.id] = Work(request.id, request.row, start, num_tokens, sample)
+        request.num_inflight += num_tokens
+        request.num_pending += sample
+        self._num_fed += num_tokens
+
+    def _victim(self) -> Request:
+        """The running request that would be served last; ties go to the youngest."""
+        key = self.waiting.key
+        return max(self.running.values(), key=lambda r: (key(r), r.id))
+
+    def _preempt(self, victim: Request, works: dict[RequestId, Work]) -> int:
+        work = works.pop(victim.id, None)
+        refund = work.num_tokens if work else 0
+        self._num_fed -= refund
+        self._leave_row(victim)
+        victim.forget_progress()
+        victim.num_preempted += 1
+        self._num_preempted += 1
+        self.waiting.push(victim)
+        return refund
+
+    # ------------------------------------------------------------ admission
+
+    def _holds_admissions(self) -> bool:
+        """Dynamic batching: wait a little for company, unless enough is waiting already."""
+        config = self.config
+        if config.batch_wait_ms <= 0 or not len(self.waiting):
+            return False
+        if 0 < config.batch_wait_tokens <= self.waiting.num_tokens:
+            return False
+        return self.seconds_held() > 0
+
+    def seconds_held(self) -> float:
+        """How long admissions are still held back; 0 when they are not."""
+        if self.config.batch_wait_ms <= 0 or not len(self.waiting):
+            return 0.0
+        waited = self.clock() - self.waiting.oldest_arrival()
+        return max(0.0, self.config.batch_wait_ms / 1000 - waited)
+
+    def _admit(
+        self, budget: int, works: dict[RequestId, Work], admissions: list[Admission]
+    ) -> None:
+        while len(self.waiting) and budget > 0 and self._free_rows:
+            request = self.waiting.peek()
+            spent = self._try_admit(request, budget, works)
+            if spent == 0:
+                break
+            budget -= spent
+            admissions.append(self._admission(request))
+
+    def _try_admit(self, request: Request, budget: int, works: dict[RequestId, Work]) -> int:
+        """Give the request a row and pages for all it knows; 0 and no trace if there is no room."""
+        if not self._room_for(request):
+            return 0
+        parent = self._parents.get(request.id)
+        cached = self.kv.fork(parent, request) if parent else self.kv.match(request)
+        num_tokens = self._chunk(request.num_known - cached, budget)
+        whole = num_tokens == request.num_known - cached
+        request.row = self._free_rows[-1]
+        if (not whole and not self.config.chunked_prefill) or not self.kv.reserve(
+            request, cached, request.num_known
+        ):
+            self.kv.release(request)
+            request.row = NOT_RUNNING
+            return 0
+        self._free_rows.pop()
+        self.waiting.pop()
+        self._parents.pop(request.id, None)
+        self.running[request.id] = request
+        self.kv.admit(request, cached)
+        self._note_start(request, cached)
+        request.num_computed = cached
+        self._launch(request, cached, num_tokens, works)
+        return num_tokens
+
+    def _room_for(self, request: Request) -> bool:
+        """A cheap look before hashing: admitting must leave each running request a page to grow.
+
+        Without that headroom the newcomer would take the last pages and be preempted at once.
+        """
+        if not self.running:
+            return True
+        need = 1 if self.kv.prefix_caching else self.kv.pages_for(request.num_known)
+        return self.kv.num_available >= need + min(len(self.running), self.kv.allocator.num_pages // 8)
+
+    def _note_start(self, request: Request, cached: int) -> None:
+        if request.timing.scheduled is None:
+            request.timing.scheduled = self.clock()
+            request.num_cached = cached
+
+    def _admission(self, request: Request) -> Admission:
+        params = request.params
+        banned = (*request.eos_ids, *(params.stop_token_ids or ())) if params.min_tokens else ()
+        return Admission(
+            request.id,
+            request.row,
+            request.tokens.tolist(),
+            request.num_prompt,
+            params,
+            request.seed,
+            banned,
+        )
+
+    # ------------------------------------------------------------ commit
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        """Settle a step: advance, publish, finish. Works of requests that left are ignored."""
+        now, events = self.clock(), []
+        for index, work in enumerate(plan.works):
+            request = self.running.get(work.request_id)
+            if request is None:
+                continue  # finished, aborted or preempted while this step was in flight
+            request.num_inflight -= work.num_tokens
+            request.num_computed += work.num_tokens
+            prompt_logprobs = (result.prompt_logprobs or {}).get(index, ())
+            if not work.sample:
+                self.kv.commit(request)
+                if prompt_logprobs:
+                    event = TokenEvent(request.id, ())
+                    events.append(
+                        event._replace(prompt_logprobs=prompt_logprobs, prompt_start=work.start)
+                    )
+                continue
+            request.num_pending -= 1
+            tokens = result.sampled[index]
+            logprobs = result.logprobs[index] if result.logprobs is not None else ()
+            event = self._advance(request, tokens, now)
+            if logprobs or prompt_logprobs:
+                event = event._replace(
+                    logprobs=logprobs, prompt_logprobs=prompt_logprobs, prompt_start=work.start
+                )
+            events.append(event)
+        return events
+
+    def _advance(self, request: Request, tokens: Sequence[int], now: float) -> TokenEvent:
+        timing = request.timing
+        if timing.first_token is None:
+            timing.first_token = now
+        timing.last_token = now
+        request.tokens.extend(tokens)
+        self._num_output += len(tokens)
+        self.kv.commit(request)
+        if request.children:
+            self._release_children(request)
+        finish = finish_of(request, self.config.max_model_len)
+        if finish is not None:
+            return self._end(request, tokens, finish)
+        return TokenEvent(request.id, tokens)
+
+    def _release_children(self, parent: Request) -> None:
+        for child in parent.children:
+            self._parents[child.id] = parent
+            self.waiting.push(child)
+        parent.children = []
+
+    def _end(self, request: Request, tokens: Sequence[int], finish: Finish) -> TokenEvent:
+        if request.children:
+            self._release_children(request)
+        self._parents.pop(request.id, None)
+        if request.is_running:
+            self._leave_row(request)
+            request.row = NOT_RUNNING
+        self._num_finished += 1
+        return TokenEvent(request.id, tokens, finish.reason, finish.stop_reason)
+
+    def _leave_row(self, request: Request) -> None:
+        del self.running[request.id]
+        self.kv.release(request)
+        self._free_rows.append(request.row)
+
+    # ------------------------------------------------------------ looking
+
+    def stats(self) -> SchedStats:
+        alloc, counts = self.kv.allocator, self.kv.counts
+        held = sum(len(pages) for pages in self.kv.holdings().values())
+        used = sum(r.num_computed + r.num_inflight for r in self.running.values())
+        return SchedStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_steps=self._num_steps,
+            num_fed_tokens=self._num_fed,
+            num_output_tokens=self._num_output,
+            num_preempted=self._num_preempted,
+            num_finished=self._num_finished,
+            pages_total=alloc.num_pages,
+            pages_live=alloc.num_live,
+            pages_cached=alloc.num_cached,
+            pages_empty=alloc.num_empty,
+            pages_evicted=alloc.num_evicted,
+            pages_copied=counts.copied_pages,
+            slots_wasted=held * self.kv.page_size - used,
+            prefix_query_tokens=counts.prompt_tokens,
+            prefix_hit_tokens=counts.hit_tokens,
+        )

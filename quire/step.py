@@ -1,0 +1,115 @@
+"""StepPlan and StepResult: all that crosses between scheduler and runner.
+
+Plain, flat, immutable values (msgspec can encode them as they stand): the same plan drives the
+model runner, a test double and, later, other ranks. A request lives in one *row* of the runner's
+tables from admission to release; a plan carries only what changed: new rows, new pages, and who
+feeds how many tokens. Token ids sampled on the device are never sent back to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from quire.params import SamplingParams
+from quire.request import RequestId
+
+
+class Admission(NamedTuple):
+    """A request takes a row: everything the runner must know of it."""
+
+    request_id: RequestId
+    row: int
+    tokens: Sequence[int]  # all known ids: prompt, and output so far if it was preempted
+    num_prompt: int
+    params: SamplingParams
+    seed: int
+    banned_until_min: tuple[int, ...]  # eos and stop ids, banned while output < min_tokens
+
+
+class Work(NamedTuple):
+    """One request's share of a step: feed positions [start, start + num_tokens)."""
+
+    request_id: RequestId
+    row: int
+    start: int
+    num_tokens: int
+    sample: bool  # the last token fed is the newest known one: draw its successor
+
+
+class PageWrite(NamedTuple):
+    """page_table[row, column] = page."""
+
+    row: int
+    column: int
+    page: int
+
+
+class PageCopy(NamedTuple):
+    """Copy-on-write: before the step, all layers' content of one page goes to another."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Order of effects: admissions, page copies, page writes, then the forward."""
+
+    works: tuple[Work, ...] = ()
+    admissions: tuple[Admission, ...] = ()
+    page_writes: tuple[PageWrite, ...] = ()
+    page_copies: tuple[PageCopy, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(work.num_tokens for work in self.works)
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities at one position: the chosen token and the most likely ones."""
+
+    token: int
+    logprob: float
+    rank: int
+    top_tokens: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came back; lists are aligned with the plan's works."""
+
+    sampled: Sequence[Sequence[int]]  # empty for works that did not sample
+    logprobs: Sequence[Sequence[TokenLogprobs]] | None = None
+    # work index -> logprobs of the prompt tokens that this work's positions predict
+    prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
+
+
+class TokenEvent(NamedTuple):
+    """News of one request. Every submitted request ends in exactly one event with a finish."""
+
+    request_id: RequestId
+    tokens: Sequence[int]
+    finish: str | None = None  # "stop", "length", "abort" or "error"
+    stop_reason: int | str | None = None
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    prompt_start: int = 0  # position that predicts the first of prompt_logprobs
+
+
+class Pending(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> StepResult:
+        """Wait for this step and return what it produced."""
+        ...
+
+
+class Runner(Protocol):
+    """Whatever turns plans into results: a model, other ranks, a simulation, a test double."""
+
+    def execute(self, plan: StepPlan) -> Pending:
+        """Launch one step; plans take effect in the order of the calls."""
+        ...

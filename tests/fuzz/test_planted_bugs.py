@@ -1,0 +1,132 @@
+"""The fuzz harness must catch bugs: plant the classic ones and see it turn red.
+
+Each plant names one way paging goes wrong in practice; if the harness stops seeing it, the
+harness is broken, whatever colour the other tests have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from quire.kv.allocator import PageAllocator
+from quire.kv.manager import Holding, KVManager
+from quire.kv.prefix import PrefixTree
+from quire.request import Request
+from quire.sched.scheduler import Scheduler
+from tests.fuzz.test_workloads import run
+
+Patch = pytest.MonkeyPatch
+
+
+def no_refcount_on_hit(patch: Patch) -> None:
+    def share(self: PageAllocator, page: int) -> None:
+        if self.refs[page] == 0:
+            del self._cached[page]
+            self.refs[page] += 1
+
+    patch.setattr(PageAllocator, "share", share)
+
+
+def key_without_parent(patch: Patch) -> None:
+    plain = PrefixTree.child_key
+    patch.setattr(
+        PrefixTree, "child_key", staticmethod(lambda parent, tokens: plain(b"", tokens))
+    )
+
+
+def leak_on_release(patch: Patch) -> None:
+    def release(self: KVManager, request: Request) -> None:
+        held = self._held.pop(request.id, None)
+        for page in (held.pages if held else [])[:-1]:
+            self.allocator.drop(page)
+
+    patch.setattr(KVManager, "release", release)
+
+
+def unverified_pages_published(patch: Patch) -> None:
+    plain = KVManager.commit
+
+    def commit(self: KVManager, request: Request) -> None:
+        plain(self, request)
+        held = self._held[request.id]
+        column = len(held.nodes)
+        if column < len(held.pages) and (column + 1) * self.page_size <= len(request.tokens):
+            self._publish(request, held, column)
+
+    patch.setattr(KVManager, "commit", commit)
+
+
+def no_copy_on_write(patch: Patch) -> None:
+    patch.setattr(PageAllocator, "is_writable", lambda self, page: True)
+
+
+def copy_forgotten(patch: Patch) -> None:
+    def copy_page(self: KVManager, request: Request, held: Holding, column: int) -> None:
+        plain(self, request, held, column)
+        self._copies.pop()
+
+    plain = KVManager._copy_page
+    patch.setattr(KVManager, "_copy_page", copy_page)
+
+
+def preempted_stays_in_plan(patch: Patch) -> None:
+    plain = Scheduler._preempt
+    patch.setattr(Scheduler, "_preempt", lambda self, victim, works: plain(self, victim, {}))
+
+
+def parents_first_in_lru(patch: Patch) -> None:
+    def release(self: KVManager, request: Request) -> None:
+        held = self._held.pop(request.id, None)
+        for page in held.pages if held else []:
+            self.allocator.drop(page)
+
+    patch.setattr(KVManager, "release", release)
+
+
+def evicted_node_stays(patch: Patch) -> None:
+    patch.setattr(PrefixTree, "remove", lambda self, node: None)
+
+
+def full_hit_leaves_no_query(patch: Patch) -> None:
+    plain = KVManager.match
+
+    def match(self: KVManager, request: Request) -> int:
+        plain(self, request)
+        return len(self._held[request.id].pages) * self.page_size
+
+    patch.setattr(KVManager, "match", match)
+
+
+def table_write_lost(patch: Patch) -> None:
+    plain = KVManager.take_edits
+
+    def take_edits(self: KVManager) -> object:
+        writes, copies = plain(self)
+        return writes[:-1], copies
+
+    patch.setattr(KVManager, "take_edits", take_edits)
+
+
+PLANTS = [
+    no_refcount_on_hit,
+    key_without_parent,
+    leak_on_release,
+    unverified_pages_published,
+    no_copy_on_write,
+    copy_forgotten,
+    preempted_stays_in_plan,
+    parents_first_in_lru,
+    evicted_node_stays,
+    full_hit_leaves_no_query,
+    table_write_lost,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_planted_bug_is_caught(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, IndexError, ValueError)):
+        for seed in range(120):
+            run(seed, overlap=seed % 2 == 1)
