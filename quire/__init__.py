@@ -7,8 +7,7 @@ from quire.errors import QuireError
 from quire.llm import LLM
 from quire.outputs import CompletionOutput, RequestOutput, StreamEvent
 from quire.params import SamplingParams
-
-__version__ = "0.1.0"
+from quire.version import __version__
 
 __all__ = [
     "LLM",

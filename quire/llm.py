@@ -190,7 +190,9 @@ def _known_args(kwargs: dict[str, Any]) -> dict[str, Any]:
         import difflib
 
         near = {u: difflib.get_close_matches(u, known, n=1) for u in sorted(unknown)}
-        hints = ", ".join(f"{u!r} (did you mean {n[0]!r}?)" if n else f"{u!r}" for u, n in near.items())
+        hints = ", ".join(
+            f"{u!r} (did you mean {n[0]!r}?)" if n else f"{u!r}" for u, n in near.items()
+        )
         raise NotSupported(f"unknown LLM argument {hints}; known: {', '.join(sorted(known))}")
     return {name: value for name, value in kwargs.items() if name in known}
 

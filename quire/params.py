@@ -77,7 +77,9 @@ class SamplingParams:
         """A changed copy; unknown names raise BadRequest with the known ones."""
         known = {f.name for f in fields(self)}
         if unknown := set(changes) - known:
-            raise BadRequest(f"unknown sampling parameter {sorted(unknown)}; known: {sorted(known)}")
+            raise BadRequest(
+                f"unknown sampling parameter {sorted(unknown)}; known: {sorted(known)}"
+            )
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -96,7 +98,9 @@ def _check_counts(p: SamplingParams) -> None:
     if not _is_int(p.n) or not 1 <= p.n <= MAX_N:
         _refuse("n", p.n, f"a whole number from 1 to {MAX_N}")
     if p.max_tokens is not None and (not _is_int(p.max_tokens) or p.max_tokens < 1):
-        _refuse("max_tokens", p.max_tokens, "a whole number >= 1, or None for the rest of the context")
+        _refuse(
+            "max_tokens", p.max_tokens, "a whole number >= 1, or None for the rest of the context"
+        )
     if not _is_int(p.min_tokens) or p.min_tokens < 0:
         _refuse("min_tokens", p.min_tokens, "a whole number >= 0")
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:

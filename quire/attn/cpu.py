@@ -51,18 +51,21 @@ class CpuAttention:
         graphs=False,
     )
 
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
+
     def cache_shape(self, num_pages: int, spec: AttnSpec) -> tuple[int, ...]:
         return (num_pages, spec.page_size, spec.num_kv_heads, spec.head_dim)
 
     def plan(self, batch: Batch, spec: AttnSpec, max_context: int | None = None) -> CpuPlan:
         starts = batch.query_starts.numpy()
         groups = [
-            _prompt_group(batch, spec, i, int(starts[i]))
+            _prompt_group(batch, spec, i, int(starts[i]), self.dtype)
             for i in np.flatnonzero(batch.host_query_lens > 1)
         ]
         singles = np.flatnonzero(batch.host_query_lens == 1)
         for seqs in _similar(singles, batch.host_context_lens):
-            groups.append(_decode_group(batch, spec, seqs, starts[seqs]))
+            groups.append(_decode_group(batch, spec, seqs, starts[seqs], self.dtype))
         return CpuPlan(tuple(groups))
 
     def prepare(
@@ -91,8 +94,11 @@ def _similar(seqs: np.ndarray, context_lens: np.ndarray) -> list[np.ndarray]:
     order = seqs[np.argsort(context_lens[seqs], kind="stable")]
     groups, begin = [], 0
     for i in range(1, len(order) + 1):
-        if i == len(order) or context_lens[order[i]] > MAX_PADDING * context_lens[order[begin]] + 32:
-            groups.append(order[begin:i])
+        if (
+            i == len(order)
+            or context_lens[order[i]] > MAX_PADDING * context_lens[order[begin]] + 32
+        ):
+            groups.append(np.sort(order[begin:i]))  # batch order inside a group
             begin = i
     return groups
 
@@ -102,12 +108,14 @@ def _repeat(spec: AttnSpec) -> int:
     return max(2, spec.num_heads // spec.num_kv_heads)
 
 
-def _decode_group(batch: Batch, spec: AttnSpec, seqs: np.ndarray, tokens: np.ndarray) -> Group:
+def _decode_group(
+    batch: Batch, spec: AttnSpec, seqs: np.ndarray, tokens: np.ndarray, dtype: torch.dtype
+) -> Group:
     lens = batch.host_context_lens[seqs]
     num_pages = -(-int(lens.max()) // spec.page_size)
     num_keys = num_pages * spec.page_size
     pages = batch.page_table[batch.rows[torch.from_numpy(seqs)], :num_pages].reshape(-1).long()
-    mask = torch.zeros(len(seqs), 1, 1, num_keys)
+    mask = torch.zeros(len(seqs), 1, 1, num_keys, dtype=dtype)
     mask.masked_fill_(
         torch.arange(num_keys) >= torch.from_numpy(lens).view(-1, 1, 1, 1), float("-inf")
     )
@@ -115,7 +123,7 @@ def _decode_group(batch: Batch, spec: AttnSpec, seqs: np.ndarray, tokens: np.nda
     return Group(index, len(seqs), 1, pages, mask, num_keys)
 
 
-def _prompt_group(batch: Batch, spec: AttnSpec, seq: int, first: int) -> Group:
+def _prompt_group(batch: Batch, spec: AttnSpec, seq: int, first: int, dtype: torch.dtype) -> Group:
     num_queries = int(batch.host_query_lens[seq])
     num_keys = int(batch.host_context_lens[seq])
     num_pages = -(-num_keys // spec.page_size)
@@ -124,7 +132,7 @@ def _prompt_group(batch: Batch, spec: AttnSpec, seq: int, first: int) -> Group:
     if num_keys > num_queries:  # a chunk with a past: query j sees keys up to past + j
         past = num_keys - num_queries
         visible = torch.ones(num_queries, num_keys, dtype=torch.bool).tril(past)
-        mask = torch.zeros(num_queries, num_keys).masked_fill_(~visible, float("-inf"))
+        mask = torch.zeros(num_queries, num_keys, dtype=dtype).masked_fill_(~visible, float("-inf"))
         mask = mask.repeat_interleave(_repeat(spec), 0).view(1, 1, -1, num_keys)
     return Group(slice(first, first + num_queries), 1, num_queries, pages, mask, num_keys)
 
@@ -146,7 +154,6 @@ def _attend(q: Tensor, cache: LayerCache, group: Group, spec: AttnSpec) -> Tenso
     if ratio == 1:
         x = x.expand(-1, -1, -1, 2, -1)
     x = x.transpose(1, 2).reshape(seqs, kv_heads, -1, dim)  # [seqs, kv_heads, queries*repeat, dim]
-    mask = group.mask.to(q.dtype)
-    out = F.scaled_dot_product_attention(x, k, v, attn_mask=mask, scale=spec.scale)
+    out = F.scaled_dot_product_attention(x, k, v, attn_mask=group.mask, scale=spec.scale)
     out = out.view(seqs, kv_heads, queries, -1, dim)[:, :, :, :ratio]
     return out.transpose(1, 2).reshape(seqs * queries, spec.num_heads, dim)

@@ -29,7 +29,7 @@ def select_backend(
         if not name and DEVICES.get(candidate, device.type) != device.type:
             declined.append(f"{candidate}: not for {device.type}")
             continue
-        backend: AttentionBackend = BACKENDS.get(candidate)()
+        backend: AttentionBackend = BACKENDS.get(candidate)(dtype)
         reason = why_not(backend.caps, device, dtype, spec)
         if reason is None:
             return candidate, backend
@@ -40,9 +40,7 @@ def select_backend(
     )
 
 
-def why_not(
-    caps: AttnCaps, device: torch.device, dtype: torch.dtype, spec: AttnSpec
-) -> str | None:
+def why_not(caps: AttnCaps, device: torch.device, dtype: torch.dtype, spec: AttnSpec) -> str | None:
     if device.type not in caps.devices:
         return f"not for {device.type}"
     if dtype not in caps.dtypes:

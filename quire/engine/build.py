@@ -23,7 +23,7 @@ from quire.memory.sizing import CPU_DEFAULT, CPU_SHARE, Room, gib, num_pages
 from quire.models.decoder import Decoder
 from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
-from quire.nn.linear import choose_kernel
+from quire.nn.linear import kernel_choice
 from quire.resolve import resolve
 from quire.runner.device import free_memory, peak_memory, reset_peak, total_memory
 from quire.runner.rows import RequestRows
@@ -89,7 +89,7 @@ def _load(
             fill_random(model, config.seed)
         else:
             load_weights(model, checkpoint, names_of(checkpoint.config, spec))
-        model.finish(choose_kernel)
+        model.finish(kernel_choice(device))
     gc.collect()
     return model
 

@@ -32,9 +32,7 @@ class Answer:
             prompt = request.tokens[: request.num_prompt].tolist()
             self._detokenizer = Detokenizer(tokenizer, prompt, params.skip_special_tokens)
             if params.stop_strings:
-                self._stops = StopMatcher(
-                    params.stop_strings, params.include_stop_str_in_output
-                )
+                self._stops = StopMatcher(params.stop_strings, params.include_stop_str_in_output)
 
     def take(self, event: TokenEvent) -> tuple[StreamEvent | None, bool]:
         """Fold an event in: (what to show, whether a stop string ended it)."""

@@ -36,8 +36,9 @@ class MatmulWorkspace:
         self.partials = torch.empty(max_partials, dtype=torch.float32, device=device)
         self.counters = torch.zeros(max_tiles, dtype=torch.int32, device=device)
 
-    def holds(self, num_partials: int, num_tiles: int) -> bool:
-        return num_partials <= self.partials.numel() and num_tiles <= self.counters.numel()
+    def max_rows(self, n: int, num_planes: int) -> int:
+        """Rows of n partial sums that fit, times the planes of a split product."""
+        return self.partials.numel() // (n * num_planes)
 
 
 class Kernel(Protocol):
@@ -111,19 +112,43 @@ def plan_matmul(
     if config is None:
         config = _FP32_CONFIG if x.dtype == torch.float32 else pick_config(m, n, k)
     config = _fit(config, x, w, plan, workspace)
+    if config.reduce == "loop":
+        return [_product(x, w, bias, out, plan, config, None)]
+    assert workspace is not None
+    if config.reduce == "park":  # as many rows at a time as the scratch holds
+        step = workspace.max_rows(n, plan.num_splits - 1) // config.block_m * config.block_m
+        return [
+            _product(x[i : i + step], w, bias, out[i : i + step], plan, config, workspace)
+            for i in range(0, m, step)
+        ]
+    product = _product(x, w, bias, out, plan, config, workspace)
+    if config.reduce == "last":
+        return [product]
+    return [product, _reduction(bias, out, plan, config, workspace)]
 
+
+def _product(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    plan: SplitPlan,
+    config: TileConfig,
+    workspace: MatmulWorkspace | None,
+) -> KernelCall:
+    m, k = x.shape
+    n = w.shape[0]
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
-    is_split = config.reduce != "loop"
-    partials = workspace.partials if is_split and workspace else None
-    counters = workspace.counters if is_split and workspace else None
-    prefetch = _prefetch_columns(config, w, plan)
-    product = KernelCall(
+    is_split = config.reduce in ("last", "kernel")
+    return KernelCall(
         kernel=matmul_kernel,
         grid=(tiles, plan.num_splits if is_split else 1),
         args=(
             TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]) if config.tma else x,
             TensorDescriptor.from_tensor(w, [config.block_n, config.block_k]) if config.tma else w,
-            bias, out, partials, counters,
+            bias, out,
+            workspace.partials if workspace else None,
+            workspace.counters if workspace else None,
             m, n, k, plan.split_len, x.stride(0), w.stride(0), out.stride(0),
         ),
         options={
@@ -138,7 +163,7 @@ def plan_matmul(
             "TMA": config.tma,
             "WS": config.specialize,
             "PDL": config.pdl,
-            "PREFETCH": prefetch,
+            "PREFETCH": _prefetch_columns(config, w, plan),
             "LANES": 32 * config.num_warps,
             "HAS_BIAS": bias is not None,
             "num_warps": config.num_warps,
@@ -146,12 +171,20 @@ def plan_matmul(
             **({"launch_pdl": True} if config.pdl else {}),
         },
     )  # fmt: skip
-    if config.reduce != "kernel":
-        return [product]
-    reduce = KernelCall(
+
+
+def _reduction(
+    bias: Tensor | None,
+    out: Tensor,
+    plan: SplitPlan,
+    config: TileConfig,
+    workspace: MatmulWorkspace,
+) -> KernelCall:
+    m, n = out.shape
+    return KernelCall(
         kernel=reduce_kernel,
         grid=(-(-n // _REDUCE_BLOCK_N), m),
-        args=(partials, bias, out, m, n, out.stride(0)),
+        args=(workspace.partials, bias, out, m, n, out.stride(0)),
         options={
             "SPLITS": plan.num_splits,
             "BLOCK_N": _REDUCE_BLOCK_N,
@@ -160,7 +193,6 @@ def plan_matmul(
             **({"launch_pdl": True} if config.pdl else {}),
         },
     )
-    return [product, reduce]
 
 
 def _fit(
@@ -171,8 +203,14 @@ def _fit(
     n = w.shape[0]
     if config.reduce != "loop":
         tiles = -(-m // config.block_m) * -(-n // config.block_n)
-        has_room = workspace is not None and workspace.holds(plan.num_splits * m * n, tiles)
-        if plan.num_splits == 1 or not has_room:
+        if workspace is None or plan.num_splits == 1:
+            has_room = False
+        elif config.reduce == "park":
+            has_room = workspace.max_rows(n, plan.num_splits - 1) >= config.block_m
+        else:
+            has_room = workspace.max_rows(n, plan.num_splits) >= m
+            has_room = has_room and tiles <= workspace.counters.numel()
+        if not has_room:
             config = replace(config, reduce="loop")
     if config.tma:
         is_aligned = all(

@@ -18,7 +18,9 @@ __all__ = ["Reduce", "SplitPlan", "TileConfig", "pick_config", "split_plan"]
 #   loop    the tile's only program, one split after the other (no scratch; for many rows)
 #   last    one program per split; the last to arrive reads all partial sums back
 #   kernel  one program per split; a second small kernel adds them
-Reduce = Literal["loop", "last", "kernel"]
+#   park    the tile's only program, keeping finished splits in scratch: for tiles so large that
+#           a second accumulator does not fit in registers
+Reduce = Literal["loop", "last", "kernel", "park"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +78,28 @@ def split_plan(n: int, k: int) -> SplitPlan:
     return SplitPlan.of(k, num_splits)
 
 
-_SMALL: dict[int, TileConfig] = {
-    16: TileConfig(16, 64, 128, 8, 4, swap=True, reduce="last"),
-    32: TileConfig(32, 64, 128, 7, 4, swap=True, reduce="last"),
-    64: TileConfig(64, 64, 128, 6, 4, swap=True, reduce="last"),
-    128: TileConfig(128, 64, 128, 4, 4, swap=True, reduce="last"),
-    256: TileConfig(128, 128, 64, 5, 8, reduce="last"),
-}
-_LARGE_SPLIT = TileConfig(128, 128, 64, 4, 8)  # two accumulators live: a wider tile spills
-_LARGE_WHOLE = TileConfig(128, 256, 64, 3, 8)
+# Tiles by rows of x, one column per limit and one for more. Narrow weights are those that
+# `split_plan` cuts: their large tiles keep two accumulators live, so 128 x 256 would spill.
+_LIMITS = (16, 32, 64, 128, 256)
+_NARROW = (
+    TileConfig(16, 64, 128, 8, 4, swap=True, reduce="last"),
+    TileConfig(32, 64, 128, 8, 4, swap=True, reduce="last"),
+    TileConfig(64, 64, 128, 6, 4, swap=True, reduce="last"),
+    TileConfig(128, 64, 128, 4, 4, swap=True, reduce="last"),
+    TileConfig(128, 128, 64, 6, 8, reduce="last"),
+    TileConfig(128, 128, 64, 4, 8),
+)
+_WIDE = (
+    TileConfig(16, 64, 128, 5, 4, swap=True),
+    TileConfig(32, 64, 128, 4, 4, swap=True),
+    TileConfig(64, 64, 128, 3, 4, swap=True),
+    TileConfig(128, 64, 64, 4, 4, swap=True),
+    TileConfig(128, 128, 64, 6, 8),
+    TileConfig(128, 256, 64, 3, 8),
+)
 
 
 def pick_config(m: int, n: int, k: int) -> TileConfig:
     """The measured tiles for m rows of x and a weight of [n, k]."""
-    for limit, config in _SMALL.items():
-        if m <= limit:
-            return config
-    return _LARGE_WHOLE if split_plan(n, k).num_splits == 1 else _LARGE_SPLIT
+    column = sum(m > limit for limit in _LIMITS)
+    return (_WIDE if split_plan(n, k).num_splits == 1 else _NARROW)[column]

@@ -79,6 +79,10 @@ def _sum_range(
         w_rows = w + offs_n.to(tl.int64)[:, None] * stride_wn + offs_k[None, :]
     live = (offs_m < M)[:, None]
 
+    if not WS:
+        # Without a path that skips the loop, ptxas keeps wide wgmma chains asynchronous; the
+        # warp-specialising pass of Triton 3.6 cannot take the hint.
+        tl.assume(k_begin < k_end)
     for k in tl.range(k_begin, k_end, BLOCK_K, warp_specialize=WS):
         if TMA:  # out of range reads as zero
             x_tile = x_rows.load([m_start, k])  # [BLOCK_M, BLOCK_K]
@@ -116,7 +120,7 @@ def matmul_kernel(
     w,  # [N, K] or its descriptor
     bias,  # [N] or None
     y,  # [M, N]
-    partials,  # [SPLITS, M, N] fp32, unused by "loop"
+    partials,  # [SPLITS, M, N] fp32, None for "loop"
     counters,  # [tiles] int32, zero between launches
     M,
     N,
@@ -166,6 +170,11 @@ def matmul_kernel(
         BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP, TMA, WS,
     )  # fmt: skip
 
+    live = (offs_m < M)[:, None] & (offs_n < N)[None, :]
+    plane = M.to(tl.int64) * N
+    if REDUCE != "loop":
+        cells = partials + offs_m.to(tl.int64)[:, None] * N + offs_n[None, :]
+
     if REDUCE == "loop":
         for _ in range(1, SPLITS):
             k_begin += split_len
@@ -175,10 +184,21 @@ def matmul_kernel(
                 BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP, TMA, WS,
             )  # fmt: skip
         _finish(total, bias, y, offs_m, offs_n, M, N, stride_ym, HAS_BIAS)
+    elif REDUCE == "park":
+        for s in range(1, SPLITS):
+            tl.store(cells + (s - 1) * plane, total, mask=live)
+            k_begin += split_len
+            k_end = tl.minimum(k_begin + split_len, K)
+            total = _sum_range(
+                x, w, m_start, n_start, k_begin, k_end, M, N, stride_xm, stride_wn,
+                BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP, TMA, WS,
+            )  # fmt: skip
+        tl.debug_barrier()  # the stores are this program's own
+        parked = tl.load(cells, mask=live, other=0.0)
+        for s in tl.static_range(1, SPLITS - 1):
+            parked += tl.load(cells + s * plane, mask=live, other=0.0)
+        _finish(parked + total, bias, y, offs_m, offs_n, M, N, stride_ym, HAS_BIAS)
     else:
-        plane = M.to(tl.int64) * N
-        cells = partials + offs_m.to(tl.int64)[:, None] * N + offs_n[None, :]
-        live = (offs_m < M)[:, None] & (offs_n < N)[None, :]
         tl.store(cells + split * plane, total, mask=live)
         if REDUCE == "last":
             # All threads' stores, then one release: whoever counts to SPLITS sees every plane.

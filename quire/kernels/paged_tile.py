@@ -54,8 +54,8 @@ def head_pad(head_dim: int) -> int:
 
 
 def default_config(head_dim: int, dtype: torch.dtype) -> PagedConfig:
-    if dtype == torch.float32:  # no matrix units in IEEE fp32: small tiles, registers are scarce
-        return PagedConfig(32, 512, Launch(16, 4, 1), Launch(32, 4, 1))
+    if dtype == torch.float32:  # no matrix units in IEEE fp32, and larger tiles spill
+        return PagedConfig(32, 512, Launch(16, 4, 1), Launch(16, 4, 1))
     if head_pad(head_dim) >= 256:
         return PagedConfig(64, 512, Launch(64, 8, 2), Launch(64, 8, 2))
     return PagedConfig(64, 512, Launch(64, 4, 3), Launch(128, 8, 3))
@@ -93,7 +93,7 @@ def attend(
     """Extend a state by the keys of [first, last). MASKED=False promises that every row sees
     every key of every tile; masking such a tile would change no bit."""
     dims = tl.arange(0, HEAD_PAD)
-    ones = tl.full([BLOCK_N, 16], 1.0, q.dtype)
+    ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(q.dtype)
     # Page ids run one tile ahead of the keys: a load whose address waits for another load would
     # halve the pipeline. They are read once per token; equal addresses coalesce.
     n = first + tl.arange(0, BLOCK_N)

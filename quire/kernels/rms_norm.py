@@ -31,7 +31,7 @@ def _rms_norm_kernel(
     cols = tl.arange(0, WIDTH_PAD)
     keep = cols < WIDTH
     dtype = normed_out.dtype.element_ty
-    w = tl.load(weight + cols, mask=keep, other=0.0)
+    w = tl.load(weight + cols, mask=keep, other=0.0).to(tl.float32)
     h = tl.load(x + row * x_stride + cols, mask=keep, other=0.0).to(tl.float32)
     if ADD:
         r = tl.load(residual + row * residual_stride + cols, mask=keep, other=0.0)
@@ -39,7 +39,7 @@ def _rms_norm_kernel(
         tl.store(summed_out + row * WIDTH + cols, summed, mask=keep)
         h = summed.to(tl.float32)
     scale = tl.rsqrt(tl.sum(h * h, 0) / WIDTH + eps)
-    normed = (h * scale).to(dtype)
+    normed = (h * scale).to(dtype).to(tl.float32)
     tl.store(normed_out + row * WIDTH + cols, (normed * w).to(dtype), mask=keep)
 
 

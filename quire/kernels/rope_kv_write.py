@@ -44,7 +44,8 @@ class HeadNorm:
 def _normed(x, scale, q_weight, k_weight, dims, keep, is_q):
     wq = tl.load(q_weight + dims, mask=keep, other=0.0)[None, :]
     wk = tl.load(k_weight + dims, mask=keep, other=0.0)[None, :]
-    return (x.to(tl.float32) * scale).to(x.dtype) * tl.where(is_q, wq, wk)
+    normed = (x.to(tl.float32) * scale).to(x.dtype)
+    return (normed.to(tl.float32) * tl.where(is_q, wq, wk).to(tl.float32)).to(x.dtype)
 
 
 @triton.jit
@@ -121,9 +122,7 @@ def _rope_kv_write_kernel(
         high_out = (b * cosine + a * sine).to(low.dtype)
     low_out = tl.where(is_qk, low_out, low)
     high_out = tl.where(is_qk, high_out, high)
-    _scatter(
-        low_out, head, half, is_half, q_row, keys, values, page_row, HEADS, KV_HEADS, HEAD_DIM
-    )
+    _scatter(low_out, head, half, is_half, q_row, keys, values, page_row, HEADS, KV_HEADS, HEAD_DIM)
     _scatter(
         high_out, head, HALF + half, is_half, q_row, keys, values, page_row,
         HEADS, KV_HEADS, HEAD_DIM,

@@ -30,6 +30,7 @@ MAX_CANDIDATES = 16384  # kept for each row; rows with more search the logits th
 _GREEDY = tl.constexpr(GREEDY_BELOW)
 _LARGEST = tl.constexpr(3.4028234663852886e38)
 _FAR = tl.constexpr(3e38)  # farther than any finite logit, nearer than banned tokens (infinity)
+_TINY = tl.constexpr(1e-37)  # keeps logarithms finite where their value is not used
 _NO_TOKEN = tl.constexpr(2**31 - 1)
 _MASS_ONE = tl.constexpr(float(2**40))  # fixed point: 2**18 tokens of mass 1 still fit 63 bits
 _BOUND_SLACK = tl.constexpr(0.01)  # of distance; covers f32 rounding of the estimated bound
@@ -59,42 +60,47 @@ class DrawArgs:
 def draw(logits: Tensor, args: DrawArgs) -> Tensor:
     """[S, V] f32, bf16 or f16 -> [S] int64 tokens. Leaves `logits` alone; does not wait."""
     num_rows, vocab_size = logits.shape
-    device = logits.device
-    tokens = torch.empty(num_rows, dtype=torch.int64, device=device)
+    assert logits.stride(1) == 1, f"got strides {logits.stride()}, want contiguous rows"
+    tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return tokens
-    assert logits.stride(1) == 1, f"got strides {logits.stride()}, want contiguous rows"
     num_tiles = triton.cdiv(vocab_size, TILE)
-    num_groups = num_tiles * (TILE // GROUP)
-    row = (logits, logits.stride(0), vocab_size, args.temperature)
-    key = (args.seeds, args.positions)
-    filters = args.filters if args.filters is not None else (None, None, None)
-    narrows = args.filters is not None
-    tile_floats = torch.empty(2, num_rows, num_tiles, device=device)  # best logit, first arrival
-    tile_tokens = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=device)
+    shape = (num_rows, num_tiles)
+    tile_floats = torch.empty(2, *shape, device=logits.device)  # best logit, first arrival
+    tile_tokens = torch.empty(shape, dtype=torch.int32, device=logits.device)
+    rows = (logits, logits.stride(0), vocab_size, args.temperature, args.seeds, args.positions)
     tiles = (tile_floats, tile_tokens)
-    groups = bounds = totals = near = None
-    if narrows:
-        groups = torch.empty(2, num_rows, num_groups, device=device)  # best logit, mass to it
-        bounds = torch.empty(num_rows, 2, device=device)  # best logit, farthest distance
-        totals = torch.empty(num_rows, 2, dtype=torch.int64, device=device)  # candidates, mass
-        width = min(MAX_CANDIDATES, vocab_size)
-        near = torch.empty(num_rows, width, dtype=torch.int32, device=device)  # token ids
-    wide, exact = (num_rows, num_tiles), {"enable_fp_fusion": False}
-    _scan_tiles[wide](*row, *key, *filters, *tiles, groups, narrows, TILE, GROUP, **exact)
-    if narrows:
+    top_k, top_p, min_p = args.filters if args.filters is not None else (None, None, None)
+    rows = (*rows, top_k, top_p, min_p)
+    exact = {"enable_fp_fusion": False}
+    narrows = args.filters is not None
+    groups, bounds, totals, near = _scratch(logits, num_tiles) if narrows else (None,) * 4
+    width = near.shape[1] if near is not None else 0
+    _scan_tiles[shape](*rows, *tiles, groups, narrows, TILE, GROUP, **exact)
+    if groups is not None:
+        num_groups = groups.shape[2]
         pad = triton.next_power_of_2(num_groups)
-        _bound_rows[(num_rows,)](
-            args.temperature, vocab_size, *filters, groups, num_groups, bounds, totals, pad, **exact
-        )
-        _gather_near[wide](*row, *filters, bounds, totals, near, near.shape[1], TILE, **exact)
-    found = (bounds, totals, near, near.shape[1] if narrows else 0)
+        _bound_rows[(num_rows,)](*rows, groups, num_groups, bounds, totals, pad, **exact)
+        _gather_near[shape](*rows, bounds, totals, near, width, TILE, **exact)
+    found = (bounds, totals, near, width)
     pad = triton.next_power_of_2(num_tiles)
     _pick_rows[(num_rows,)](
-        *row, *key, *filters, *tiles, num_tiles, *found, tokens, narrows, pad, CHUNK,
-        num_warps=8, **exact,
-    )  # fmt: skip
+        *rows, *tiles, num_tiles, *found, tokens, narrows, pad, CHUNK, num_warps=8, **exact
+    )
     return tokens
+
+
+def _scratch(logits: Tensor, num_tiles: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    num_rows, vocab_size = logits.shape
+    device = logits.device
+    num_groups = num_tiles * (TILE // GROUP)
+    width = min(MAX_CANDIDATES, vocab_size)
+    return (
+        torch.empty(2, num_rows, num_groups, device=device),  # best logit, mass relative to it
+        torch.empty(num_rows, 2, device=device),  # best logit, farthest distance
+        torch.empty(num_rows, 2, dtype=torch.int64, device=device),  # candidates, mass
+        torch.empty(num_rows, width, dtype=torch.int32, device=device),  # ids of candidates
+    )
 
 
 @triton.jit
@@ -132,8 +138,9 @@ def _load_logits(logits, ids, mask):
 
 @triton.jit
 def _distances(best, x, temperature):
-    """>= 0, and infinity for banned tokens, also where best is -inf itself."""
-    return tl.where(x == -float("inf"), float("inf"), (best - x) / temperature)
+    """>= 0, and infinity for banned tokens, also when they are all there is."""
+    # abs: logits of -0 would give a distance of -0, whose bits sort last.
+    return tl.abs(tl.maximum(best, -_LARGEST) - x) / temperature
 
 
 @triton.jit
@@ -162,13 +169,12 @@ def _scan_tiles(
     x = _load_logits(logits + row.to(tl.int64) * stride, ids, ids < vocab_size)  # [ROWS, GROUP]
     group_best = tl.max(x, axis=1)  # [ROWS]
     temperature = tl.load(temperatures + row)
-    if NARROWS:
-        if _is_narrow(row, temperature, top_k, top_p, min_p, vocab_size):
-            mass = tl.sum(tl.exp(-_distances(group_best[:, None], x, temperature)), axis=1)
-            at = (row * num_tiles + tile) * ROWS + tl.arange(0, ROWS)
-            tl.store(groups + at, group_best)
-            tl.store(groups + num_rows * num_tiles * ROWS + at, mass)
-            return
+    if NARROWS and _is_narrow(row, temperature, top_k, top_p, min_p, vocab_size):
+        mass = tl.sum(tl.exp(-_distances(group_best[:, None], x, temperature)), axis=1)
+        at = (row * num_tiles + tile) * ROWS + tl.arange(0, ROWS)
+        tl.store(groups + at, group_best)
+        tl.store(groups + num_rows * num_tiles * ROWS + at, mass)
+        return
     best = tl.max(group_best, axis=0)
     if temperature < _GREEDY:
         times = _distances(best, x, 1.0)
@@ -185,7 +191,8 @@ def _scan_tiles(
 
 @triton.jit
 def _bound_rows(
-    temperatures, vocab_size, top_k, top_p, min_p, groups, num_groups, bounds, totals,
+    logits, stride, vocab_size, temperatures, seeds, positions, top_k, top_p, min_p,
+    groups, num_groups, bounds, totals,
     PAD: tl.constexpr,
 ):  # fmt: skip
     """Grid (S,). A distance that no survivor exceeds; any such distance gives the same draw."""
@@ -201,7 +208,7 @@ def _bound_rows(
         nearest = _distances(best, group_best, temperature)  # [PAD]
         k, p, m = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
         has_k = (k > 0) & (k < vocab_size)
-        cut = tl.where(m > 0.0, -tl.log(m), _FAR)
+        cut = tl.where(m > 0.0, -tl.log(tl.maximum(m, _TINY)), _FAR)
         if has_k:
             # k groups whose nearest token is within x hold k tokens within x between them.
             low = 0.0
@@ -217,17 +224,19 @@ def _bound_rows(
             # Tokens beyond x weigh V * exp(-x) at most: when that fits 1 - top_p, none survives.
             masses = groups + num_rows * num_groups + row * num_groups
             mass = tl.load(masses + at, mask=inside, other=0.0) * tl.exp(-nearest)
-            cut = _BOUND_SLACK - tl.log((1.0 - p) * tl.sum(mass, axis=0) / vocab_size)
+            spare = (1.0 - p) * tl.sum(mass, axis=0) / vocab_size
+            cut = _BOUND_SLACK - tl.log(tl.maximum(spare, _TINY))
         tl.store(bounds + 2 * row, best)
         tl.store(bounds + 2 * row + 1, tl.minimum(cut, _FAR))
 
 
 @triton.jit
 def _gather_near(
-    logits, stride, vocab_size, temperatures, top_k, top_p, min_p, bounds, totals, near, width,
+    logits, stride, vocab_size, temperatures, seeds, positions, top_k, top_p, min_p,
+    bounds, totals, near, width,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (S, tiles). Ids within the bound, tiles in no order; with top_p alone, the row's mass."""
+    """Grid (S, tiles). Ids within the bound, in no order; with top_p alone, the row's mass."""
     row = tl.program_id(0)
     temperature = tl.load(temperatures + row)
     if _is_narrow(row, temperature, top_k, top_p, min_p, vocab_size):
@@ -286,10 +295,7 @@ def _search(target, edge, among, BY: tl.constexpr, CHUNK: tl.constexpr):
             if BY == "id":
                 is_member = key == edge
                 key = ids
-            if BY == "mass":
-                weight = _fixed_mass(distance)
-            else:
-                weight = is_member.to(tl.int64)
+            weight = _fixed_mass(distance) if BY == "mass" else is_member.to(tl.int64)
             within = is_member & (key <= middle)
             reached += tl.sum(tl.where(within, weight, 0), axis=0)
             last = tl.maximum(last, tl.max(tl.where(within, key, low), axis=0))
@@ -363,25 +369,24 @@ def _pick_rows(
     """Grid (S,). The earliest of the tiles' arrivals, or the first among a row's survivors."""
     row, num_rows = tl.program_id(0), tl.num_programs(0)
     temperature = tl.load(temperatures + row)
-    if NARROWS:
-        if _is_narrow(row, temperature, top_k, top_p, min_p, vocab_size):
-            found, total = tl.load(totals + 2 * row), tl.load(totals + 2 * row + 1)
-            is_all = found > width
-            among = (
-                tl.where(is_all, vocab_size, found.to(tl.int32)),
-                logits + row.to(tl.int64) * stride,
-                near + row.to(tl.int64) * width,
-                is_all,
-                tl.load(bounds + 2 * row),
-                temperature,
-                tl.load(bounds + 2 * row + 1),
-            )
-            k, p, m = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
-            edge, last_id = _edge_of(k, p, m, total, vocab_size, among, CHUNK)
-            seed, position = tl.load(seeds + row), tl.load(positions + row)
-            token = _first_survivor(seed, position, edge, last_id, among, CHUNK)
-            tl.store(tokens + row, token.to(tl.int64))
-            return
+    if NARROWS and _is_narrow(row, temperature, top_k, top_p, min_p, vocab_size):
+        found, total = tl.load(totals + 2 * row), tl.load(totals + 2 * row + 1)
+        is_all = found > width
+        among = (
+            tl.where(is_all, vocab_size, found.to(tl.int32)),
+            logits + row.to(tl.int64) * stride,
+            near + row.to(tl.int64) * width,
+            is_all,
+            tl.load(bounds + 2 * row),
+            temperature,
+            tl.load(bounds + 2 * row + 1),
+        )
+        k, p, m = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+        edge, last_id = _edge_of(k, p, m, total, vocab_size, among, CHUNK)
+        seed, position = tl.load(seeds + row), tl.load(positions + row)
+        token = _first_survivor(seed, position, edge, last_id, among, CHUNK)
+        tl.store(tokens + row, token.to(tl.int64))
+        return
     at = tl.arange(0, PAD)
     inside = at < num_tiles
     bests = tl.load(tile_floats + row * num_tiles + at, mask=inside, other=-float("inf"))

@@ -22,8 +22,8 @@ def _silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
     gate = tl.load(gate_up + row * 2 * width + cols, mask=keep, other=0.0)
     up = tl.load(gate_up + row * 2 * width + width + cols, mask=keep, other=0.0)
     g = gate.to(tl.float32)
-    silu = (g / (1.0 + tl.exp(-g))).to(gate.dtype)
-    tl.store(out + row * width + cols, silu * up, mask=keep)
+    silu = (g / (1.0 + tl.exp(-g))).to(gate.dtype).to(tl.float32)
+    tl.store(out + row * width + cols, (silu * up.to(tl.float32)).to(gate.dtype), mask=keep)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

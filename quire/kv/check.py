@@ -1,7 +1,7 @@
 """Invariants of the page bookkeeping; run after every step in tests and when the engine is idle.
 
-    free + cached + live = total, no page owned in two ways, every published page's ancestors are
-    published, every table entry is referenced, every reference has a holder.
+free + cached + live = total, no page owned in two ways, every published page's ancestors are
+published, every table entry is referenced, every reference has a holder.
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ def check(kv: KVManager) -> None:
         assert len(set(pages)) == len(pages), f"a table names a page twice: {pages}"
     children: Counter[bytes] = Counter()
     for key, node in tree.nodes.items():
-        assert node.key == key and alloc.node_of[node.page] is node, f"node of page {node.page} lost"
-        assert alloc.refs[node.page] or alloc.is_cached(node.page), f"page {node.page} published, empty"
+        assert node.key == key and alloc.node_of[node.page] is node, (
+            f"node of page {node.page} lost"
+        )
+        assert alloc.refs[node.page] or alloc.is_cached(node.page), (
+            f"page {node.page} published, empty"
+        )
         if node.parent is not None:
             assert tree.nodes.get(node.parent.key) is node.parent, "orphan in the prefix tree"
-            assert not alloc.refs[node.page] or alloc.refs[node.parent.page], "live child, dead parent"
+            assert not alloc.refs[node.page] or alloc.refs[node.parent.page], (
+                "live child, dead parent"
+            )
             children[node.parent.key] += 1
     for node in tree.nodes.values():
         assert node.num_children == children[node.key], "child count is off"

@@ -15,7 +15,11 @@ from torch import Tensor
 
 from quire.load.gguf_types import GGMLType
 
-_RUN_WEIGHTS = 1 << 20
+# Weights per run. A short one is at most torch's grain for threading, so its ops never start a
+# parallel region: for the tensors of a small model, the barrier after each op costs more than the
+# second core brings (0.4 s became 20 s with other processes on the cores). A long one is worth it.
+_SHORT_RUN = 1 << 15
+_LONG_RUN = 1 << 22
 
 NATIVE_DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -42,8 +46,8 @@ def dequantize(packed: Tensor, kind: GGMLType) -> Tensor:
     """
     decode = _DECODERS[kind.name]
     blocks = packed.reshape(-1, kind.block_bytes)
-    out = torch.empty(blocks.shape[0], kind.block_size, dtype=torch.float32)
-    run = _RUN_WEIGHTS // kind.block_size
+    out = torch.empty(blocks.shape[0], kind.block_size, dtype=torch.float32, device="cpu")
+    run = (_LONG_RUN if out.numel() >= _LONG_RUN else _SHORT_RUN) // kind.block_size
     for start in range(0, blocks.shape[0], run):
         decode(blocks[start : start + run], out[start : start + run])
     return out.view(*packed.shape[:-1], -1)
@@ -62,7 +66,7 @@ def _nibbles(packed: Tensor, out: Tensor) -> None:
 
 def _bits(packed: Tensor) -> Tensor:
     """[n, bytes] to its single bits [n, bytes * 8], lowest first."""
-    return (packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)
+    return (packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device="cpu") & 1).flatten(1)
 
 
 def _q4_0(blocks: Tensor, out: Tensor) -> None:
@@ -114,7 +118,7 @@ def _q5_k(blocks: Tensor, out: Tensor) -> None:
     scale, offset = _k_scales(blocks)
     _nibbles(blocks[:, 48:].view(-1, 4, 32), out.view(-1, 4, 2, 32))
     # Byte i of the 32 high bytes holds the fifth bit of weight i of group g in its bit g.
-    group = torch.arange(8, dtype=torch.uint8).view(1, 8, 1)
+    group = torch.arange(8, dtype=torch.uint8, device="cpu").view(1, 8, 1)
     fifth = (blocks[:, None, 16:48] >> group & 1) << 4
     out.view(-1, 8, 32).add_(fifth).mul_(scale).sub_(offset)
 
@@ -124,7 +128,7 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
     # (first the low nibbles of groups 0 and 1, then the high ones for 2 and 3) and 32 high bytes
     # carry their top two bits, group g in bits 2g and 2g + 1.
     _nibbles(blocks[:, :128].view(-1, 2, 64), out.view(-1, 2, 2, 64))
-    shift = torch.arange(0, 8, 2, dtype=torch.uint8).view(1, 1, 4, 1)
+    shift = torch.arange(0, 8, 2, dtype=torch.uint8, device="cpu").view(1, 1, 4, 1)
     top = (blocks[:, 128:192].view(-1, 2, 1, 32) >> shift & 3) << 4
     out.view(-1, 2, 4, 32).add_(top).sub_(32)
     scale = blocks[:, 192:208].view(torch.int8).float().mul_(_half(blocks, 208))

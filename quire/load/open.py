@@ -34,7 +34,7 @@ def open_model(args: EngineArgs) -> OpenModel:
         checkpoint = GGUFCheckpoint.open(path)
         tokenizer = None
         if wants_text and args.tokenizer is None:
-            tokenizer = _gguf_tokenizer(checkpoint.metadata)
+            tokenizer = _gguf_tokenizer(checkpoint.file.metadata, str(path))
     elif args.load_format == "dummy":
         checkpoint, tokenizer = ConfigOnly.open(path), None
     else:
@@ -46,11 +46,11 @@ def open_model(args: EngineArgs) -> OpenModel:
     return OpenModel(path, checkpoint, tokenizer)
 
 
-def _gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+def _gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     from quire.text.gguf_vocab import tokenizer_from_gguf
     from quire.text.tokenizer import Tokenizer
 
-    return Tokenizer.from_gguf_vocab(tokenizer_from_gguf(metadata))
+    return Tokenizer.from_gguf_vocab(tokenizer_from_gguf(metadata, source))
 
 
 def _folder_tokenizer(path: Path) -> Tokenizer:

@@ -69,7 +69,9 @@ class Decoder:
         self.blocks = [Block(spec, heads, dtype, device) for _ in range(spec.num_layers)]
         norm = RMSNorm if spec.norm == "rms" else LayerNorm
         self.norm = norm(hidden, spec.norm_eps, dtype, device)
-        self.head = Linear(hidden, {"head": spec.vocab_size}, bias=False, dtype=dtype, device=device)
+        self.head = Linear(
+            hidden, {"head": spec.vocab_size}, bias=False, dtype=dtype, device=device
+        )
         if spec.tied:
             self.head.weight = self.embed
 

@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.errors import NotSupported
-
 
 class LinearKernel(Protocol):
     def __call__(self, x: Tensor) -> Tensor:
@@ -94,14 +92,12 @@ class KernelChoice(Protocol):
     def __call__(self, weight: Tensor, bias: Tensor | None) -> LinearKernel: ...
 
 
-def choose_kernel(weight: Tensor, bias: Tensor | None) -> LinearKernel:
+def kernel_choice(device: torch.device) -> KernelChoice:
     """The invariant kernel of the device where there is one, the library's otherwise."""
-    if can_pack(weight):
-        return PackedLinear(weight, bias)
-    if weight.device.type == "cuda":
+    if device.type == "cuda":
+        from quire.kernels.matmul import MatmulWorkspace
         from quire.nn.matmul_linear import MatmulLinear
 
-        return MatmulLinear(weight, bias)
-    if weight.device.type == "cpu":
-        return TorchLinear(weight, bias)
-    raise NotSupported(f"no linear kernel for device {weight.device}; use cpu or cuda")
+        workspace = MatmulWorkspace(device)  # one stream runs all layers, so one is enough
+        return lambda weight, bias: MatmulLinear(weight, bias, workspace)
+    return lambda weight, bias: (PackedLinear if can_pack(weight) else TorchLinear)(weight, bias)

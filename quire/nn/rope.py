@@ -15,9 +15,7 @@ from torch import Tensor
 from quire.models.spec import RopeSpec
 
 
-def rope_tables(
-    spec: RopeSpec, num_positions: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def rope_tables(spec: RopeSpec, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin, each [positions, dim / 2] f32."""
     inv_freq, scale = inverse_frequencies(spec, num_positions)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), inv_freq)

@@ -30,7 +30,9 @@ def sample_inputs(
         history = History(rows.tokens[at, :longest].long(), ints[:, bits.PROMPT_LEN_COL], lens)
     if needs & bits.PENALTIES:
         penalties = Penalties(
-            floats[:, bits.REPETITION_COL], floats[:, bits.PRESENCE_COL], floats[:, bits.FREQUENCY_COL]
+            floats[:, bits.REPETITION_COL],
+            floats[:, bits.PRESENCE_COL],
+            floats[:, bits.FREQUENCY_COL],
         )
     return SampleInputs(
         temperature=floats[:, bits.TEMPERATURE_COL],
@@ -88,7 +90,9 @@ def _edits(infos: list[RowInfo | None], shape: StepShape, uploader: Uploader) ->
 
 
 def _bad_words(infos: list[RowInfo | None], uploader: Uploader) -> BadWords:
-    pairs = [(i, words) for i, info in enumerate(infos) if info for words in info.params.bad_word_ids]
+    pairs = [
+        (i, words) for i, info in enumerate(infos) if info for words in info.params.bad_word_ids
+    ]
     longest = max(len(words) - 1 for _, words in pairs)
     prefixes = [[-1] * (longest - len(w) + 1) + list(w[:-1]) for _, w in pairs]
     table = torch.tensor(

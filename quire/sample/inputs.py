@@ -26,7 +26,9 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    repetition: Tensor  # [S] f32, 1 = off; divides positive and multiplies negative logits of seen tokens
+    repetition: (
+        Tensor  # [S] f32, 1 = off; divides positive and multiplies negative logits of seen tokens
+    )
     presence: Tensor  # [S] f32, 0 = off; counts output tokens only
     frequency: Tensor  # [S] f32, 0 = off; counts output tokens only
 

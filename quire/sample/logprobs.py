@@ -1,38 +1,49 @@
 """Log-probabilities of the unmodified distribution: chosen token, its rank, and the top n.
 
-Ties are reported lowest id first, by ranking on integers that hold value and id together, so the
-lists do not depend on the batch or on the device's selection algorithm. A row with a NaN logit has
-NaN log-probabilities. Prompt log-probabilities run the head a few tokens at a time, since a prompt
-times a vocabulary of floats is more than most machines have to spare.
+Ties are reported lowest id first, so the lists depend neither on the batch nor on how a device
+happens to select. A row with a NaN logit has NaN log-probabilities. Prompt log-probabilities run
+the head on a few tokens at a time: a prompt times a vocabulary of floats is more than fits.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from quire.sample.inputs import SampledLogprobs
+from quire.sample.truncate import FAR, Limits, kept_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
+    from quire.sample.gumbel import Floats, Ints
+
 # The same columns, one row for each prompt token, `chosen` being the token that follows it.
 PromptLogprobs = SampledLogprobs
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """[S, V] any float -> [S, V] f32, always a new tensor: later edits of logits do not reach it."""
+    """[S, V] any float -> [S, V] f32, always a new tensor that later edits do not reach."""
     return torch.log_softmax(logits, dim=-1, dtype=torch.float32)
 
 
 def gather_logprobs(logprobs: Tensor, tokens: Tensor, num: int) -> SampledLogprobs:
     """[S, V] f32, [S] -> the `num` best of each row, and where its token stands among all."""
     chosen = logprobs.gather(1, tokens[:, None])  # [S, 1]
-    rank = (logprobs > chosen).sum(dim=1) + 1
-    top_tokens = _top_tokens(logprobs, min(num, logprobs.shape[1]))  # [S, K]
+    num = min(num, logprobs.shape[1])
+    if logprobs.is_cuda:
+        rank = (logprobs > chosen).sum(dim=1) + 1
+        top_tokens = top_by_keys(logprobs, num)  # [S, K]
+    else:
+        # numpy: several times faster here than torch's reductions and selections
+        rows = list(zip(logprobs.numpy(), chosen.numpy(), strict=True))
+        rank = torch.tensor([np.count_nonzero(row > value) + 1 for row, value in rows]).long()
+        best = [_top_of_row(row, num) for row, _ in rows]
+        top_tokens = torch.from_numpy(np.array(best, np.int64).reshape(len(rows), num))
     return SampledLogprobs(
         chosen=chosen.squeeze(1),
         chosen_rank=rank,
@@ -46,8 +57,8 @@ def prompt_logprobs(
 ) -> PromptLogprobs:
     """hidden [T, H], targets [T] -> log-probabilities of targets[t] under head(hidden)[t].
 
-    At most `chunk` rows of the vocabulary exist at once (as logits, f32 log-probabilities and,
-    for num > 0, 64-bit ranking keys).
+    At most `chunk` rows of the vocabulary exist at once (as logits and f32 log-probabilities;
+    on a GPU as 64-bit keys too).
     """
     assert chunk >= 1, f"got chunk={chunk}, want at least 1"
     parts = [
@@ -62,12 +73,19 @@ def prompt_logprobs(
     )
 
 
-def _top_tokens(values: Tensor, num: int) -> Tensor:
-    """[S, V] f32 -> [S, num] ids, best first, ties by lowest id."""
-    if num == 0:
-        return torch.empty(values.shape[0], 0, dtype=torch.int64, device=values.device)
+def top_by_keys(values: Tensor, num: int) -> Tensor:
+    """[S, V] f32 -> [S, num] ids, best first: top-k of integers that hold value and id together."""
+    last = values.shape[1] - 1
     bits = values.contiguous().view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # signed integers in the order of the floats
     keys = ordered.long() << 32
-    keys += torch.arange(values.shape[1] - 1, -1, -1, device=values.device)
-    return values.shape[1] - 1 - (keys.topk(num, dim=-1).values & 0xFFFFFFFF)
+    keys += torch.arange(last, -1, -1, device=values.device)
+    return last - (keys.topk(num, dim=-1).values & 0xFFFFFFFF)
+
+
+def _top_of_row(logprobs: Floats, num: int) -> Ints:
+    if num == 0:
+        return np.empty(0, np.int64)
+    distance = np.fmin(-logprobs, FAR)  # -inf and NaN come last, still in the order of ids
+    tokens = kept_tokens(distance, Limits.of(num, 1.0, 0.0, len(distance)))
+    return tokens[np.argsort(distance[tokens], kind="stable")]

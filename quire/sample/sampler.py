@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from quire.sample.gumbel import Floats, Words
     from quire.sample.inputs import SampleInputs
 
-_LARGEST = np.finfo(np.float32).max
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Sampler:

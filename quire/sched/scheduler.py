@@ -192,7 +192,9 @@ class Scheduler:
         if not self.running:
             return True
         need = 1 if self.kv.prefix_caching else self.kv.pages_for(request.num_known)
-        return self.kv.num_available >= need + min(len(self.running), self.kv.allocator.num_pages // 8)
+        return self.kv.num_available >= need + min(
+            len(self.running), self.kv.allocator.num_pages // 8
+        )
 
     def _note_start(self, request: Request, cached: int) -> None:
         if request.timing.scheduled is None:

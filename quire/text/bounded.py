@@ -28,28 +28,32 @@ from quire.text.meter import LimitReached, current_meter
 # Jinja hands over whatever the template holds; Any is the honest type at this border.
 Value: TypeAlias = Any
 
-STR_METHODS = frozenset(
-    "capitalize casefold count endswith find format index isalnum isalpha isascii isdecimal isdigit "
-    "islower isnumeric isspace istitle isupper join lower lstrip partition removeprefix "
-    "removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith strip "
-    "swapcase title upper".split()
-)
-DICT_METHODS = frozenset({"get", "items", "keys", "values"})
-LIST_METHODS = frozenset({"count", "index"})
 
-_PLAIN_FILTERS = (
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+STR_METHODS = _names(
+    "capitalize casefold count endswith find format index isalnum isalpha isascii isdecimal "
+    "isdigit islower isnumeric isspace istitle isupper join lower lstrip partition removeprefix "
+    "removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith "
+    "strip swapcase title upper"
+)
+DICT_METHODS = _names("get items keys values")
+LIST_METHODS = _names("count index")
+
+_PLAIN_FILTERS = _names(
     "abs attr capitalize count d default dictsort e escape first float groupby int items last "
     "length list lower map max min reject rejectattr reverse safe select selectattr sort string "
     "title truncate unique upper urlencode wordcount"
-).split()
-
-# Filters and tests by what they cost; any other goes through all of its arguments.
-_CONSTANT_TIME = frozenset(
-    "abs attr boolean callable count d default defined divisibleby even false filter first "
-    "integer items iterable last length mapping none number odd sameas sequence test "
-    "true undefined".split()
 )
-_ONE_PASS = frozenset("list map reject rejectattr reverse select selectattr".split())
+# Filters and tests by what they cost; any other goes through all of its arguments.
+_CONSTANT_TIME = _names(
+    "abs attr boolean callable count d default defined divisibleby even false filter first "
+    "integer items iterable last length mapping none number odd sameas sequence test true "
+    "undefined"
+)
+_ONE_PASS = _names("list map reject rejectattr reverse select selectattr")
 
 MAX_FORMAT_WIDTH = 999
 MAX_INDENT = 256
@@ -143,9 +147,7 @@ def join_texts(separator: str, texts: Iterable[Value]) -> str:
     return separator.join(pieces)
 
 
-def strip(
-    text: Value, chars: str | None = None, method: Callable[..., str] = str.strip
-) -> str:
+def strip(text: Value, chars: str | None = None, method: Callable[..., str] = str.strip) -> str:
     text = as_text(text)
     if chars is not None:
         current_meter().make_room(len(text) * (1 + len(chars) // 64))

@@ -280,10 +280,10 @@ def _add_frame(
 ) -> None:
     if bos is None and eos is None:
         return
-    before = [] if bos is None else [{"SpecialToken": {"id": tokens[bos], "type_id": 0}}]
-    after = [] if eos is None else [{"SpecialToken": {"id": tokens[eos], "type_id": 0}}]
-    text = [{"Sequence": {"id": "A", "type_id": 0}}]
-    ids = [(tokens[i], i) for i in dict.fromkeys((bos, eos)) if i is not None]
+    # Pieces go by role: a token's own text could hold the template's ":" or "$".
+    single = ["bos"] * (bos is not None) + ["$A"] + ["eos"] * (eos is not None)
+    ends = [(role, i) for role, i in (("bos", bos), ("eos", eos)) if i is not None]
     tokenizer.post_processor = TemplateProcessing(
-        single=[*before, *text, *after], pair=None, special_tokens=ids
+        single=single,
+        special_tokens=[{"id": role, "ids": [i], "tokens": [tokens[i]]} for role, i in ends],
     )

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from quire.errors import BadRequest
 
-Json: TypeAlias = "str | int | float | bool | None | list[Json] | dict[str, Json]"
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 Message: TypeAlias = Mapping[str, object]
 
 MAX_MESSAGES = 16_384
@@ -76,7 +76,9 @@ def plain_json(value: object, where: str, depth: int = 0) -> Json:
 
 def _check_message(message: Message, where: str) -> dict[str, Json]:
     if not isinstance(message, Mapping):
-        raise BadRequest(f"got {where} of type {type(message).__name__}, want a dict", param="messages")
+        raise BadRequest(
+            f"got {where} of type {type(message).__name__}, want a dict", param="messages"
+        )
     role = message.get("role")
     if not isinstance(role, str) or not 0 < len(role) <= MAX_ROLE_CHARS:
         raise BadRequest(
@@ -134,7 +136,9 @@ def _check_tool_calls(calls: object, where: str) -> Json:
     if calls is None:
         return None
     if not isinstance(calls, (list, tuple)):
-        raise BadRequest(f"got {where} of type {type(calls).__name__}, want a list", param="messages")
+        raise BadRequest(
+            f"got {where} of type {type(calls).__name__}, want a list", param="messages"
+        )
     return [_check_tool_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
 
 
@@ -166,7 +170,9 @@ def _check_text(text: str, where: str) -> str:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise BadRequest(f"{where} is not valid text: {error.reason}", param=_param(where)) from None
+            raise BadRequest(
+                f"{where} is not valid text: {error.reason}", param=_param(where)
+            ) from None
     return text
 
 

@@ -9,10 +9,9 @@ it is built rather than when something walks it. `sandbox.py` decides where to c
 from __future__ import annotations
 
 import time
-from collections.abc import ItemsView, KeysView, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,9 +22,11 @@ MAX_VALUE = 8_000_000  # weight of any one value
 VALUE_PER_INPUT = 4
 MAX_DEPTH = 64
 MAX_SECONDS = 2.0  # of this thread's processor time, so a busy machine fails nobody
+SECONDS_PER_INPUT = 1e-6
 UNITS_PER_CLOCK = 4096
 
-SLOT_WEIGHT = 8  # a pointer in a list
+SLOT_WEIGHT = 16  # a place in a container, apart from what is in it
+_LAZY = (type({}.keys()), type({}.values()), type({}.items()), range)
 
 
 class LimitReached(Exception):
@@ -37,16 +38,17 @@ class Meter:
 
     >>> meter = Meter()
     >>> meter.weigh(["ab", "c"])
-    27
+    53
     """
 
-    __slots__ = ("_deadline", "_kept", "_left", "_until_clock", "_weights", "max_value")
+    __slots__ = ("_deadline", "_kept", "_left", "_max_seconds", "_until_clock", "_weights", "max_value")
 
     def __init__(self, input_weight: int = 0) -> None:
         self.max_value = MAX_VALUE + VALUE_PER_INPUT * input_weight
         self._left = MAX_WORK + WORK_PER_INPUT * input_weight
         self._until_clock = UNITS_PER_CLOCK
-        self._deadline = time.thread_time() + MAX_SECONDS
+        self._max_seconds = MAX_SECONDS + SECONDS_PER_INPUT * input_weight
+        self._deadline = time.thread_time() + self._max_seconds
         self._weights: dict[int, int] = {}
         self._kept: list[object] = []  # keeps ids in _weights from being reused
 
@@ -58,14 +60,12 @@ class Meter:
         if self._until_clock < 0:
             self._until_clock = UNITS_PER_CLOCK
             if time.thread_time() > self._deadline:
-                raise LimitReached(f"it runs longer than {MAX_SECONDS} s")
+                raise LimitReached(f"it runs longer than {self._max_seconds:.1f} s")
 
     def make_room(self, weight: int) -> None:
         """Charge for a value about to be built; refuse it if it would be too large."""
         if weight > self.max_value:
-            raise LimitReached(
-                f"it builds a value of {weight} bytes, the most is {self.max_value}"
-            )
+            raise LimitReached(f"it builds a value of {weight} bytes, the most is {self.max_value}")
         self.spend(weight)
 
     def weigh(self, value: object) -> int:
@@ -88,19 +88,19 @@ class Meter:
     def _weight(self, value: object, depth: int) -> int:
         if isinstance(value, str):
             return len(value) + 1
+        if isinstance(value, int):
+            return 1 + value.bit_length() // 8
         if isinstance(value, (list, tuple, dict)):
             known = self._weights.get(id(value))
             return self._walk(value, depth) if known is None else known
-        if isinstance(value, (KeysView, ValuesView, ItemsView, range)):
-            return 1 + SLOT_WEIGHT * len(value)
-        if isinstance(value, int):
-            return 1 + value.bit_length() // 8
-        return 1
+        return 1 + SLOT_WEIGHT * len(value) if isinstance(value, _LAZY) else 1
 
-    def _walk(self, value: list[object] | tuple[object, ...] | dict[object, object], depth: int) -> int:
+    def _walk(self, value: list[Any] | tuple[Any, ...] | dict[Any, Any], depth: int) -> int:
         if depth > MAX_DEPTH:
             raise LimitReached(f"a value is nested deeper than {MAX_DEPTH}")
         weight = SLOT_WEIGHT * (len(value) + 1)
+        if weight > self.max_value:
+            raise LimitReached(f"it builds a value over {self.max_value} bytes")
         self.spend(len(value))
         for item in value:
             weight += self._weight(item, depth + 1)

@@ -116,7 +116,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
         return checked
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         # The compiler passes loop variables along as keywords that begin with an underscore.
         named = {key: value for key, value in kwargs.items() if not key.startswith("_")}
         meter = current_meter()
@@ -211,9 +211,7 @@ def _hold(node: nodes.Expr) -> nodes.Expr:
 
 
 def _charge(units: int, lineno: int) -> nodes.Node:
-    return nodes.ExprStmt(
-        _filter("quire.charge", nodes.Const(units, lineno=lineno)), lineno=lineno
-    )
+    return nodes.ExprStmt(_filter("quire.charge", nodes.Const(units, lineno=lineno)), lineno=lineno)
 
 
 def _is_constant(node: nodes.Node) -> bool:

@@ -19,7 +19,7 @@ from quire.text.messages import Json, Message, check_messages, check_tools, plai
 from quire.text.meter import LimitReached, Meter, metered
 from quire.text.sandbox import ChatEnvironment, TemplateRefusal
 
-MAX_SOURCE_CHARS = 512_000
+MAX_SOURCE_CHARS = 128_000
 MAX_VARIABLES = 32
 MAX_INPUT = 48_000_000  # bytes of messages and tools together
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})

@@ -31,9 +31,7 @@ def no_refcount_on_hit(patch: Patch) -> None:
 
 def key_without_parent(patch: Patch) -> None:
     plain = PrefixTree.child_key
-    patch.setattr(
-        PrefixTree, "child_key", staticmethod(lambda parent, tokens: plain(b"", tokens))
-    )
+    patch.setattr(PrefixTree, "child_key", staticmethod(lambda parent, tokens: plain(b"", tokens)))
 
 
 def leak_on_release(patch: Patch) -> None:

@@ -26,7 +26,9 @@ def make_requests(rng: random.Random) -> list[Request]:
     shared = [rng.randrange(7) for _ in range(40)]
     requests, id = [], 0
     for arrival in range(12):
-        prompt = shared[: rng.randint(0, 40)] + [rng.randrange(7) for _ in range(rng.randint(1, 20))]
+        prompt = shared[: rng.randint(0, 40)] + [
+            rng.randrange(7) for _ in range(rng.randint(1, 20))
+        ]
         n = rng.choice([1, 1, 1, 3])
         max_tokens, salt = rng.randint(1, 12), rng.choice(["", "", "", "salted"])
         family = []

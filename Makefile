@@ -1,0 +1,44 @@
+# Two commands do all set-up: `make serve` to use Quire, `make test` to work on it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# One thread a process: several test processes that spin on two cores starve each other.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+.PHONY: serve test check fix clean
+
+serve: $(VENV)/.core
+	@$(BIN)/quire pull default
+	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/quire chat; else $(BIN)/quire chat --demo; fi
+
+test: $(VENV)/.test
+	@$(BIN)/quire pull default
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+
+check: $(VENV)/.check
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fix: $(VENV)/.check
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) -e ".[test]"
+	@touch $@ $(VENV)/.core
+
+$(VENV)/.check: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) -e ".[test,check]"
+	@touch $@ $(VENV)/.core $(VENV)/.test

@@ -1,0 +1,96 @@
+"""The options that build an engine, shared by every verb that needs one.
+
+An option that was not given stays None and is not passed on, so the one list of defaults remains
+`EngineArgs`. `open_llm` shows the download before the engine starts to load.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.parser import VerbParser, positive, size_bytes
+from quire.errors import BadRequest
+
+if TYPE_CHECKING:
+    from quire.config import EngineArgs
+    from quire.llm import LLM
+
+# attribute of the parsed options -> field of EngineArgs
+FIELDS = {
+    "device": "device",
+    "dtype": "dtype",
+    "max_model_len": "max_model_len",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "page_size": "page_size",
+    "prefix_caching": "enable_prefix_caching",
+    "kv_cache_memory": "kv_cache_memory",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "scheduling_policy": "scheduling_policy",
+    "engine_seed": "seed",
+    "load_format": "load_format",
+    "threads": "num_threads",
+    "enforce_eager": "enforce_eager",
+}
+MODEL_HELP = "known name, folder, .gguf file or hub repository (default: default)"
+
+
+def add_model(parser: VerbParser, *, positional: bool = True) -> None:
+    """`--model NAME`, and MODEL as the first word where words mean nothing else."""
+    if positional:
+        parser.add_argument("model_word", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--model", "-m", metavar="MODEL", help=MODEL_HELP)
+
+
+def add_engine_flags(parser: VerbParser) -> None:
+    group = parser.add_argument_group("engine")
+    add = group.add_argument
+    add("--device", metavar="NAME", help="auto, cpu or cuda")
+    add("--dtype", metavar="NAME", help="auto, float32, bfloat16 or float16")
+    add("--max-model-len", type=positive, metavar="N", help="most tokens of prompt and answer")
+    add("--max-num-seqs", type=positive, metavar="N", help="most requests running at once")
+    add("--max-num-batched-tokens", type=positive, metavar="N", help="most tokens fed in one step")
+    add("--page-size", type=positive, metavar="N", help="tokens in a page, a power of two")
+    add(
+        "--no-prefix-caching",
+        dest="prefix_caching",
+        action="store_const",
+        const=False,
+        help="compute every prompt in full",
+    )
+    add("--kv-cache-memory", type=size_bytes, metavar="SIZE", help="such as 4GiB or 512MiB")
+    add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
+    add("--scheduling-policy", metavar="NAME", help="fcfs or priority")
+    add("--seed", dest="engine_seed", type=int, metavar="N", help="where all randomness starts")
+    add("--load-format", metavar="NAME", help="auto, or dummy for random weights")
+    add("--threads", type=positive, metavar="N", help="CPU threads")
+    add("--enforce-eager", action="store_const", const=True, help="no CUDA graphs")
+
+
+def model_of(args: Namespace) -> str:
+    word = getattr(args, "model_word", None)
+    if word and args.model and word != args.model:
+        raise BadRequest(f"got two models, {word!r} and --model {args.model!r}; give one")
+    return str(word or args.model or "default")
+
+
+def engine_options(args: Namespace) -> dict[str, Any]:
+    """What was asked for, as keyword arguments of `LLM` and `EngineArgs`."""
+    values = {field: getattr(args, name, None) for name, field in FIELDS.items()}
+    return {field: value for field, value in values.items() if value is not None}
+
+
+def engine_args(args: Namespace, **more: Any) -> EngineArgs:
+    """The same as a record, the model resolved to a path (and downloaded if need be)."""
+    from quire.cli.download import fetch
+    from quire.config import EngineArgs
+
+    return EngineArgs(model=str(fetch(model_of(args))), **(engine_options(args) | more))
+
+
+def open_llm(args: Namespace, **more: Any) -> LLM:
+    from quire.cli.download import fetch
+    from quire.llm import LLM
+
+    return LLM(str(fetch(model_of(args))), **(engine_options(args) | more))

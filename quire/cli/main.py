@@ -1,0 +1,93 @@
+"""The command line: a table of verbs, each in a file of its own, imported when it is called.
+
+This file owns what all verbs share: help, version, and what errors look like. A user's mistake is
+one line on stderr and exit code 2, other failures 1, Ctrl-C 130. Nothing here imports torch, so
+help is instant; see `engine_flags.py` for the options that build an engine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quire.errors import BadRequest, CheckpointError, NotSupported, QuireError
+
+BAD_INPUT, FAILED, INTERRUPTED, BROKEN_PIPE = 2, 1, 130, 141
+
+
+class Verb(NamedTuple):
+    """`module` has `build_parser() -> ArgumentParser` and `run(args) -> int`."""
+
+    module: str
+    purpose: str
+
+
+VERBS = {
+    "chat": Verb("quire.cli.chat", "talk to a model in the terminal"),
+    "generate": Verb("quire.cli.generate", "continue prompts, or answer them with --chat"),
+    "pull": Verb("quire.cli.pull", "download models, or list those known by name"),
+    "inspect": Verb("quire.cli.inspect", "show what a model is and what the engine would decide"),
+    "bench": Verb("quire.cli.bench", "measure throughput, latency, start-up, or each technique"),
+}
+
+EXAMPLES = """\
+  quire chat                                   talk to the default model
+  quire generate 'The capital of France is'    continue a text
+  echo 'Why is the sky blue?' | quire generate --chat
+  quire inspect smollm2-135m-instruct          sizes, limits and decisions
+  quire bench ladder --quick                   what each technique is worth
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()  # here, where a closed pipe can still be handled
+        return code
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has left. Python flushes again at exit: give it somewhere to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except QuireError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        is_input = isinstance(error, (BadRequest, CheckpointError, NotSupported))
+        return BAD_INPUT if is_input else FAILED
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if words[0] in ("-V", "--version", "version"):
+        from quire import __version__
+
+        print(f"quire {__version__}")
+        return 0
+    verb = VERBS.get(words[0])
+    if verb is None:
+        raise BadRequest(f"unknown command {words[0]!r}{did_you_mean(words[0], VERBS)}")
+    module = importlib.import_module(verb.module)
+    return int(module.run(module.build_parser().parse_args(words[1:])))
+
+
+def did_you_mean(word: str, known: Sequence[str] | dict[str, Verb]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f": did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+
+
+def _help() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}}  {verb.purpose}" for name, verb in VERBS.items())
+    return (
+        f"Quire: an LLM inference engine.\n\nexamples:\n{EXAMPLES}\n"
+        f"usage: quire COMMAND [options]; 'quire COMMAND --help' for its options\n\n"
+        f"commands:\n{verbs}\n\noptions:\n  --version  print the version"
+    )

@@ -1,0 +1,78 @@
+"""VerbParser: argparse with examples before options, one-line errors and a guess at typos."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from quire.errors import BadRequest
+
+
+class VerbParser(argparse.ArgumentParser):
+    def __init__(self, verb: str, purpose: str, examples: str) -> None:
+        lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
+        super().__init__(
+            prog=f"quire {verb}",
+            description=f"{purpose}\n\nexamples:\n{lines}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # an option added later must not change what a script means
+        )
+
+    def format_help(self) -> str:
+        """argparse puts the usage line first; a reader wants something to copy first."""
+        usage, description = self.format_usage(), self.description or ""
+        rest = super().format_help().removeprefix(usage).replace(description, "", 1)
+        return f"{description}\n\n{usage}\n{rest.lstrip()}"
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            options = [name for action in self._actions for name in action.option_strings]
+            near = difflib.get_close_matches(unknown[0].split("=")[0], options, n=1)
+            hint = f", did you mean {near[0]}?" if near else ""
+            self.error(f"unknown argument {unknown[0]!r}{hint}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        raise BadRequest(f"{message} (see '{self.prog} --help')")
+
+    def flag(self, name: str, help: str, **options: Any) -> None:
+        """An option whose help ends in its default, when it has one worth showing."""
+        default = options.get("default")
+        if default is not None and default is not False:
+            help = f"{help} (default: {default})"
+        self.add_argument(name, help=help, **options)
+
+
+def size_bytes(text: str) -> int:
+    """'4GiB', '512MiB', '1.5GB' or a number of bytes.
+
+    >>> size_bytes("2KiB"), size_bytes("1.5kB"), size_bytes("77")
+    (2048, 1500, 77)
+    """
+    units = {"": 1, "b": 1}
+    for power, letter in enumerate("kmgt", 1):
+        units |= {letter: 1024**power, f"{letter}ib": 1024**power, f"{letter}b": 1000**power}
+    number = text.strip().rstrip("kKmMgGtTiIbB")
+    unit = text.strip()[len(number) :].lower()
+    try:
+        value = int(float(number) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, want a size such as 4GiB or 512MiB")
+    return value
+
+
+def positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, want a whole number >= 1")
+    return value

@@ -1,0 +1,37 @@
+"""Every environment variable Quire reads, in one place, typed.
+
+Settings that change what the engine does belong in `EngineArgs`; these only say where things are
+and what may be touched. Nothing else in the package reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    name: str
+    meaning: str
+
+
+VARIABLES = (
+    Variable("QUIRE_CACHE", "folder for downloaded models; default: XDG_CACHE_HOME/quire"),
+    Variable("XDG_CACHE_HOME", "the user's cache folder; default: ~/.cache"),
+    Variable("QUIRE_OFFLINE", "1: never use the network, only what is cached"),
+)
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept; may not exist yet."""
+    if own := os.environ.get("QUIRE_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "quire"
+    return Path.home() / ".cache" / "quire"
+
+
+def is_offline() -> bool:
+    return os.environ.get("QUIRE_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on")

@@ -1,0 +1,1 @@
+import tests.interpreter  # noqa: F401

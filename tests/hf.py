@@ -1,0 +1,150 @@
+"""The oracle nobody here wrote: tiny random Hugging Face models, in fp32 on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from quire.config import EngineArgs
+from quire.engine.build import Engine, build_engine
+
+VOCAB = 199
+
+
+class StateDictCheckpoint:
+    """A Hugging Face model in memory, seen as a checkpoint."""
+
+    def __init__(self, model: Any) -> None:
+        self.config: Mapping[str, Any] = {
+            **model.config.to_dict(),
+            "architectures": [type(model).__name__],
+        }
+        self.tensors: dict[str, Tensor] = dict(model.state_dict())
+
+    def names(self) -> Sequence[str]:
+        return list(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def read(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+def _llama_like(cls: str, **changes: Any) -> Any:
+    config = getattr(transformers, f"{cls}Config")(
+        **{
+            "vocab_size": VOCAB,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+            **changes,
+        }
+    )
+    return getattr(transformers, f"{cls}ForCausalLM")(config)
+
+
+def rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
+
+
+FAMILIES: dict[str, Any] = {
+    "llama-gqa": lambda: _llama_like("Llama"),
+    "llama-mha-bias": lambda: _llama_like(
+        "Llama", num_key_value_heads=6, attention_bias=True, mlp_bias=True
+    ),
+    "llama-mqa-tied": lambda: _llama_like(
+        "Llama", num_key_value_heads=1, tie_word_embeddings=True, head_dim=16
+    ),
+    "llama-linear": lambda: _llama_like("Llama", **rope("linear", factor=4.0)),
+    "llama-dynamic": lambda: _llama_like("Llama", **rope("dynamic", factor=4.0)),
+    "llama-llama3": lambda: _llama_like(
+        "Llama",
+        **rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+    ),
+    "llama-yarn": lambda: _llama_like(
+        "Llama", **rope("yarn", factor=4.0, original_max_position_embeddings=64)
+    ),
+    "llama-yarn-mscale": lambda: _llama_like(
+        "Llama",
+        **rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=64,
+            mscale=0.7,
+            mscale_all_dim=0.5,
+            beta_fast=24.0,
+            beta_slow=2.0,
+        ),
+    ),
+    "mistral": lambda: _llama_like("Mistral", sliding_window=None, head_dim=12),
+    "qwen2": lambda: _llama_like("Qwen2"),
+    "qwen3": lambda: _llama_like("Qwen3", head_dim=16),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=VOCAB,
+            n_embd=48,
+            n_layer=3,
+            n_head=4,
+            n_positions=256,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+    ),
+}
+
+
+def tiny_model(family: str, seed: int = 0) -> Any:
+    """Weights large enough that logits differ clearly between tokens."""
+    torch.manual_seed(seed)
+    model = FAMILIES[family]().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.15)
+            elif "bias" in name:
+                parameter.normal_(0, 0.1)
+            else:
+                parameter.uniform_(0.5, 1.5)
+    return model
+
+
+def tiny_engine(model: Any, **changes: Any) -> Engine:
+    args = EngineArgs(
+        **{
+            "device": "cpu",
+            "dtype": "float32",
+            "page_size": 4,
+            "kv_cache_memory": 1 << 22,
+            "max_model_len": 256,
+            "max_num_seqs": 8,
+            **changes,
+        }
+    )
+    return build_engine(args, StateDictCheckpoint(model))
+
+
+@torch.no_grad()
+def greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """Plain full recomputation each step: the simplest oracle there is."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        logits = model(torch.tensor([tokens])).logits[0, -1]
+        tokens.append(int(logits.argmax()))
+    return tokens[len(prompt) :]

@@ -1,0 +1,109 @@
+"""Paged attention kernels: every shape they must take, and bits that depend on none of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import quire.attn.triton as backend_module
+from quire.attn.triton import TritonAttention
+from quire.kernels.paged_tile import Launch, PagedConfig
+from tests.paged_case import make_case
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TILES = PagedConfig(16, 32, Launch(16, 4, 2), Launch(32, 4, 2))
+# One tile shape for both paths: the interpreter's matrix product may round by shape.
+EQUAL = PagedConfig(16, 32, Launch(16, 4, 2), Launch(16, 4, 2))
+
+QUERIES = [1, 11, 3, 1]
+CONTEXTS = [1, 39, 20, 70]
+
+
+def check(got: torch.Tensor, want: torch.Tensor, tol: float) -> None:
+    assert torch.isfinite(got).all()
+    error = (got.double() - want).norm() / want.norm()
+    assert error < tol, f"relative error {error:.2e}"
+
+
+@pytest.mark.parametrize(
+    "heads, head_dim, page_size",
+    [
+        ((2, 2), 32, 16),
+        ((3, 1), 32, 32),
+        ((4, 1), 80, 16),
+        ((7, 1), 32, 16),
+        ((8, 1), 96, 16),
+        ((16, 1), 32, 64),
+    ],
+    ids=str,
+)
+def test_mixed_batch(heads: tuple[int, int], head_dim: int, page_size: int) -> None:
+    backend = TritonAttention(torch.float32, TILES)
+    case = make_case(CONTEXTS, heads=heads, head_dim=head_dim, page_size=page_size, device=DEVICE)
+    cache = case.cache(backend, fill=float("nan"))  # unwritten slots must not leak
+    case.feed(backend, cache, CONTEXTS)
+    check(case.step(backend, cache, QUERIES, CONTEXTS), case.expected(QUERIES, CONTEXTS), 1e-6)
+
+
+@pytest.mark.parametrize("dtype, tol", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str)
+def test_half_precision(dtype: torch.dtype, tol: float) -> None:
+    if DEVICE == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter multiplies bf16 matrices as integers")
+    backend = TritonAttention(dtype, TILES)
+    case = make_case(CONTEXTS, heads=(4, 1), dtype=dtype, device=DEVICE)
+    cache = case.cache(backend)
+    case.feed(backend, cache, CONTEXTS)
+    check(case.step(backend, cache, QUERIES, CONTEXTS), case.expected(QUERIES, CONTEXTS), tol)
+
+
+@pytest.mark.parametrize("context", [31, 32, 33, 64, 65])
+def test_decode_across_split_borders(context: int) -> None:
+    backend = TritonAttention(torch.float32, TILES)
+    case = make_case([context], heads=(4, 1), device=DEVICE)
+    cache = case.cache(backend, fill=float("nan"))
+    case.feed(backend, cache, [context])
+    check(case.step(backend, cache, [1], [context]), case.expected([1], [context]), 1e-6)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7])
+def test_chunk_size_changes_no_bit(chunk: int) -> None:
+    """Chunks of 1 and 3 run split kernels, longer ones prefill; 58 .. 70 crosses a split border."""
+    backend = TritonAttention(torch.float32, EQUAL)
+    case = make_case([70], heads=(4, 1), device=DEVICE)
+    cache = case.cache(backend, fill=float("nan"))
+    case.feed(backend, cache, [58])
+    whole = case.step(backend, cache, [12], [70])
+    ends = [*range(58 + chunk, 70, chunk), 70]
+    starts = [58, *ends[:-1]]
+    parts = [case.step(backend, cache, [b - a], [b]) for a, b in zip(starts, ends, strict=True)]
+    assert torch.equal(torch.cat(parts), whole)
+
+
+def test_bound_and_lanes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = [1, 33, 70]
+    backend = TritonAttention(torch.float32, TILES)
+    case = make_case(lens, heads=(4, 2), device=DEVICE)
+    cache = case.cache(backend, fill=float("nan"))
+    case.feed(backend, cache, lens)
+    ones = [1] * len(lens)
+    want = case.step(backend, cache, ones, lens)
+    for bound in (70, 128, 1000):
+        assert torch.equal(case.step(backend, cache, ones, lens, max_context=bound), want)
+    monkeypatch.setattr(backend_module, "MAX_PROGRAMS", 1)  # one lane walks all splits
+    assert torch.equal(case.step(backend, cache, ones, lens), want)
+    assert torch.equal(case.step(backend, cache, ones, lens, max_context=1000), want)
+
+
+def test_scratch_only_grows() -> None:
+    """A captured graph keeps writing to the buffer it was captured with."""
+    backend = TritonAttention(torch.float32, TILES)
+    case = make_case([64], device=DEVICE)
+    batch = case.batch([1], [64], [0])
+    small = backend.plan(batch, case.spec, max_context=64)
+    large = backend.plan(batch, case.spec, max_context=1 << 20)
+    assert small.split is not None and large.split is not None
+    kept = {t.data_ptr() for t in backend._scratch}
+    assert {small.split.acc.data_ptr(), large.split.acc.data_ptr()} <= kept
+    again = backend.plan(batch, case.spec, max_context=64)
+    assert again.split is not None
+    assert again.split.acc.data_ptr() == large.split.acc.data_ptr()

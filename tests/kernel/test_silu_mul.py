@@ -1,0 +1,32 @@
+"""silu_mul against the unfused modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quire.kernels.silu_mul import silu_mul
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# The interpreter truncates to bf16 where the GPU rounds.
+TOLERANCE = {
+    torch.float32: 1e-5,
+    torch.bfloat16: 1e-2 if DEVICE == "cuda" else 4e-2,
+    torch.float16: 2e-3,
+}
+
+
+@pytest.mark.parametrize("tokens, width", [(0, 8), (1, 8), (3, 1024), (2, 1100), (7, 2049)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_matches_torch(tokens: int, width: int, dtype: torch.dtype) -> None:
+    x = (3 * torch.randn(tokens, 2 * width, device=DEVICE)).to(dtype)
+    want = F.silu(x[:, :width]) * x[:, width:]
+    tol = TOLERANCE[dtype]
+    torch.testing.assert_close(silu_mul(x), want, rtol=tol, atol=tol)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # NumPy's, in the interpreter
+def test_large_negative_gate_is_zero() -> None:
+    x = torch.tensor([[-200.0, 200.0, 1.0, 2.0]], device=DEVICE)
+    torch.testing.assert_close(silu_mul(x), torch.tensor([[0.0, 400.0]], device=DEVICE))

@@ -1,0 +1,60 @@
+"""Decoders against the `gguf` package, bit for bit, on blocks of random bytes.
+
+Random bytes reach every nibble, high bit and packed scale, infinities and NaNs included.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from quire.load.dequant import can_decode, dequantize
+from quire.load.gguf_types import GGML_TYPES
+
+oracle = pytest.importorskip("gguf")
+
+BY_NAME = {t.name: t for t in GGML_TYPES.values()}
+BLOCK_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+
+
+def test_sizes_agree_with_the_reference_table() -> None:
+    for kind in GGML_TYPES.values():
+        theirs = oracle.GGMLQuantizationType(kind.id)
+        assert theirs.name == kind.name
+        assert oracle.GGML_QUANT_SIZES[theirs] == (kind.block_size, kind.block_bytes)
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (2, 3, 2)])
+def test_equal_to_the_reference(name: str, shape: tuple[int, ...]) -> None:
+    kind = BY_NAME[name]
+    rng = np.random.default_rng([kind.id, *shape])
+    row_bytes = shape[-1] * kind.block_bytes
+    packed = rng.integers(0, 256, (*shape[:-1], row_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        want = oracle.quants.dequantize(packed, oracle.GGMLQuantizationType(kind.id))
+    got = dequantize(torch.from_numpy(packed), kind)
+    assert got.dtype == torch.float32
+    assert got.shape == want.shape
+    np.testing.assert_array_equal(got.numpy(), want)
+
+
+@pytest.mark.parametrize("weights", [1 << 15, 1 << 22], ids=["short", "long"])
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_runs_leave_no_seams(name: str, weights: int) -> None:
+    """A little more than one run of blocks, short and long: the rest must not be lost."""
+    kind = BY_NAME[name]
+    blocks = weights // kind.block_size + 3
+    rng = np.random.default_rng(kind.id)
+    packed = torch.from_numpy(rng.integers(0, 256, (blocks, kind.block_bytes), dtype=np.uint8))
+    whole = dequantize(packed, kind)
+    for at in (0, blocks - 4, blocks - 3, blocks - 1):
+        one = dequantize(packed[at], kind)
+        np.testing.assert_array_equal(whole[at].numpy(), one.numpy())
+
+
+def test_what_can_be_decoded_is_said() -> None:
+    can = {t.name for t in GGML_TYPES.values() if can_decode(t)}
+    assert can >= {*BLOCK_TYPES, "F32", "F16", "BF16"}
+    assert "Q2_K" not in can
