@@ -189,7 +189,7 @@ class Bench:
     def __init__(self, device: str = "cuda") -> None:
         self.generator = torch.Generator(device).manual_seed(1)
         self.device = device
-        self.space = MatmulWorkspace(device)
+        self.space = MatmulWorkspace(device, max_partials=1 << 24)
         self.weights = torch.empty(0, dtype=torch.bfloat16, device=device)
         self.records: list[Record] = []
         self.library: dict[tuple[int, int, int], float] = {}

@@ -7,6 +7,7 @@ that names the file. Weight-file headers, which are JSON inside a binary file, u
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,6 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # json keeps the last of two equal keys, other readers the first: refuse the choice.
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"key {twice!r} appears twice")
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"key {counts.most_common(1)[0][0]!r} appears twice")
     return result

@@ -8,6 +8,7 @@ tiles and splits of `kernels/paged_tile.py`, so the choice is about speed only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from quire.kernels.rope_kv_write import HeadNorm, Rope, rope_kv_write
 MAX_PROGRAMS = 4096
 MIN_SCRATCH = 1 << 20  # floats
 
-_Ints = NDArray[np.int32]
+_Ints = NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ class TritonAttention:
             grown = next_power_of_2(max(size, MIN_SCRATCH))
             device = batch.page_table.device
             self._scratch.append(torch.empty(grown, dtype=torch.float32, device=device))
-        acc, sums = self._scratch[-1][:size].split([rows * spec.head_dim, rows * 2])
+        cut = rows * spec.head_dim
+        acc, sums = self._scratch[-1][:cut], self._scratch[-1][cut:size]
         return SplitGrid(tiles, num_tiles, tokens, max_splits, min(max_splits, lanes), acc, sums)
 
 

@@ -39,7 +39,7 @@ DEMO_QUESTIONS = (
 
 
 def build_parser() -> VerbParser:
-    parser = VerbParser("chat", "Talk to a model in the terminal.", EXAMPLES)
+    parser = VerbParser("chat", "Talk to a model in the terminal.", EXAMPLES, "[MODEL]")
     add_model(parser)
     parser.flag("--system", "system prompt", default="", metavar="TEXT")
     parser.flag("--demo", "ask two fixed questions and leave", action="store_true")

@@ -27,7 +27,7 @@ quire generate --json 'one prompt' 'another' | jq .outputs[0].text
 
 def build_parser() -> VerbParser:
     parser = VerbParser(
-        "generate", "Continue prompts; several run as one batch. No prompt or '-': stdin.", EXAMPLES
+        "generate", "Continue prompts; several run as one batch. No prompt or '-': stdin.", EXAMPLES, "[PROMPT ...]"
     )
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text; '-' for stdin")
     add_model(parser, positional=False)

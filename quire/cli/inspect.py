@@ -33,7 +33,7 @@ quire inspect ./model-folder --kv-cache-memory 512MiB --json
 
 def build_parser() -> VerbParser:
     purpose = "Show a model's sizes and the engine's decisions, without loading weights."
-    parser = VerbParser("inspect", purpose, EXAMPLES)
+    parser = VerbParser("inspect", purpose, EXAMPLES, "[MODEL]")
     add_model(parser)
     parser.flag("--json", "one JSON object", action="store_true")
     add_engine_flags(parser)

@@ -11,10 +11,12 @@ from quire.errors import BadRequest
 
 
 class VerbParser(argparse.ArgumentParser):
-    def __init__(self, verb: str, purpose: str, examples: str) -> None:
+    def __init__(self, verb: str, purpose: str, examples: str, words: str = "") -> None:
+        """`words` are the positional arguments as the usage line shows them."""
         lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
         super().__init__(
             prog=f"quire {verb}",
+            usage=f"quire {verb} [options] {words}".rstrip(),
             description=f"{purpose}\n\nexamples:\n{lines}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,  # an option added later must not change what a script means

@@ -22,7 +22,7 @@ quire pull --list
 
 
 def build_parser() -> VerbParser:
-    parser = VerbParser("pull", "Download models into the cache.", EXAMPLES)
+    parser = VerbParser("pull", "Download models into the cache.", EXAMPLES, "[NAME ...]")
     parser.add_argument("names", nargs="*", metavar="NAME", help="known name or hub repository")
     parser.flag("--list", "show the models known by name", action="store_true")
     parser.flag("--json", "one JSON object per model", action="store_true")

@@ -63,10 +63,12 @@ class SplitPlan:
 
 # Splits end on a multiple of every block_k in use, so that inner loops need no masks.
 _SPLIT_ALIGN = 256
-# Programs of 64 weight rows that draw the full memory bandwidth of a 132-SM chip. A constant and
-# not the device's own count: the bits of a model should not change with the card it runs on.
-_TARGET_PROGRAMS = 128
-_MAX_SPLITS = 8
+# Programs of 64 weight rows that keep a large card's memory busy. Constants and not the device's
+# own count: the bits of a model should not change with the card it runs on.
+_TARGET_PROGRAMS = 64
+_MAX_SPLITS = 4
+# Deep and narrow weights (down projections) gain from two ranges once 256 rows are multiplied.
+_DEEP, _DEEP_MAX_N = 3, 4096
 
 
 def split_plan(n: int, k: int) -> SplitPlan:
@@ -75,31 +77,44 @@ def split_plan(n: int, k: int) -> SplitPlan:
     num_splits = 1
     while num_splits < _MAX_SPLITS and tiles * num_splits < _TARGET_PROGRAMS:
         num_splits *= 2
+    if num_splits == 1 and n <= _DEEP_MAX_N and k >= _DEEP * n:
+        num_splits = 2
     return SplitPlan.of(k, num_splits)
 
 
-# Tiles by rows of x, one column per limit and one for more. Narrow weights are those that
-# `split_plan` cuts: their large tiles keep two accumulators live, so 128 x 256 would spill.
+# Tiles by number of splits and rows of x, one column per limit and one for more; the best of
+# `benchmarks/gpu_matmul.py` in the geometric mean over its shapes on an H200.
 _LIMITS = (16, 32, 64, 128, 256)
-_NARROW = (
-    TileConfig(16, 64, 128, 8, 4, swap=True, reduce="last"),
-    TileConfig(32, 64, 128, 8, 4, swap=True, reduce="last"),
-    TileConfig(64, 64, 128, 6, 4, swap=True, reduce="last"),
-    TileConfig(128, 64, 128, 4, 4, swap=True, reduce="last"),
-    TileConfig(128, 128, 64, 6, 8, reduce="last"),
-    TileConfig(128, 128, 64, 4, 8),
-)
-_WIDE = (
-    TileConfig(16, 64, 128, 5, 4, swap=True),
-    TileConfig(32, 64, 128, 4, 4, swap=True),
-    TileConfig(64, 64, 128, 3, 4, swap=True),
-    TileConfig(128, 64, 64, 4, 4, swap=True),
-    TileConfig(128, 128, 64, 6, 8),
-    TileConfig(128, 256, 64, 3, 8),
-)
+_TILES = {
+    1: (
+        TileConfig(16, 64, 128, 8, 4, swap=True),
+        TileConfig(32, 64, 128, 8, 4, swap=True),
+        TileConfig(64, 64, 128, 6, 4, swap=True, tma=True),
+        TileConfig(128, 64, 128, 4, 4, swap=True, tma=True),
+        TileConfig(128, 128, 64, 6, 8, tma=True),
+        TileConfig(128, 256, 64, 4, 8, tma=True),
+    ),
+    2: (
+        TileConfig(16, 64, 128, 5, 4, swap=True, reduce="last"),
+        TileConfig(32, 64, 128, 8, 4, swap=True, reduce="last"),
+        TileConfig(64, 64, 128, 6, 4, swap=True, tma=True, reduce="last"),
+        TileConfig(128, 64, 128, 4, 4, swap=True, tma=True, reduce="last"),
+        TileConfig(128, 128, 64, 6, 8, tma=True, reduce="last"),
+        TileConfig(128, 128, 64, 5, 8, tma=True),
+    ),
+    4: (
+        TileConfig(16, 64, 128, 5, 4, swap=True, reduce="last"),
+        TileConfig(32, 64, 128, 4, 4, swap=True, reduce="last"),
+        TileConfig(64, 64, 128, 6, 4, swap=True, reduce="kernel"),
+        TileConfig(64, 64, 128, 6, 4, swap=True, tma=True, reduce="last"),
+        TileConfig(128, 64, 64, 4, 4, swap=True, reduce="last"),
+        TileConfig(128, 128, 64, 5, 8, tma=True),
+    ),
+}
 
 
 def pick_config(m: int, n: int, k: int) -> TileConfig:
     """The measured tiles for m rows of x and a weight of [n, k]."""
     column = sum(m > limit for limit in _LIMITS)
-    return (_WIDE if split_plan(n, k).num_splits == 1 else _NARROW)[column]
+    plan = split_plan(n, k)
+    return _TILES[1 if plan.num_splits == 1 else 2 if plan.num_splits == 2 else 4][column]

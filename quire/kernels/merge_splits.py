@@ -51,24 +51,35 @@ def _merge_kernel(
     total = 0.0
     acc = tl.zeros([HEAD_PAD], tl.float32)
     for base in range(0, num_splits, UNROLL):
+        # All loads of a round before its first fold: a round then costs one latency, not many.
+        tops = ()
+        totals = ()
+        accs = ()
         for i in tl.static_range(UNROLL):
-            split = base + i
-            live = split < num_splits
-            part = (scratch + split).to(tl.int64) * (KV_HEADS * TOKENS * GROUP) + r
+            part = (scratch + base + i).to(tl.int64) * (KV_HEADS * TOKENS * GROUP) + r
             # A split past the last reads as one without keys, which folds as the identity.
+            live = base + i < num_splits
             split_top = tl.load(sums_scratch + part * 2, mask=live, other=float("-inf"))
             split_total = tl.load(sums_scratch + part * 2 + 1, mask=live, other=0.0)
             split_acc = tl.load(acc_scratch + part * HEAD_DIM + dims, mask=keep & live, other=0.0)
-            top, old_weight, new_weight = fold_weights(top, split_top, scale)
-            total = fold(total, old_weight, split_total, new_weight)
-            acc = fold(acc, old_weight, split_acc, new_weight)
+            tops += (split_top,)  # type: ignore[assignment]
+            totals += (split_total,)  # type: ignore[assignment]
+            accs += (split_acc,)  # type: ignore[assignment]
+        for i in tl.static_range(UNROLL):
+            top, old_weight, new_weight = fold_weights(top, tops[i], scale)
+            total = fold(total, old_weight, totals[i], new_weight)
+            acc = fold(acc, old_weight, accs[i], new_weight)
     head = kv_head * GROUP + r % GROUP
     place = ((token + tile_token).to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM
     tl.store(out + place + dims, (acc / total).to(out.dtype.element_ty), mask=keep)
 
 
 def merge_splits(
-    inputs: PagedInputs, grid: SplitGrid, config: PagedConfig, out: Tensor, unroll: int = 16
+    inputs: PagedInputs,
+    grid: SplitGrid,
+    config: PagedConfig,
+    out: Tensor,
+    unroll: int | None = None,
 ) -> None:
     """Write [tokens, heads, dim] outputs of every tile that has more than one split."""
     if grid.num_tiles == 0 or grid.max_splits <= 1:
@@ -91,6 +102,6 @@ def merge_splits(
         HEAD_DIM=head_dim,
         HEAD_PAD=head_pad(head_dim),
         SPLIT_SIZE=config.split_size,
-        UNROLL=unroll,
-        num_warps=1,
+        UNROLL=unroll or min(32, triton.next_power_of_2(grid.max_splits)),
+        num_warps=4,  # a warp alone gets too few registers to hold a round's loads
     )

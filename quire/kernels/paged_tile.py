@@ -50,7 +50,7 @@ class PagedConfig:
 
 def head_pad(head_dim: int) -> int:
     """Width of a tile that holds one head: the matrix units want a power of two, 16 or more."""
-    return max(16, triton.next_power_of_2(head_dim))
+    return max(16, int(triton.next_power_of_2(head_dim)))
 
 
 def default_config(head_dim: int, dtype: torch.dtype) -> PagedConfig:

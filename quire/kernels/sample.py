@@ -49,58 +49,51 @@ _SHIFT = tl.constexpr(2.0**-33)
 
 @dataclass(frozen=True, slots=True)
 class DrawArgs:
-    """How to draw, one entry for each row; `filters` is None when no row narrows its choice."""
+    """How to draw: one entry for each row. Columns of a table work but cost a copy each."""
 
     temperature: Tensor  # [S] f32; < GREEDY_BELOW means argmax
     seeds: Tensor  # [S] int64
     positions: Tensor  # [S] int64
-    filters: tuple[Tensor, Tensor, Tensor] | None  # top_k [S] int64, top_p [S] f32, min_p [S] f32
+    top_k: Tensor  # [S] int64; <= 0 means off
+    top_p: Tensor  # [S] f32; 1 means off
+    min_p: Tensor  # [S] f32; 0 means off
+    narrows: bool  # whether any row has one of the three on
 
 
 def draw(logits: Tensor, args: DrawArgs) -> Tensor:
     """[S, V] f32, bf16 or f16 -> [S] int64 tokens. Leaves `logits` alone; does not wait."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1, f"got strides {logits.stride()}, want contiguous rows"
-    tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    device, narrows = logits.device, args.narrows
+    tokens = torch.empty(num_rows, dtype=torch.int64, device=device)
     if num_rows == 0:
         return tokens
+    columns = (args.temperature, args.seeds, args.positions, args.top_k, args.top_p, args.min_p)
+    rows = (logits, logits.stride(0), vocab_size, *(column.contiguous() for column in columns))
     num_tiles = triton.cdiv(vocab_size, TILE)
     shape = (num_rows, num_tiles)
-    tile_floats = torch.empty(2, *shape, device=logits.device)  # best logit, first arrival
-    tile_tokens = torch.empty(shape, dtype=torch.int32, device=logits.device)
-    rows = (logits, logits.stride(0), vocab_size, args.temperature, args.seeds, args.positions)
-    tiles = (tile_floats, tile_tokens)
-    top_k, top_p, min_p = args.filters if args.filters is not None else (None, None, None)
-    rows = (*rows, top_k, top_p, min_p)
+    tile_floats = torch.empty(2, *shape, device=device)  # best logit, first arrival
+    tile_tokens = torch.empty(shape, dtype=torch.int32, device=device)
     exact = {"enable_fp_fusion": False}
-    narrows = args.filters is not None
-    groups, bounds, totals, near = _scratch(logits, num_tiles) if narrows else (None,) * 4
-    width = near.shape[1] if near is not None else 0
-    _scan_tiles[shape](*rows, *tiles, groups, narrows, TILE, GROUP, **exact)
-    if groups is not None:
-        num_groups = groups.shape[2]
+    groups = bounds = totals = near = None
+    width = min(MAX_CANDIDATES, vocab_size)
+    num_groups = num_tiles * (TILE // GROUP)
+    if narrows:
+        groups = torch.empty(2, num_rows, num_groups, device=device)  # best logit, mass to it
+        bounds = torch.empty(num_rows, 2, device=device)  # best logit, farthest distance
+        totals = torch.empty(num_rows, 2, dtype=torch.int64, device=device)  # candidates, mass
+        near = torch.empty(num_rows, width, dtype=torch.int32, device=device)  # candidates' ids
+    _scan_tiles[shape](*rows, tile_floats, tile_tokens, groups, narrows, TILE, GROUP, **exact)
+    if narrows:
         pad = triton.next_power_of_2(num_groups)
         _bound_rows[(num_rows,)](*rows, groups, num_groups, bounds, totals, pad, **exact)
         _gather_near[shape](*rows, bounds, totals, near, width, TILE, **exact)
-    found = (bounds, totals, near, width)
     pad = triton.next_power_of_2(num_tiles)
     _pick_rows[(num_rows,)](
-        *rows, *tiles, num_tiles, *found, tokens, narrows, pad, CHUNK, num_warps=8, **exact
-    )
+        *rows, tile_floats, tile_tokens, num_tiles, bounds, totals, near, width, tokens,
+        narrows, pad, CHUNK, num_warps=8, **exact,
+    )  # fmt: skip
     return tokens
-
-
-def _scratch(logits: Tensor, num_tiles: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    num_rows, vocab_size = logits.shape
-    device = logits.device
-    num_groups = num_tiles * (TILE // GROUP)
-    width = min(MAX_CANDIDATES, vocab_size)
-    return (
-        torch.empty(2, num_rows, num_groups, device=device),  # best logit, mass relative to it
-        torch.empty(num_rows, 2, device=device),  # best logit, farthest distance
-        torch.empty(num_rows, 2, dtype=torch.int64, device=device),  # candidates, mass
-        torch.empty(num_rows, width, dtype=torch.int32, device=device),  # ids of candidates
-    )
 
 
 @triton.jit

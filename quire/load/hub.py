@@ -105,14 +105,19 @@ def _from_hub(repo: str, revision: str | None, progress: Progress) -> Path:
             f"{repo} is on the Hugging Face hub, which needs the huggingface_hub package: "
             "pip install huggingface_hub"
         ) from error
-    wanted = {
-        "repo_id": repo,
-        "revision": revision,
-        "allow_patterns": list(HUB_FILES),
-        "ignore_patterns": list(HUB_IGNORED),
-    }
+
+    def snapshot(local_files_only: bool) -> Path:
+        folder = huggingface_hub.snapshot_download(
+            repo,
+            revision=revision,
+            allow_patterns=list(HUB_FILES),
+            ignore_patterns=list(HUB_IGNORED),
+            local_files_only=local_files_only,
+        )
+        return Path(folder)
+
     try:
-        folder = Path(huggingface_hub.snapshot_download(**wanted, local_files_only=True))
+        folder = snapshot(local_files_only=True)
         if _is_complete(folder):
             return folder
     except (OSError, ValueError):
@@ -121,7 +126,7 @@ def _from_hub(repo: str, revision: str | None, progress: Progress) -> Path:
         raise QuireError(_unreachable(repo, "QUIRE_OFFLINE is set and it is not cached"))
     progress(f"downloading {repo}", 0, 0)
     try:
-        folder = Path(huggingface_hub.snapshot_download(**wanted))
+        folder = snapshot(local_files_only=False)
     except Exception as error:  # the hub client lets through whatever its HTTP library raises
         raise QuireError(_unreachable(repo, _hub_reason(error, repo))) from error
     if not _is_complete(folder):

@@ -232,14 +232,17 @@ def _check_entry(name: str, fields: object, data_start: int, path: Path) -> Entr
         raise damaged(f"has a name of {len(name)} characters, want at most {MAX_NAME_CHARS}")
     if not isinstance(fields, dict):
         raise damaged("is not described by an object")
-    code, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    code = fields.get("dtype")
+    shape, offsets = _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
     dtype = DTYPES.get(code) if isinstance(code, str) else None
     if dtype is None:
         raise damaged(f"has dtype {str(code)[:32]!r}, want one of {', '.join(DTYPES)}")
-    if not _are_counts(shape) or len(shape) > MAX_DIMS:
-        raise damaged(f"has shape {str(shape)[:64]}, want up to {MAX_DIMS} whole numbers >= 0")
-    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise damaged(f"has data_offsets {str(offsets)[:64]}, want [begin, end]")
+    if shape is None or len(shape) > MAX_DIMS:
+        raise damaged(
+            f"has shape {str(fields.get('shape'))[:64]}, want up to {MAX_DIMS} whole numbers >= 0"
+        )
+    if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise damaged(f"has data_offsets {str(fields.get('data_offsets'))[:64]}, want [begin, end]")
     # Dimensions beside a zero must still fit torch's 64-bit strides.
     if math.prod(max(dim, 1) for dim in shape) >= 1 << 62:
         raise damaged(f"has shape {str(shape)[:64]}, which is too large")
@@ -249,5 +252,7 @@ def _check_entry(name: str, fields: object, data_start: int, path: Path) -> Entr
     return Entry(dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
 
 
-def _are_counts(value: object) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+def _counts(value: object) -> list[int] | None:
+    """The value if it is a list of whole numbers >= 0; True is no number here."""
+    is_good = isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    return value if is_good and isinstance(value, list) else None

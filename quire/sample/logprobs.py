@@ -60,11 +60,9 @@ def prompt_logprobs(
     At most `chunk` rows of the vocabulary exist at once (as logits and f32 log-probabilities;
     on a GPU as 64-bit keys too).
     """
-    assert chunk >= 1, f"got chunk={chunk}, want at least 1"
-    parts = [
-        gather_logprobs(log_softmax(head(rows)), wanted, num)
-        for rows, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True)
-    ]
+    assert chunk >= 1 and len(hidden) == len(targets) > 0, f"got {chunk=}, {len(targets)} targets"
+    pieces = [slice(start, start + chunk) for start in range(0, len(targets), chunk)]
+    parts = [gather_logprobs(log_softmax(head(hidden[i])), targets[i], num) for i in pieces]
     return PromptLogprobs(
         chosen=torch.cat([part.chosen for part in parts]),
         chosen_rank=torch.cat([part.chosen_rank for part in parts]),

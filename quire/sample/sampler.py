@@ -60,21 +60,24 @@ class Sampler:
             # Here and not above: CPU installs need no triton.
             from quire.kernels.sample import DrawArgs, draw
 
-            narrows = inputs.any_top_k or inputs.any_top_p or inputs.any_min_p
             args = DrawArgs(
-                inputs.temperature,
-                inputs.seeds,
-                inputs.positions,
-                (inputs.top_k, inputs.top_p, inputs.min_p) if narrows else None,
+                temperature=inputs.temperature,
+                seeds=inputs.seeds,
+                positions=inputs.positions,
+                top_k=inputs.top_k,
+                top_p=inputs.top_p,
+                min_p=inputs.min_p,
+                narrows=inputs.any_top_k or inputs.any_top_p or inputs.any_min_p,
             )
             return draw(logits, args)
+        rows: Floats = logits.float().numpy()
         if inputs.all_greedy:
-            best = [int(np.argmax(_clean(logits[i]))) for i in range(len(logits))]
+            best = [int(np.argmax(_clean(row))) for row in rows]
             return torch.tensor(best, dtype=torch.int64)
-        return self._draw_cpu(logits, inputs)
+        return self._draw_cpu(rows, inputs)
 
-    def _draw_cpu(self, logits: Tensor, inputs: SampleInputs) -> Tensor:
-        vocab_size = logits.shape[1]
+    def _draw_cpu(self, rows: Floats, inputs: SampleInputs) -> Tensor:
+        vocab_size = rows.shape[1]
         if self._noise.vocab_size != vocab_size:
             self._noise = TokenNoise(vocab_size)
             self._distance = np.empty(vocab_size, np.float32)
@@ -82,11 +85,11 @@ class Sampler:
         filters = zip(
             inputs.top_k.tolist(), inputs.top_p.tolist(), inputs.min_p.tolist(), strict=True
         )
-        tokens = np.zeros(len(logits), np.int64)
+        tokens = np.zeros(len(rows), np.int64)
         for i, (temperature, limits) in enumerate(
             zip(inputs.temperature.tolist(), filters, strict=True)
         ):
-            row = _clean(logits[i])
+            row = _clean(rows[i])
             if temperature < GREEDY_BELOW:
                 tokens[i] = np.argmax(row)
             elif (best := row.max()) > -np.inf:
@@ -119,12 +122,11 @@ def _edit(logits: Tensor, inputs: SampleInputs) -> Tensor:
     return logits
 
 
-def _clean(row: Tensor) -> Floats:
-    """[V] any float -> f32 without NaN or +inf; shares memory when nothing had to change."""
-    x: Floats = row.float().numpy()
-    if x.max() < np.inf:  # false for NaN, which max() passes on
-        return x
-    return np.nan_to_num(x, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
+def _clean(row: Floats) -> Floats:
+    """[V] without NaN or +inf; the argument itself when it has none."""
+    if row.max() < np.inf:  # false for NaN, which max() passes on
+        return row
+    return np.nan_to_num(row, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
 
 
 def _distances(row: Floats, best: np.float32, temperature: float, out: Floats) -> Floats:

@@ -58,7 +58,7 @@ def kept_tokens(distance: Floats, limits: Limits) -> Ints:
     than sorting ids along): the id order is needed at the edge alone.
     """
     cut, mass = _bound(distance, limits)
-    tokens = np.flatnonzero(distance <= cut)
+    tokens: Ints = np.flatnonzero(distance <= cut)
     near = distance[tokens]
     ordered = np.sort(near)[: limits.top_k]
     num_kept = len(ordered)
@@ -70,7 +70,8 @@ def kept_tokens(distance: Floats, limits: Limits) -> Ints:
     keep = near < edge
     num_tied = num_kept - int(np.searchsorted(ordered, edge))
     keep[np.flatnonzero(near == edge)[:num_tied]] = True
-    return tokens[keep]
+    kept: Ints = tokens[keep]
+    return kept
 
 
 def _bound(distance: Floats, limits: Limits) -> tuple[np.float32, float | None]:
@@ -79,11 +80,11 @@ def _bound(distance: Floats, limits: Limits) -> tuple[np.float32, float | None]:
     if limits.min_p is not None:
         cut = min(cut, np.float32(-np.log(limits.min_p)))
     if limits.top_k is not None:
-        width = len(distance) // GROUPS
+        nearest, width = distance, len(distance) // GROUPS
         if limits.top_k <= width:
             # k groups whose nearest token is within x hold k tokens within x between them.
-            nearest = distance[: width * GROUPS].reshape(GROUPS, width).min(axis=0)  # [width]
-            cut = min(cut, np.partition(nearest, limits.top_k - 1)[limits.top_k - 1])
+            nearest = distance[: width * GROUPS].reshape(GROUPS, width).min(axis=0)
+        cut = min(cut, np.partition(nearest, limits.top_k - 1)[limits.top_k - 1])
     if limits.top_p is None or limits.top_k is not None or limits.min_p is not None:
         return cut, None
     # Tokens beyond x have at most V * exp(-x) of mass; when that fits in 1 - top_p, none survives.

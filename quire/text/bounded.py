@@ -79,11 +79,13 @@ def make_dict(*args: Value, **kwargs: Value) -> dict[Value, Value]:
 def as_text(value: Value) -> str:
     """What printing a value gives, charged for."""
     meter = current_meter()
-    if not isinstance(value, str):
+    if isinstance(value, str):
+        text = value
+    else:
         meter.weigh(value)
-        value = str(value)
-    meter.spend(len(value) + 1)
-    return value
+        text = str(value)
+    meter.spend(len(text) + 1)
+    return text
 
 
 @pass_context  # needing the context keeps the compiler from folding what must be charged per run
@@ -122,8 +124,8 @@ def held(value: Value) -> Value:
     return value
 
 
-def replace(text: Value, old: Value, new: Value, count: int | None = None) -> str:
-    text, old, new = map(as_text, (text, old, new))
+def replace(value: Value, old: Value, new: Value, count: int | None = None) -> str:
+    text, old, new = as_text(value), as_text(old), as_text(new)
     limit = -1 if count is None else count
     hits = text.count(old) if old else len(text) + 1
     if limit >= 0:
@@ -154,13 +156,13 @@ def strip(text: Value, chars: str | None = None, method: Callable[..., str] = st
     return method(text, chars)
 
 
-def indent(text: Value, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+def indent(text: Value, width: int | str = 4, first: bool = False, blank: bool = False) -> Value:
     if (len(width) if isinstance(width, str) else width) > MAX_INDENT:
         raise LimitReached(f"it indents by {width!r}, the most is {MAX_INDENT}")
     return FILTERS["indent"](as_text(text), width, first, blank)
 
 
-def round_(value: float, precision: int = 0, method: str = "common") -> float:
+def round_(value: float, precision: int = 0, method: str = "common") -> Value:
     if abs(precision) > MAX_DIGITS:
         raise LimitReached(f"it rounds to {precision} digits, the most is {MAX_DIGITS}")
     return FILTERS["round"](value, precision, method)
@@ -195,7 +197,8 @@ def percent_format(template: str, values: Value) -> str:
     if hit := _WIDE_PERCENT.search(template):
         raise LimitReached(f"it formats with {hit[0]!r}, widths go up to {MAX_FORMAT_WIDTH}")
     _check_fields(template.count("%"), len(template), [values])
-    return template % values
+    formatted: str = template % values
+    return formatted
 
 
 def format_filter(template: Value, *args: Value, **kwargs: Value) -> str:
@@ -282,7 +285,8 @@ def filters() -> Mapping[str, Callable[..., Value]]:
 
 
 def tests() -> Mapping[str, Callable[..., Value]]:
-    return {name: _metered(name, function) for name, function in TESTS.items()}
+    all_tests: Mapping[str, Callable[..., Value]] = TESTS  # type: ignore[assignment]
+    return {name: _metered(name, function) for name, function in all_tests.items()}
 
 
 BINARY_OPERATORS: Mapping[str, Callable[[Value, Value], Value]] = {

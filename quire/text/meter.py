@@ -26,7 +26,7 @@ SECONDS_PER_INPUT = 1e-6
 UNITS_PER_CLOCK = 4096
 
 SLOT_WEIGHT = 16  # a place in a container, apart from what is in it
-_LAZY = (type({}.keys()), type({}.values()), type({}.items()), range)
+_LAZY: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()), range)
 
 
 class LimitReached(Exception):
@@ -41,7 +41,15 @@ class Meter:
     53
     """
 
-    __slots__ = ("_deadline", "_kept", "_left", "_max_seconds", "_until_clock", "_weights", "max_value")
+    __slots__ = (
+        "_deadline",
+        "_kept",
+        "_left",
+        "_max_seconds",
+        "_until_clock",
+        "_weights",
+        "max_value",
+    )
 
     def __init__(self, input_weight: int = 0) -> None:
         self.max_value = MAX_VALUE + VALUE_PER_INPUT * input_weight

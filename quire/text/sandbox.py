@@ -154,14 +154,16 @@ class _MeterNodes(NodeTransformer):
     """Puts a charge on everything in a parsed template that can repeat or grow."""
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
-        return _hold(self.generic_visit(node))
+        self.generic_visit(node)
+        return _hold(node)
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        return _hold(self.generic_visit(node))
+        self.generic_visit(node)
+        return _hold(node)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        visited = self.generic_visit(node)
-        return visited if node.ctx == "store" else _hold(visited)
+        self.generic_visit(node)
+        return node if node.ctx == "store" else _hold(node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -183,6 +185,7 @@ class _MeterNodes(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
+        assert isinstance(node.iter, nodes.Expr)
         node.iter = _hold(node.iter)
         node.body.insert(0, _charge(LOOP_COST, node.lineno))
         return node

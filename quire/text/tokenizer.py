@@ -7,6 +7,7 @@ scripts written for Hugging Face tokenizers call. Streaming text is `detokenize.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ from quire.text.special_tokens import SpecialTokens, read_special_tokens
 from quire.text.template import ChatTemplate
 
 MAX_TOKENIZER_BYTES = 256_000_000
+_BPE_WITH_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 
 
 class Vocab(Protocol):
@@ -271,8 +273,12 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
         raise CheckpointError(f"no tokenizer.json in {folder}{hint}")
     if (size := path.stat().st_size) > MAX_TOKENIZER_BYTES:
         raise CheckpointError(f"{path} has {size} bytes, want at most {MAX_TOKENIZER_BYTES}")
+    data = path.read_bytes()
+    if _BPE_WITH_PREFIX.search(data) and b'"BPE"' in data:
+        # The library does not survive a prefix its merges do not have; no language model has one.
+        raise CheckpointError(f"{path}: BPE with a continuing_subword_prefix is not supported")
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
+        backend = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises nothing more specific
         raise CheckpointError(f"cannot read {path}: {error}") from error
     # Some files carry the cut-off and padding of a training run.

@@ -51,18 +51,11 @@ def test_matches_dense_attention(
     query_lens, context_lens = SHAPES[shape]
     case = make_case(context_lens, heads=heads, device=device_of(backend))
     cache = case.cache(backend)
-    case.feed(backend, cache, context_lens)
+    case.feed(backend, cache, [n - q for q, n in zip(query_lens, context_lens, strict=True)])
     close(
         case.step(backend, cache, query_lens, context_lens),
         case.expected(query_lens, context_lens),
     )
-
-
-def test_tokens_fed_now_are_seen_now(backend: AttentionBackend) -> None:
-    case = make_case([45, 30], device=device_of(backend))
-    cache = case.cache(backend)
-    case.feed(backend, cache, [25, 29])
-    close(case.step(backend, cache, [20, 1], [45, 30]), case.expected([20, 1], [45, 30]))
 
 
 @pytest.mark.parametrize("rot_dim", [32, 16])
@@ -73,11 +66,11 @@ def test_heads_are_transformed(backend: AttentionBackend, rot_dim: int, has_norm
     weights = torch.randn(2, 32) if has_norm else (None, None)
     norms = [None if w is None else w.to(device) for w in weights]
     transform = HeadTransform(angles.cos().to(device), angles.sin().to(device), *norms, 1e-6)
-    case = make_case([40, 21], device=device)
+    case = make_case([24, 17], device=device)
     cache = case.cache(backend)
-    case.feed(backend, cache, [30, 20], transform)
-    got = case.step(backend, cache, [10, 1], [40, 21], transform=transform)
-    close(got, case.expected([10, 1], [40, 21], transform))
+    case.feed(backend, cache, [14, 16], transform)
+    got = case.step(backend, cache, [10, 1], [24, 17], transform=transform)
+    close(got, case.expected([10, 1], [24, 17], transform))
 
 
 def test_empty_batch(backend: AttentionBackend) -> None:
@@ -86,11 +79,11 @@ def test_empty_batch(backend: AttentionBackend) -> None:
 
 
 def test_company_changes_no_bit(backend: AttentionBackend) -> None:
-    lens = [40, 17, 70, 33]
+    lens = [17, 40, 33]
     case = make_case(lens, device=device_of(backend))
     cache = case.cache(backend)
     case.feed(backend, cache, lens)
-    together = case.step(backend, cache, [1, 1, 1, 1], lens)
+    together = case.step(backend, cache, [1, 1, 1], lens)
     for i, n in enumerate(lens):
         alone = case.step(backend, cache, [1], [n], seqs=[i])
         assert torch.equal(together[i : i + 1], alone)

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 import quire.attn.triton as backend_module
+from quire.attn.reference import ReferenceAttention
 from quire.attn.triton import TritonAttention
 from quire.kernels.paged_tile import Launch, PagedConfig
 from tests.paged_case import make_case
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ORACLE = ReferenceAttention()  # same cache layout, and quicker to write through here
 TILES = PagedConfig(16, 32, Launch(16, 4, 2), Launch(32, 4, 2))
 # One tile shape for both paths: the interpreter's matrix product may round by shape.
 EQUAL = PagedConfig(16, 32, Launch(16, 4, 2), Launch(16, 4, 2))
@@ -41,7 +43,7 @@ def test_mixed_batch(heads: tuple[int, int], head_dim: int, page_size: int) -> N
     backend = TritonAttention(torch.float32, TILES)
     case = make_case(CONTEXTS, heads=heads, head_dim=head_dim, page_size=page_size, device=DEVICE)
     cache = case.cache(backend, fill=float("nan"))  # unwritten slots must not leak
-    case.feed(backend, cache, CONTEXTS)
+    case.feed(ORACLE, cache, CONTEXTS)
     check(case.step(backend, cache, QUERIES, CONTEXTS), case.expected(QUERIES, CONTEXTS), 1e-6)
 
 
@@ -52,7 +54,7 @@ def test_half_precision(dtype: torch.dtype, tol: float) -> None:
     backend = TritonAttention(dtype, TILES)
     case = make_case(CONTEXTS, heads=(4, 1), dtype=dtype, device=DEVICE)
     cache = case.cache(backend)
-    case.feed(backend, cache, CONTEXTS)
+    case.feed(ORACLE, cache, CONTEXTS)
     check(case.step(backend, cache, QUERIES, CONTEXTS), case.expected(QUERIES, CONTEXTS), tol)
 
 
@@ -61,7 +63,7 @@ def test_decode_across_split_borders(context: int) -> None:
     backend = TritonAttention(torch.float32, TILES)
     case = make_case([context], heads=(4, 1), device=DEVICE)
     cache = case.cache(backend, fill=float("nan"))
-    case.feed(backend, cache, [context])
+    case.feed(ORACLE, cache, [context])
     check(case.step(backend, cache, [1], [context]), case.expected([1], [context]), 1e-6)
 
 
@@ -71,7 +73,7 @@ def test_chunk_size_changes_no_bit(chunk: int) -> None:
     backend = TritonAttention(torch.float32, EQUAL)
     case = make_case([70], heads=(4, 1), device=DEVICE)
     cache = case.cache(backend, fill=float("nan"))
-    case.feed(backend, cache, [58])
+    case.feed(ORACLE, cache, [58])
     whole = case.step(backend, cache, [12], [70])
     ends = [*range(58 + chunk, 70, chunk), 70]
     starts = [58, *ends[:-1]]
@@ -84,7 +86,7 @@ def test_bound_and_lanes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = TritonAttention(torch.float32, TILES)
     case = make_case(lens, heads=(4, 2), device=DEVICE)
     cache = case.cache(backend, fill=float("nan"))
-    case.feed(backend, cache, lens)
+    case.feed(ORACLE, cache, lens)
     ones = [1] * len(lens)
     want = case.step(backend, cache, ones, lens)
     for bound in (70, 128, 1000):

@@ -33,10 +33,15 @@ def hf_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "heads, kv_heads, dim, rot_dim",
-    [(4, 2, 32, 32), (12, 12, 64, 0), (7, 1, 80, 20), (16, 8, 128, 128), (3, 1, 96, 48)],
+    "heads, kv_heads, dim, rot_dim, has_norm",
+    [
+        (4, 2, 32, 32, False),
+        (12, 12, 64, 0, False),
+        (7, 1, 80, 20, False),
+        (3, 1, 96, 48, True),
+        (16, 8, 128, 128, True),
+    ],
 )
-@pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_matches_hugging_face(
     heads: int, kv_heads: int, dim: int, rot_dim: int, has_norm: bool, dtype: torch.dtype

@@ -55,9 +55,11 @@ FILTERS = [
 
 def _draw(logits: Tensor, inputs: SampleInputs) -> Tensor:
     inputs = to_device(inputs, DEVICE)
-    narrows = inputs.any_top_k or inputs.any_top_p or inputs.any_min_p
-    filters = (inputs.top_k, inputs.top_p, inputs.min_p) if narrows else None
-    args = kernel.DrawArgs(inputs.temperature, inputs.seeds, inputs.positions, filters)
+    args = kernel.DrawArgs(
+        inputs.temperature, inputs.seeds, inputs.positions,
+        inputs.top_k, inputs.top_p, inputs.min_p,
+        narrows=inputs.any_top_k or inputs.any_top_p or inputs.any_min_p,
+    )  # fmt: skip
     return kernel.draw(logits.to(DEVICE), args).cpu()
 
 
@@ -168,6 +170,18 @@ def test_ties_go_to_the_lowest_id(small_tiles: int) -> None:
     logits[:, [555, 3 * small_tiles]] = 7.0
     rows = [Row(0.0), Row(top_k=1), Row(top_p=1e-9)]
     assert _draw(logits, make_inputs(rows)).tolist() == [555, 555, 555]
+
+
+def test_parameters_may_be_columns_of_a_table() -> None:
+    logits = _logits(4, 300)
+    rows = [Row(0.5 + i, top_k=9 * i, top_p=0.9, min_p=0.01, seed=i, position=7) for i in range(4)]
+    inputs = make_inputs(rows)
+    names = ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")
+    columns = {n: torch.stack([getattr(inputs, n)] * 3, dim=1)[:, 1] for n in names}
+    assert not columns["seeds"].is_contiguous()
+    strided = replace(inputs, **columns)
+    assert torch.equal(_draw(logits, strided), _draw(logits, inputs))
+    assert torch.equal(Sampler()(logits, strided).tokens, Sampler()(logits, inputs).tokens)
 
 
 def test_strided_rows_and_no_rows() -> None:

@@ -46,13 +46,15 @@ def _banned(logits: Tensor) -> list[tuple[int, int]]:
     return [(int(r), int(t)) for r, t in (logits == -INF).nonzero()]
 
 
-def _penalise(logits: Tensor, row: tuple[list[int], list[int]], **values: float) -> Tensor:
+def _penalise(
+    logits: Tensor, row: tuple[list[int], list[int]], junk: int = 2, **values: float
+) -> Tensor:
     penalties = Penalties(
         torch.tensor([values.get("repetition", 1.0)]),
         torch.tensor([values.get("presence", 0.0)]),
         torch.tensor([values.get("frequency", 0.0)]),
     )
-    apply_penalties(logits, make_history([row], width=9, junk=values.get("junk", 2)), penalties)
+    apply_penalties(logits, make_history([row], width=9, junk=junk), penalties)
     return logits
 
 

@@ -20,7 +20,7 @@ TEXTS = [
     "hello, the quick brown fox",
     "日本語のテキスト",
     "family 👨‍👩‍👧‍👦 and flags 🇫🇷🇯🇵, then é́ and text",
-    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \x00 \u200d zero width",
+    "\U0001d518\U0001d52b\U0001d526 \x00 \u200d zero width",
     "��� real replacement characters �",
     "   leading and trailing spaces   \n\n",
 ]

@@ -117,7 +117,7 @@ def test_a_template_that_says_no_gives_its_reason() -> None:
 
 @pytest.mark.parametrize("source", ["{{ x.y }}", "{{ 1 / 0 }}", "{{ messages[9].role.x }}"])
 def test_a_template_that_fails_is_a_bad_request(source: str) -> None:
-    with pytest.raises(BadRequest, match="cannot render these messages: .*Error"):
+    with pytest.raises(BadRequest, match=r"cannot render these messages: .*Error"):
         render(source)
 
 

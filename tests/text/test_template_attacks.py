@@ -17,7 +17,8 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 def doubling(build: str, start: str = "'a'", then: str = "") -> str:
-    return f"{{% set ns = namespace(x={start}) %}}{{% for i in range(60) %}}{build}{{% endfor %}}{then}"
+    begin = f"{{% set ns = namespace(x={start}) %}}{{% for i in range(60) %}}"
+    return f"{begin}{build}{{% endfor %}}{then}"
 
 
 ESCAPES = [
@@ -66,7 +67,7 @@ BOMBS = [
     "{{ [0] | list * 100000000 }}",
     "{{ 9 ** 999999999 }}",
     "{{ ((9 ** 99) ** 99) ** 99 }}",
-    "{% set ns = namespace(x=9**99) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    doubling("{% set ns.x = ns.x * ns.x %}", "9 ** 99"),
     doubling("{% set ns.x = ns.x + ns.x %}"),
     doubling("{% set ns.x = ns.x ~ ns.x %}"),
     doubling("{% set ns.x = '%s%s' % (ns.x, ns.x) %}"),

@@ -15,7 +15,9 @@ from quire.errors import BadRequest, CheckpointError
 from quire.text.tokenizer import Tokenizer
 from tests.text.tiny_tokenizers import byte_fallback, byte_level
 
-TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}"
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}"
+)
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -179,7 +181,7 @@ def test_what_is_not_text(tmp_path: Path) -> None:
 
 
 def test_missing_and_damaged_files(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no tokenizer.json"):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     with pytest.raises(CheckpointError, match=r"it has tokenizer.model: convert"):
@@ -194,6 +196,15 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(CheckpointError, match="is not JSON"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_prefix_the_library_would_die_of(tmp_path: Path) -> None:
+    files = folder(tmp_path)
+    content = json.loads((files / "tokenizer.json").read_text())
+    content["model"]["continuing_subword_prefix"] = "x"
+    (files / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="continuing_subword_prefix"):
+        Tokenizer.from_folder(files)
 
 
 def test_mutated_folders_load_or_are_refused(tmp_path: Path) -> None:

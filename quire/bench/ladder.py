@@ -1,0 +1,213 @@
+"""The ladder: one workload, one model, one cache budget; each rung adds one technique.
+
+Every rung drives the same `ModelRunner` on the same page pool, so what changes from one to the
+next is the technique and nothing else, and greedy outputs must stay the same to the last token.
+The first rungs are `baselines.py`, the later ones the real scheduler with options switched on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+from quire.attn.backend import AttnSpec
+from quire.bench.baselines import CacheUse, ContiguousScheduler, RowLayout
+from quire.bench.drive import Run, drive, paged_use
+from quire.bench.workload import Job, skewed_jobs, spread
+from quire.config import EngineArgs, SchedConfig
+from quire.engine.build import Engine, build_engine
+from quire.engine.core import EngineCore
+from quire.kv.manager import KVManager
+from quire.load.open import open_model
+from quire.memory.pool import bytes_per_page
+from quire.models.registry import spec_of
+from quire.resolve import resolve
+from quire.runner.runner import ModelRunner
+from quire.sched.scheduler import Scheduler
+
+NOT_ON_CPU = "needs a CUDA device"
+
+
+@dataclass(frozen=True, slots=True)
+class LadderOptions:
+    requests: int = 24
+    no_cache_requests: int = 3  # the first rung is so slow that a sample must do; 0: all
+    max_model_len: int | None = None  # None: 512, or what the model can do
+    budget_rows: int = 4  # full-length reservations that the cache has room for
+    max_num_seqs: int = 32
+    chunk: int = 0  # tokens in a step with chunked prefill; 0: a quarter of max_model_len
+    seed: int = 0
+
+    @staticmethod
+    def quick() -> LadderOptions:
+        return LadderOptions(requests=8, no_cache_requests=2, max_model_len=128)
+
+
+class Prepared(NamedTuple):
+    """A rung ready to run."""
+
+    core: EngineCore
+    look: Callable[[], CacheUse]
+    scheduler: Scheduler | ContiguousScheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    name: str
+    claimed: str  # what the literature promises of it
+    run: Run | None  # None: not possible here
+    sample: int | None = None  # jobs that were run, when not all
+    num_preempted: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LadderResult:
+    rungs: list[Rung]
+    jobs: list[Job]
+    options: LadderOptions
+    page_size: int
+    num_pages: int
+    slot_bytes: int
+    device: str
+    dtype: str
+    differing: list[str]  # "rung, job, position" of outputs unlike the first rung's
+
+
+class Ladder:
+    """Builds the engine once; `climb` runs the rungs."""
+
+    def __init__(self, args: EngineArgs, options: LadderOptions) -> None:
+        self.options = options
+        self.engine, self.max_len = _build(args, options)
+        self.page_size = args.page_size
+        self.num_pages = self.engine.config.cache.num_pages
+        self.jobs = skewed_jobs(
+            options.requests, self.max_len, self.engine.spec.vocab_size, options.seed
+        )
+        self.is_cuda = self.engine.config.device == "cuda"
+
+    def climb(self, say: Callable[[str], None] = lambda text: None) -> LadderResult:
+        rungs = []
+        warm = self._paged()
+        drive(warm.core, self.jobs[:1], warm.look)
+        for name, claimed, prepare in self._rungs():
+            if prepare is None:
+                rungs.append(Rung(name, claimed, None, note=NOT_ON_CPU))
+                continue
+            say(f"running: {name}")
+            rungs.append(self._run_rung(name, claimed, prepare))
+        element = self.engine.runner.pool.data.element_size()
+        spec = self.engine.spec
+        return LadderResult(
+            rungs=rungs,
+            jobs=self.jobs,
+            options=self.options,
+            page_size=self.page_size,
+            num_pages=self.num_pages - 1,
+            slot_bytes=2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * element,
+            device=self.engine.config.device,
+            dtype=self.engine.config.dtype,
+            differing=differences(rungs),
+        )
+
+    def _rungs(self) -> list[tuple[str, str, Callable[[], Prepared] | None]]:
+        rows = self.options.budget_rows
+        cuda = self.is_cuda
+        return [
+            ("no cache", "1x", lambda: self._contiguous(1, keeps_cache=False)),
+            ("KV cache", "10-100x", lambda: self._contiguous(1)),
+            ("static batch", "2-8x", lambda: self._contiguous(rows, refills=False)),
+            ("continuous batch", "2-5x", lambda: self._contiguous(rows)),
+            ("paged cache", "~2x more requests fit", lambda: self._paged()),
+            ("prefix cache", "depends on workload", lambda: self._paged(prefix=True)),
+            (
+                "chunked prefill",
+                "no long stalls",
+                lambda: self._paged(prefix=True, chunked=True),
+            ),
+            (
+                "CUDA graphs",
+                "1.1-1.5x",
+                (lambda: self._paged(prefix=True, chunked=True, graphs=True)) if cuda else None,
+            ),
+        ]
+
+    def _run_rung(self, name: str, claimed: str, prepare: Callable[[], Prepared]) -> Rung:
+        sample = self.options.no_cache_requests if name == "no cache" else 0
+        chosen = list(range(len(self.jobs)))
+        if 0 < sample < len(chosen):
+            chosen = spread(self.jobs, sample)
+        jobs = [self.jobs[i] for i in chosen]
+        if self.is_cuda:  # kernels compile and graphs are captured on a run nobody counts
+            core, look, _ = prepare()
+            drive(core, jobs, look)
+        core, look, scheduler = prepare()
+        run = drive(core, jobs, look)
+        run.outputs = {chosen[i]: tokens for i, tokens in run.outputs.items()}
+        preempted = scheduler.stats().num_preempted if isinstance(scheduler, Scheduler) else 0
+        part = len(chosen) if len(chosen) < len(self.jobs) else None
+        return Rung(name, claimed, run, part, preempted)
+
+    def _contiguous(
+        self, num_rows: int, *, refills: bool = True, keeps_cache: bool = True
+    ) -> Prepared:
+        layout = RowLayout(num_rows, -(-self.max_len // self.page_size), self.page_size)
+        scheduler = ContiguousScheduler(
+            layout, self.max_len, refills=refills, keeps_cache=keeps_cache
+        )
+        # The core asks a scheduler for has_work, add, schedule and commit only.
+        core = EngineCore(cast(Scheduler, scheduler), self.engine.runner, overlap=False)
+        return Prepared(core, scheduler.use, scheduler)
+
+    def _paged(
+        self, *, prefix: bool = False, chunked: bool = False, graphs: bool = False
+    ) -> Prepared:
+        # Without chunks a step takes as much as the contiguous batch above could: a whole cache.
+        whole = self.max_len * self.options.budget_rows
+        budget = (self.options.chunk or self.max_len // 4) if chunked else whole
+        config = SchedConfig(
+            max_num_seqs=self.options.max_num_seqs,
+            max_num_batched_tokens=max(budget, self.options.max_num_seqs),
+            max_model_len=self.max_len,
+            chunked_prefill=chunked,
+        )
+        scheduler = Scheduler(config, KVManager(self.num_pages, self.page_size, prefix))
+        runner = self.engine.runner
+        if graphs:
+            runner = ModelRunner(
+                runner.model, runner.backend, runner.spec, runner.pool, runner.rows, True
+            )
+        core = EngineCore(scheduler, runner, overlap=False)
+        return Prepared(core, lambda: paged_use(scheduler), scheduler)
+
+
+def _build(args: EngineArgs, options: LadderOptions) -> tuple[Engine, int]:
+    """An engine whose pool holds `budget_rows` full-length reservations, and not one page more."""
+    args = replace(args, skip_tokenizer_init=True, enforce_eager=True)
+    checkpoint = open_model(args).checkpoint
+    spec = spec_of(checkpoint.config)
+    max_len = options.max_model_len or args.max_model_len or min(512, spec.max_positions)
+    args = replace(args, max_model_len=max_len, max_num_seqs=options.max_num_seqs)
+    _, _, dtype = resolve(args, spec)
+    num_pages = options.budget_rows * -(-max_len // args.page_size) + 1
+    heads = AttnSpec(
+        spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim**-0.5, args.page_size
+    )
+    memory = num_pages * bytes_per_page(heads, spec.num_layers, dtype)
+    return build_engine(replace(args, kv_cache_memory=memory), checkpoint), max_len
+
+
+def differences(rungs: Sequence[Rung]) -> list[str]:
+    """Where a rung's output is not that of the first full rung; empty when all agree."""
+    runs = [(rung.name, rung.run.outputs) for rung in rungs if rung.run is not None]
+    _, truth = max(runs, key=lambda item: len(item[1]))
+    found = []
+    for name, outputs in runs:
+        for job, tokens in outputs.items():
+            if tokens != truth[job]:
+                pairs = zip(tokens, truth[job], strict=False)
+                at = next((i for i, (a, b) in enumerate(pairs) if a != b), len(tokens))
+                found.append(f"{name}: job {job} from token {at}")
+    return found
