@@ -59,7 +59,7 @@ def run_child(peer: str, what: str, model: str, seed: int, sizes: Sizes) -> dict
         "TRANSFORMERS_VERBOSITY": "error",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    start = time.perf_counter()
+    start = time.time()
     with subprocess.Popen(
         [sys.executable, str(script), peer, what, options],
         env=env,
@@ -68,13 +68,13 @@ def run_child(peer: str, what: str, model: str, seed: int, sizes: Sizes) -> dict
         stderr=subprocess.PIPE,
     ) as child:
         out, errors = child.communicate(timeout=TIMEOUT_S)
-        seconds = time.perf_counter() - start
     if child.returncode:
         last = (errors.strip().splitlines() or ["no reason given"])[-1]
         raise RuntimeError(f"{peer} {what} failed: {last}")
+    record = dict(json.loads(out.strip().splitlines()[-1]))
     if what == "cold":
-        return {"cold_s": seconds}
-    return dict(json.loads(out.strip().splitlines()[-1]))
+        return {"cold_s": record["first_token_at"] - start}
+    return record
 
 
 def measure(peers: list[str], models: dict[str, str], rounds: int, sizes: Sizes) -> Results:

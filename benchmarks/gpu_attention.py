@@ -12,7 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -50,11 +50,19 @@ PREFILLS = {
     (128, 512): [(128, 8, 2)],
     (128, 1024): [(128, 8, 2)],
 }
-DECODE_SHAPES = [(1, 2048), (8, 1024), (256, 384), (32, 2048), (8, 32768), (1, 131072)]
+DECODE_SHAPES = {
+    "1 x 2k": [2048],
+    "8 x 1k": [1024] * 8,
+    "256 x 384": [384] * 256,
+    "32 x 2k": [2048] * 32,
+    "8 x 32k": [32768] * 8,
+    "1 x 128k": [131072],
+    "255 x 384 + 32k": [384] * 255 + [32768],
+}
 PREFILL_SHAPES = [(1, 2048, 2048), (4, 2048, 2048), (1, 8192, 8192), (1, 2048, 32768)]
 if not ON_GPU:
     SPLITS = PREFILLS = {(16, 32): [(16, 4, 2)]}
-    DECODE_SHAPES, PREFILL_SHAPES = [(2, 40)], [(1, 8, 40)]
+    DECODE_SHAPES, PREFILL_SHAPES = {"toy": [40, 33]}, [(1, 8, 40)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,30 +201,31 @@ def make_pool() -> LayerCache:
     return LayerCache(*(torch.randn(shape, device=DEVICE, dtype=DTYPE) for _ in range(2)))
 
 
-def make_batches(num_seqs: int, query_len: int, context: int, copies: int) -> list[Batch]:
+def make_batches(contexts: list[int], query_len: int, copies: int) -> list[Batch]:
     """Batches over disjoint pages as far as the pool reaches."""
-    pages_each = -(-context // PAGE)
-    order = torch.randperm(POOL_TOKENS // PAGE, device=DEVICE)
-    fit = min(copies, len(order) // (num_seqs * pages_each))
-    table = order[: fit * num_seqs * pages_each].int().view(fit * num_seqs, pages_each)
-    width = -(-pages_each // 16) * 16
-    table = torch.nn.functional.pad(table, (0, width - pages_each)).contiguous()
-    tokens = num_seqs * query_len
+    num_seqs, tokens = len(contexts), len(contexts) * query_len
+    counts = [-(-n // PAGE) for n in contexts]
+    order = torch.randperm(POOL_TOKENS // PAGE).int()
+    fit = min(copies, len(order) // sum(counts))
+    table = torch.zeros(fit * num_seqs, -(-max(counts) // 16) * 16, dtype=torch.int32)
+    pages = iter(order.split(counts * fit + [len(order) - fit * sum(counts)]))
+    for row, count in zip(table, counts * fit, strict=True):
+        row[:count] = next(pages)
+    table = table.to(DEVICE)
     unused = torch.zeros(tokens, dtype=torch.int64, device=DEVICE)
-    lens = np.full(num_seqs, query_len, dtype=np.int32)
-    contexts = np.full(num_seqs, context, dtype=np.int32)
+    host_contexts = np.asarray(contexts, dtype=np.int32)
     return [
         Batch(
             input_ids=unused,
             positions=unused,
             slots=unused,
             query_starts=torch.arange(0, tokens + 1, query_len, dtype=torch.int32, device=DEVICE),
-            context_lens=torch.from_numpy(contexts).to(DEVICE),
+            context_lens=torch.from_numpy(host_contexts).to(DEVICE),
             rows=torch.arange(num_seqs, dtype=torch.int32, device=DEVICE) + i * num_seqs,
             page_table=table,
             page_size=PAGE,
-            host_query_lens=lens,
-            host_context_lens=contexts,
+            host_query_lens=np.full(num_seqs, query_len, dtype=np.int32),
+            host_context_lens=host_contexts,
         )
         for i in range(fit)
     ]
@@ -231,24 +240,26 @@ def time_attention(
 
 
 def time_decode(pool: LayerCache) -> list[Timing]:
-    rows = []
-    for num_seqs, context in DECODE_SHAPES:
-        batches = make_batches(num_seqs, 1, context, copies=16)
-        nbytes = num_seqs * context * KV_BYTES
-        runs = [(name, backend, context) for _, name, backend in candidates(SPLITS)]
+    base = default_backend()._config_of(SPEC)
+    runs = [(name, backend, 1) for _, name, backend in candidates(SPLITS)]
+    for programs in (1024, 2048, 4096, 8192):
         # A bound far above the contexts shows what idle programs and empty splits cost.
-        runs.append(("default, bound x4", default_backend(), 4 * context))
-        for name, backend, bound in runs:
-            us = time_attention(backend, pool, batches, bound)
-            shape = f"{num_seqs} x {context}"
-            rows.append(Timing("decode", shape, name, us, nbytes / us / 1e6, "TB/s"))
+        backend = TritonAttention(DTYPE, replace(base, max_programs=programs))
+        runs += [(f"default P{programs}", backend, 1), (f"  P{programs}, bound x8", backend, 8)]
+    rows = []
+    for shape, contexts in DECODE_SHAPES.items():
+        batches = make_batches(contexts, 1, copies=16)
+        for name, backend, slack in runs:
+            us = time_attention(backend, pool, batches, slack * max(contexts))
+            rate = sum(contexts) * KV_BYTES / us / 1e6
+            rows.append(Timing("decode", shape, name, us, rate, "TB/s"))
     return rows
 
 
 def time_prefill(pool: LayerCache) -> list[Timing]:
     rows = []
     for num_seqs, query_len, context in PREFILL_SHAPES:
-        batches = make_batches(num_seqs, query_len, context, copies=2)
+        batches = make_batches([context] * num_seqs, query_len, copies=2)
         pairs = num_seqs * query_len * (context - (query_len - 1) / 2)
         for _, name, backend in candidates(PREFILLS):
             us = time_attention(backend, pool, batches, None)
@@ -325,7 +336,12 @@ def main() -> None:
         "bits": bits,
         "launches": launches,
         "default": repr(default_config(DIM, DTYPE)),
-        "timings": [[r.kind, r.shape, r.name, round(r.us, 1)] for r in rows],
+        "us": {
+            f"{kind} {name}": [round(r.us, 1) for r in group]  # in the order of the table
+            for (kind, name), group in itertools.groupby(
+                sorted(rows, key=lambda r: (r.kind, r.name)), key=lambda r: (r.kind, r.name)
+            )
+        },
     }
     print(json.dumps(report))
 

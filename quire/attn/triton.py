@@ -7,7 +7,7 @@ tiles and splits of `kernels/paged_tile.py`, so the choice is about speed only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,7 @@ from quire.kernels.paged_split import PagedInputs, SplitGrid, split_attention
 from quire.kernels.paged_tile import PagedConfig, default_config
 from quire.kernels.rope_kv_write import HeadNorm, Rope, rope_kv_write
 
-# Programs that keep an H200 busy (132 SMs, two or three resident each) with an even tail. More
-# lanes than that only add programs that find no split to do.
-MAX_PROGRAMS = 4096
-MIN_SCRATCH = 1 << 20  # floats
+SCRATCH_STEP = 1 << 22  # floats: scratch grows by multiples of 16 MB
 
 _Ints = NDArray[np.signedinteger[Any]]
 
@@ -56,8 +53,8 @@ class TritonAttention:
     ) -> None:
         self.dtype = dtype
         self._config = config
-        # Layers and steps run one after another, so all plans share the newest buffer; each is
-        # twice the last. Outgrown ones are never freed: captured graphs still write to them.
+        # Layers and steps run one after another, so all plans share the newest, largest buffer.
+        # Outgrown ones are never freed: captured graphs still write to them.
         self._scratch: list[Tensor] = []
 
     def cache_shape(self, num_pages: int, spec: AttnSpec) -> tuple[int, ...]:
@@ -67,14 +64,13 @@ class TritonAttention:
         """Lay out one step. With `max_context` (decode only) the plan depends on nothing but the
         number of sequences and that bound, and stays right while contexts grow up to it: the form
         to capture in a graph. The bound costs scratch and idle programs, never correctness."""
-        config = self._config or default_config(spec.head_dim, self.dtype)
+        config = self._config_of(spec)
         if max_context is not None:
             assert batch.is_decode, "a bounded plan is for decode"
             num, splits = batch.num_seqs, -(-max_context // config.split_size)
             scratch = num * splits if splits > 1 else 0  # a single split bypasses scratch
-            return TritonPlan(
-                batch, config, self._grid(batch, spec, None, 1, splits, scratch), None
-            )
+            grid = self._grid(batch, spec, None, 1, splits, scratch)
+            return TritonPlan(batch, config, grid, None)
 
         group = spec.num_heads // spec.num_kv_heads
         lens, contexts = batch.host_query_lens, batch.host_context_lens
@@ -130,6 +126,10 @@ class TritonAttention:
             merge_splits(inputs, plan.split, plan.config, out)
         return out
 
+    def _config_of(self, spec: AttnSpec) -> PagedConfig:
+        config = self._config or default_config(spec.head_dim, self.dtype)
+        return _widened(config, spec.num_heads // spec.num_kv_heads)
+
     def _grid(
         self,
         batch: Batch,
@@ -140,16 +140,29 @@ class TritonAttention:
         num_scratch: int,  # splits to keep states of
     ) -> SplitGrid:
         num_tiles = batch.num_seqs if tiles is None else len(tiles)
-        lanes = max(1, MAX_PROGRAMS // max(1, num_tiles * spec.num_kv_heads))
+        programs = self._config_of(spec).max_programs
+        lanes = max(1, programs // max(1, num_tiles * spec.num_kv_heads))
         rows = num_scratch * spec.num_heads * tokens
         size = rows * (spec.head_dim + 2)
         if not self._scratch or self._scratch[-1].numel() < size:
-            grown = next_power_of_2(max(size, MIN_SCRATCH))
+            grown = max(1, -(-size // SCRATCH_STEP)) * SCRATCH_STEP
             device = batch.page_table.device
             self._scratch.append(torch.empty(grown, dtype=torch.float32, device=device))
         cut = rows * spec.head_dim
         acc, sums = self._scratch[-1][:cut], self._scratch[-1][cut:size]
         return SplitGrid(tiles, num_tiles, tokens, max_splits, min(max_splits, lanes), acc, sums)
+
+
+def _widened(config: PagedConfig, group: int) -> PagedConfig:
+    """Tiles that hold at least one token of all query heads that share a kv head."""
+    rows = next_power_of_2(group)
+    if rows <= min(config.split.block_m, config.prefill.block_m):
+        return config
+    return replace(
+        config,
+        split=replace(config.split, block_m=max(rows, config.split.block_m)),
+        prefill=replace(config.prefill, block_m=max(rows, config.prefill.block_m)),
+    )
 
 
 def _tiles(seqs: _Ints, lens: _Ints, contexts: _Ints, tokens: int) -> _Ints:

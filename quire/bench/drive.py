@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from quire.bench.baselines import CacheUse
 from quire.bench.offline import greedy
@@ -12,6 +13,7 @@ from quire.bench.workload import Job
 from quire.engine.core import EngineCore
 from quire.request import Request
 from quire.sched.scheduler import Scheduler
+
 
 @dataclass(slots=True)
 class Run:
@@ -37,7 +39,7 @@ class Run:
         return [
             later - sooner
             for times in self.token_times.values()
-            for sooner, later in zip(times, times[1:], strict=False)
+            for sooner, later in pairwise(times)
         ]
 
     @property

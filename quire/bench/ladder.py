@@ -32,7 +32,7 @@ NOT_ON_CPU = "needs a CUDA device"
 @dataclass(frozen=True, slots=True)
 class LadderOptions:
     requests: int = 24
-    no_cache_requests: int = 3  # the first rung is so slow that a sample must do; 0: all
+    no_cache_requests: int = 2  # the first rung is so slow that a sample must do; 0: all
     max_model_len: int | None = None  # None: 512, or what the model can do
     budget_rows: int = 4  # full-length reservations that the cache has room for
     max_num_seqs: int = 32

@@ -18,7 +18,7 @@ def plot_ladder(summary: dict[str, Any], path: Path) -> None:
         matplotlib.use("Agg")  # no display needed
         from matplotlib import pyplot
     except ImportError as error:
-        raise NotSupported("plots need matplotlib: pip install matplotlib") from error
+        raise NotSupported("plots need matplotlib: pip install 'quire[plot]'") from error
     rungs = [rung for rung in summary["rungs"] if "tok_s" in rung]
     figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 6.5), sharex=True)
     _plot_speed(above, rungs)

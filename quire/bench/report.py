@@ -71,7 +71,9 @@ def ladder_rows(records: list[dict[str, Any]]) -> list[list[str]]:
             rows.append([r["name"], "n/a", "n/a", "n/a", r["claimed"], *["n/a"] * 7])
             continue
         part = r["requests"] < r["of_requests"]
-        name = f"{r['name']} ({r['requests']} of {r['of_requests']} requests)" if part else r["name"]
+        name = (
+            f"{r['name']} ({r['requests']} of {r['of_requests']} requests)" if part else r["name"]
+        )
         rows.append(
             [
                 name,

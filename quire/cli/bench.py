@@ -189,9 +189,9 @@ KINDS = {
     "throughput": Kind(
         "many requests at once: tokens per second", THROUGHPUT, _throughput_flags, _throughput
     ),
-    "latency": Kind("one request alone: first token and each next", LATENCY, _latency_flags, _latency),
-    "startup": Kind("fresh process to first token", STARTUP, _startup_flags, _startup),
-    "ladder": Kind(
-        "one technique after another on the same work", LADDER, _ladder_flags, _ladder
+    "latency": Kind(
+        "one request alone: first token and each next", LATENCY, _latency_flags, _latency
     ),
+    "startup": Kind("fresh process to first token", STARTUP, _startup_flags, _startup),
+    "ladder": Kind("one technique after another on the same work", LADDER, _ladder_flags, _ladder),
 }

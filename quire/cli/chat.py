@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.engine_flags import add_engine_flags, add_model, model_of, open_llm
@@ -62,7 +63,7 @@ def run(args: Namespace) -> int:
         return _demo(session, args.json)
     is_live = sys.stdin.isatty() and not args.json
     if is_live:
-        note(f"{model_of(args)} · /help for commands, Ctrl-D to leave")
+        note(f"{Path(model_of(args)).name} · /help for commands, Ctrl-D to leave")
     for line in _lines(is_live):
         try:
             if line.startswith("/"):

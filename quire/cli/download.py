@@ -33,7 +33,10 @@ def download_report() -> Iterator[Report]:
     def say(what: str, done: int, total: int) -> None:
         if what not in seen:
             seen.add(what)
-            print(f"{what} ..." if not total else f"{what} ({total / 1e6:.0f} MB) ...", file=sys.stderr)
+            print(
+                f"{what} ..." if not total else f"{what} ({total / 1e6:.0f} MB) ...",
+                file=sys.stderr,
+            )
 
     yield say
 

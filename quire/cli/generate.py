@@ -27,7 +27,10 @@ quire generate --json 'one prompt' 'another' | jq .outputs[0].text
 
 def build_parser() -> VerbParser:
     parser = VerbParser(
-        "generate", "Continue prompts; several run as one batch. No prompt or '-': stdin.", EXAMPLES, "[PROMPT ...]"
+        "generate",
+        "Continue prompts; several run as one batch. No prompt or '-': stdin.",
+        EXAMPLES,
+        "[PROMPT ...]",
     )
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text; '-' for stdin")
     add_model(parser, positional=False)
@@ -123,7 +126,9 @@ def _print_output(text: str, output: RequestOutput, is_plain: bool) -> None:
             print(f"> {head[:70]}{'...' if len(head) > 70 else ''}{number}")
         print(shown)
         for position in answer.logprobs or ():
-            print("  " + "  ".join(f"{p.decoded_token!r} {p.logprob:.3f}" for p in position.values()))
+            print(
+                "  " + "  ".join(f"{p.decoded_token!r} {p.logprob:.3f}" for p in position.values())
+            )
     if not is_plain and output.metrics and output.metrics.num_preemptions:
         note(f"preempted {output.metrics.num_preemptions} times: the cache is small")
 

@@ -96,7 +96,9 @@ def _model_facts(spec: ModelSpec, opened: OpenModel) -> list[Fact]:
         Fact("layers", spec.num_layers),
         Fact("hidden size", spec.hidden_size, f"feed-forward {spec.ffn_size}, {spec.mlp}"),
         Fact("heads", spec.num_heads, f"of {spec.head_dim} dimensions"),
-        Fact("kv heads", spec.num_kv_heads, f"{spec.num_heads // spec.num_kv_heads} heads share one"),
+        Fact(
+            "kv heads", spec.num_kv_heads, f"{spec.num_heads // spec.num_kv_heads} heads share one"
+        ),
         Fact("positions", positions, f"up to {spec.max_positions}"),
         Fact("vocabulary", spec.vocab_size, "output head tied to it" if spec.tied else ""),
         Fact("stored dtype", spec.dtype),

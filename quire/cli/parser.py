@@ -31,7 +31,7 @@ class VerbParser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        found, unknown = self.parse_known_args(args, namespace)
+        found, unknown = self.parse_known_args(args, namespace or argparse.Namespace())
         if unknown:
             options = [name for action in self._actions for name in action.option_strings]
             near = difflib.get_close_matches(unknown[0].split("=")[0], options, n=1)

@@ -57,26 +57,30 @@ def file_bytes(path: Path) -> int:
 def _list(as_json: bool) -> None:
     from quire.load.known import KNOWN_MODELS
 
-    records = [
-        {
-            "name": model.name,
-            "aliases": list(model.aliases),
-            "description": model.description,
-            "licence": model.licence,
-            "source": str(model.source),
-            "cached": is_cached(model),
-        }
-        for model in KNOWN_MODELS
-    ]
     if as_json:
-        for record in records:
-            print_json(record)
+        for model in KNOWN_MODELS:
+            print_json(
+                {
+                    "name": model.name,
+                    "aliases": list(model.aliases),
+                    "description": model.description,
+                    "licence": model.licence,
+                    "source": str(model.source),
+                    "cached": is_cached(model),
+                }
+            )
         return
     rows = [
-        (", ".join([r["name"], *r["aliases"]]), r["source"], r["licence"], "yes" * r["cached"])
-        for r in records
+        (
+            ", ".join((model.name, *model.aliases)),
+            model.description,
+            model.source,
+            model.licence,
+            "yes" if is_cached(model) else "no",
+        )
+        for model in KNOWN_MODELS
     ]
-    print_table(("name", "source", "licence", "cached"), rows)
+    print_table(("name", "what", "source", "licence", "cached"), rows)
 
 
 def is_cached(model: KnownModel) -> bool:

@@ -237,11 +237,12 @@ def test_engine_machine() -> None:
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=120,
+            max_examples=300,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
             database=None,
+            report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from quire.bench.drive import Run
+from quire.bench.ladder import Ladder, LadderOptions, Rung, differences
+from quire.bench.report import LADDER_COLUMNS, identical_line, ladder_rows, ladder_summary
+from quire.config import EngineArgs
+from tests.tiny_folder import write_tiny_folder
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    folder = write_tiny_folder(tmp_path_factory.mktemp("tiny"), tokenizer=False)
+    args = EngineArgs(model=str(folder), load_format="dummy", num_threads=1, device="cpu")
+    options = replace(LadderOptions.quick(), requests=16)
+    return Ladder(args, options).climb()
+
+
+def test_techniques_change_no_answer(result):
+    assert result.differing == []
+    assert identical_line(result) == "outputs identical: yes"
+
+
+def test_every_rung_does_the_whole_work_but_the_labelled_first(result):
+    whole = sum(job.num_output for job in result.jobs)
+    first, *others = [rung for rung in result.rungs if rung.run]
+    assert first.sample == 2 and first.run.num_tokens < whole
+    assert [rung.run.num_tokens for rung in others] == [whole] * len(others)
+
+
+def test_all_rungs_stay_within_one_budget(result):
+    budget = result.num_pages * result.page_size
+    assert budget == result.options.budget_rows * 128
+    for rung in result.rungs:
+        assert rung.run is None or rung.run.peak_reserved.reserved <= budget
+
+
+def test_pages_fit_more_requests_than_reservations(result):
+    at_once = {rung.name: rung.run.peak_running for rung in result.rungs if rung.run}
+    assert at_once["continuous batch"] == result.options.budget_rows
+    assert at_once["paged cache"] > at_once["continuous batch"]
+    waste = {rung.name: rung.run.waste for rung in result.rungs if rung.run}
+    assert waste["paged cache"] < waste["continuous batch"] / 2
+
+
+def test_the_prefix_is_computed_once_not_for_everyone(result):
+    peak = {rung.name: rung.run.peak_reserved for rung in result.rungs if rung.run}
+    paged, shared = peak["paged cache"], peak["prefix cache"]
+    assert shared.reserved / shared.num_running < paged.reserved / paged.num_running
+
+
+def test_the_table_has_a_cell_for_every_column(result):
+    summary = ladder_summary(result)
+    rows = ladder_rows(summary["rungs"])
+    assert {len(row) for row in rows} == {len(LADDER_COLUMNS)}
+    assert rows[0][0] == "no cache (2 of 16 requests)"
+    assert rows[-1][:2] == ["CUDA graphs", "n/a"]
+    assert summary["rungs"][1]["vs_previous"] == summary["rungs"][1]["vs_first"]
+
+
+def test_a_changed_token_is_named():
+    same, other = Run(outputs={0: [1, 2, 3], 1: [4]}), Run(outputs={0: [1, 2, 9], 1: [4]})
+    rungs = [Rung("a", "", same), Rung("b", "", other), Rung("c", "", None)]
+    assert differences(rungs) == ["b: job 0 from token 2"]

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from quire.cli.main import main
+from quire.cli.pull import is_cached
+from quire.load.known import KNOWN_MODELS, WheelSource
+from tests.cli.conftest import ENGINE
+from tests.tiny_folder import CONFIG
+
+
+def test_list_names_source_licence_and_cache(run_json, monkeypatch, tmp_path):
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path))
+    records = run_json("pull", "--list")
+    assert [r["name"] for r in records] == [m.name for m in KNOWN_MODELS]
+    assert all(r["licence"] and r["source"] for r in records)
+    assert records[0]["cached"] is False
+
+
+def test_a_cached_file_counts_only_when_whole(monkeypatch, tmp_path):
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path))
+    model = next(m for m in KNOWN_MODELS if isinstance(m.source, WheelSource))
+    file = tmp_path / "models" / model.name / model.source.filename
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"part")
+    assert not is_cached(model)
+    with file.open("r+b") as out:
+        out.truncate(model.source.size)  # sparse: no bytes are written
+    assert is_cached(model)
+
+
+def test_pull_of_a_path_tells_the_path(tiny, run_json):
+    (record,) = run_json("pull", tiny)
+    assert record == {"name": tiny, "path": tiny, "bytes": 0}
+
+
+def test_inspect_does_the_arithmetic(tiny, run_json):
+    words = ["--page-size", "8", "--max-model-len", "64", "--max-num-seqs", "2"]
+    (record,) = run_json("inspect", tiny, *ENGINE, *words)
+    model = record["model"]
+    head_dim = CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
+    per_token = 2 * CONFIG["num_hidden_layers"] * CONFIG["num_key_value_heads"] * head_dim * 4
+    assert model["kv bytes per token"] == per_token
+    assert model["kv bytes per page"] == per_token * 8
+    assert model["kv bytes per full request"] == per_token * 64
+    assert model["chat template"] == "yes"
+    decided = {d["what"]: (d["value"], d["why"]) for d in record["decisions"]}
+    assert decided["max_model_len"] == ("64", "asked for")
+    # Never more than every sequence at full length could use.
+    assert decided["kv cache"][0] == "about 16 pages of 8 = 128 tokens"
+
+
+def test_inspect_says_when_nothing_fits(tiny, run_json):
+    words = ["--load-format", "dummy", "--kv-cache-memory", "1KiB"]
+    (record,) = run_json("inspect", tiny, *words)
+    last = record["decisions"][-1]
+    assert last["value"] == "does not fit" and "max_model_len" in last["why"]
+
+
+def test_inspect_table_without_tokenizer(mute, capsys):
+    assert main(["inspect", mute, *ENGINE]) == 0
+    assert "only token ids can be used" in capsys.readouterr().out
