@@ -1,4 +1,4 @@
-"""Frozen configuration, one small record per owner. Users write EngineArgs; `resolve.py` makes these.
+"""Frozen configuration, one small record per owner; `resolve.py` makes these from EngineArgs.
 
 Nothing is changed after the engine is built; a changed value means a new object.
 """

@@ -88,8 +88,9 @@ class LLM:
         """Answer one conversation, or several."""
         tokenizer = self.get_tokenizer()
         several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: Any = messages if several else [messages]
         prompts = []
-        for one in messages if several else [messages]:
+        for one in conversations:
             text = tokenizer.apply_chat_template(
                 list(one),
                 tools=tools,

@@ -60,7 +60,7 @@ class CpuAttention:
     def plan(self, batch: Batch, spec: AttnSpec, max_context: int | None = None) -> CpuPlan:
         starts = batch.query_starts.numpy()
         groups = [
-            _prompt_group(batch, spec, i, int(starts[i]), self.dtype)
+            _prompt_group(batch, spec, int(i), int(starts[i]), self.dtype)
             for i in np.flatnonzero(batch.host_query_lens > 1)
         ]
         singles = np.flatnonzero(batch.host_query_lens == 1)

@@ -49,7 +49,7 @@ class PageAllocator:
         return page in self._cached
 
     def take(self) -> int:
-        """An unpublished page with one reference; evicts the oldest cached page if none is empty."""
+        """An unpublished page with one reference; evicts the oldest cached one if none is empty."""
         if self._empty:
             page = self._empty.pop()
         else:

@@ -28,19 +28,20 @@ class OpenModel:
 def open_model(args: EngineArgs) -> OpenModel:
     path = resolve_model(args.model)
     wants_text = not args.skip_tokenizer_init
+    checkpoint: Checkpoint
+    tokenizer = None
     if path.suffix == ".gguf":
         from quire.load.gguf_checkpoint import GGUFCheckpoint
 
-        checkpoint = GGUFCheckpoint.open(path)
-        tokenizer = None
+        checkpoint = opened = GGUFCheckpoint.open(path)
         if wants_text and args.tokenizer is None:
-            tokenizer = _gguf_tokenizer(checkpoint.file.metadata, str(path))
+            tokenizer = _gguf_tokenizer(opened.file.metadata, str(path))
     elif args.load_format == "dummy":
-        checkpoint, tokenizer = ConfigOnly.open(path), None
+        checkpoint = ConfigOnly.open(path)
     else:
         from quire.load.safetensors_checkpoint import SafetensorsCheckpoint
 
-        checkpoint, tokenizer = SafetensorsCheckpoint.open(path), None
+        checkpoint = SafetensorsCheckpoint.open(path)
     if wants_text and tokenizer is None:
         tokenizer = _folder_tokenizer(Path(args.tokenizer) if args.tokenizer else path)
     return OpenModel(path, checkpoint, tokenizer)

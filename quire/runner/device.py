@@ -1,4 +1,4 @@
-"""Device facts: which device, which dtype, how much memory. The CPU's twin of every CUDA question."""
+"""Device facts: which device, which dtype, how much memory; the CPU answers as CUDA does."""
 
 from __future__ import annotations
 

@@ -38,9 +38,10 @@ class StepShape:
     def positions(self) -> IntArray:
         """[tokens] position of every token fed."""
         first = self.query_ends - self.query_lens
-        return np.arange(self.num_tokens, dtype=np.int32) + np.repeat(
-            self.starts - first, self.query_lens
-        )
+        shift = np.repeat(self.starts - first, self.query_lens)
+        positions: IntArray = np.arange(self.num_tokens, dtype=np.int32)
+        positions += shift
+        return positions
 
     def stage(self, arrays: dict[str, IntArray], token_stride: int) -> None:
         rows = self.rows[self.sampled]

@@ -1,4 +1,4 @@
-"""When a request is done: end of sequence, a stop token, or length. Stop strings live in `text/`."""
+"""When a request is done: end of sequence, a stop token, length. Stop strings are in `text/`."""
 
 from __future__ import annotations
 

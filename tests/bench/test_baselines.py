@@ -8,17 +8,21 @@ import pytest
 
 from quire.bench.baselines import ContiguousScheduler, RowLayout
 from quire.bench.drive import drive, paged_use
+from quire.bench.offline import greedy
 from quire.bench.workload import Job, Span, random_jobs
 from quire.config import SchedConfig
 from quire.engine.core import EngineCore
 from quire.kv.manager import KVManager
+from quire.request import Request
 from quire.sched.scheduler import Scheduler
+from quire.step import StepResult
 from tests.doubles import VOCAB, PageContentRunner, oracle_next
 
 SIZE, PER_ROW, ROWS = 4, 8, 3
 MAX_LEN = SIZE * PER_ROW
 NUM_PAGES = ROWS * PER_ROW + 1
-JOBS = random_jobs(11, Span(2, 12), Span(1, 18), VOCAB, seed=3)
+FULL = random_jobs(3, Span(12, 12), Span(MAX_LEN - 12, MAX_LEN - 12), VOCAB, seed=4)
+JOBS = [*FULL, *random_jobs(9, Span(2, 12), Span(1, 18), VOCAB, seed=3)]
 
 
 def run(scheduler, jobs=JOBS):
@@ -58,6 +62,17 @@ def expected(job: Job) -> list[int]:
 def test_every_scheduler_gives_the_oracles_tokens(scheduler):
     found = run(scheduler())
     assert [found.outputs[i] for i in range(len(JOBS))] == [expected(job) for job in JOBS]
+
+
+def test_without_a_cache_every_step_starts_over():
+    scheduler = contiguous(1, refills=True, keeps_cache=False)
+    scheduler.add(Request.new(0, [1, 2, 3], greedy(4)))
+    fed = []
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        fed += [(work.start, work.num_tokens) for work in plan.works]
+        scheduler.commit(plan, StepResult([(5,)]))
+    assert fed == [(0, 3), (0, 4), (0, 5), (0, 6)]
 
 
 def test_static_waits_for_the_longest_and_continuous_does_not():

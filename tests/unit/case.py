@@ -52,9 +52,7 @@ class Case:
         self.now = 0.0
         self.kv = KVManager(num_pages + 1, page_size, caching)
         columns = -(-self.config.max_model_len // page_size)
-        self.runner = PageContentRunner(
-            num_pages + 1, page_size, self.config.max_num_seqs, columns
-        )
+        self.runner = PageContentRunner(num_pages + 1, page_size, self.config.max_num_seqs, columns)
         self.scheduler = Scheduler(self.config, self.kv, clock=lambda: self.now)
         self.core = EngineCore(self.scheduler, self, overlap)
         self.plans: list[StepPlan] = []
