@@ -28,6 +28,7 @@ class Holding:
 
     pages: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
+    num_ready: int = 0  # positions from the last reserve's start up to here are writable
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ class KVManager:
         for page in held.pages:
             self.allocator.share(page)
         self._held[child.id] = held
+        source.num_ready = 0  # the parent's last page is shared now
         return child.num_prompt - 1
 
     def reserve(self, request: Request, start: int, upto: int) -> bool:
@@ -103,6 +105,8 @@ class KVManager:
         All or nothing; False when the pool cannot give enough pages.
         """
         held = self._held[request.id]
+        if upto <= held.num_ready:
+            return True
         pages, size, allocator = held.pages, self.page_size, self.allocator
         first = start // size
         have = len(pages)
@@ -116,6 +120,7 @@ class KVManager:
             page = allocator.take()
             pages.append(page)
             self._writes.append(PageWrite(request.row, column, page))
+        held.num_ready = len(pages) * size
         return True
 
     def _copy_page(self, request: Request, held: Holding, column: int) -> None:

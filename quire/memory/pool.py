@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +28,7 @@ class PagePool:
     ) -> None:
         shape = (num_layers, 2, *backend.cache_shape(num_pages, spec))
         # Zeros, not empty: masked keys weigh nothing, but nothing times NaN is still NaN.
-        self.data: Tensor = torch.zeros(shape, dtype=dtype, device=device)
+        self.data: Tensor = _zeros(shape, dtype, device)
         self.num_pages = num_pages
         self._layers = [LayerCache(layer[0], layer[1]) for layer in self.data]
 
@@ -35,3 +38,12 @@ class PagePool:
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """All layers' content of pages `sources` goes to `targets` (int64, no repeats)."""
         self.data[:, :, targets] = self.data[:, :, sources]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy's zeros come from calloc: the system hands out zero pages when they are first touched,
+    # where torch.zeros writes every byte now (half a second a GiB) and holds it all from the start.
+    flat = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(flat).view(dtype).view(shape)

@@ -14,21 +14,14 @@ class Finish(NamedTuple):
 
 def finish_of(request: Request, max_model_len: int) -> Finish | None:
     """Judge a request by its newest output token."""
-    token = request.tokens[-1]
-    params = request.params
-    if request.num_output >= params.min_tokens:
+    tokens, params = request.tokens, request.params
+    num_output = len(tokens) - request.num_prompt
+    if num_output >= params.min_tokens:
+        token = tokens[-1]
         if token in request.eos_ids and not params.ignore_eos:
             return Finish("stop")
         if params.stop_token_ids and token in params.stop_token_ids:
             return Finish("stop", token)
-    if request.num_output >= request.max_tokens or len(request.tokens) >= max_model_len:
+    if num_output >= request.max_tokens or len(tokens) >= max_model_len:
         return Finish("length")
     return None
-
-
-def may_continue(request: Request, max_model_len: int) -> bool:
-    """Whether one more token could be wanted, counting those still in flight."""
-    return (
-        request.num_output + request.num_pending < request.max_tokens
-        and request.num_known < max_model_len
-    )

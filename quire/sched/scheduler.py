@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from quire.config import SchedConfig
 from quire.kv.manager import KVManager
 from quire.request import NOT_RUNNING, Request, RequestId
-from quire.sched.finish import Finish, finish_of, may_continue
+from quire.sched.finish import Finish, finish_of
 from quire.sched.queue import WaitingLine, order_key
 from quire.sched.stats import SchedStats
 from quire.step import Admission, StepPlan, StepResult, TokenEvent, Work
@@ -68,13 +68,8 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         works: dict[RequestId, Work] = {}
-        budget, late, preempted = self.config.max_num_batched_tokens, [], self._num_preempted
-        for request in list(self.running.values()):
-            num = request.num_to_feed
-            if num > 1:
-                late.append(request)
-            elif num == 1 and budget and may_continue(request, self.config.max_model_len):
-                budget -= self._plan(request, 1, works)
+        preempted = self._num_preempted
+        budget, late = self._plan_decodes(self.config.max_num_batched_tokens, works)
         for request in late:
             if budget <= 0:
                 break
@@ -86,6 +81,31 @@ class Scheduler:
         if works:
             self._num_steps += 1
         return StepPlan(tuple(works.values()), tuple(admissions), writes, copies)
+
+    def _plan_decodes(self, budget: int, works: dict[RequestId, Work]) -> tuple[int, list[Request]]:
+        """Everyone one token short; returns the budget left and those with more to feed.
+
+        The hot loop of a full batch: it spells out what `_plan` and `_launch` do for one token.
+        """
+        late: list[Request] = []
+        max_len, reserve = self.config.max_model_len, self.kv.reserve
+        for request in list(self.running.values()):
+            start = request.num_computed + request.num_inflight
+            known = len(request.tokens) + request.num_pending
+            if known - start > 1:
+                late.append(request)
+            elif known > start and budget > 0 and request.row != NOT_RUNNING:
+                if known - request.num_prompt >= request.max_tokens or known >= max_len:
+                    continue  # its last token is in flight
+                if reserve(request, start, known):
+                    works[request.id] = Work(request.id, request.row, start, 1, True)
+                    request.num_inflight += 1
+                    request.num_pending += 1
+                    self._num_fed += 1
+                    budget -= 1
+                else:
+                    budget -= self._plan(request, 1, works)
+        return budget, late
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
         cap = self.config.max_chunk or num_tokens
@@ -218,32 +238,35 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Settle a step: advance, publish, finish. Works of requests that left are ignored."""
-        now, events = self.clock(), []
-        for index, work in enumerate(plan.works):
-            request = self.running.get(work.request_id)
+        now, events, running = self.clock(), [], self.running
+        for work, tokens in zip(plan.works, result.sampled, strict=True):
+            request = running.get(work.request_id)
             if request is None:
                 continue  # finished, aborted or preempted while this step was in flight
             request.num_inflight -= work.num_tokens
             request.num_computed += work.num_tokens
-            prompt_logprobs = (result.prompt_logprobs or {}).get(index, ())
-            if not work.sample:
+            if work.sample:
+                request.num_pending -= 1
+                events.append(self._advance(request, tokens, now))
+            else:
                 self.kv.commit(request)
-                if prompt_logprobs:
-                    event = TokenEvent(request.id, ())
-                    events.append(
-                        event._replace(prompt_logprobs=prompt_logprobs, prompt_start=work.start)
-                    )
-                continue
-            request.num_pending -= 1
-            tokens = result.sampled[index]
-            logprobs = result.logprobs[index] if result.logprobs is not None else ()
-            event = self._advance(request, tokens, now)
-            if logprobs or prompt_logprobs:
-                event = event._replace(
-                    logprobs=logprobs, prompt_logprobs=prompt_logprobs, prompt_start=work.start
-                )
-            events.append(event)
+        if result.logprobs is not None or result.prompt_logprobs is not None:
+            return self._with_logprobs(events, plan, result)
         return events
+
+    def _with_logprobs(
+        self, events: list[TokenEvent], plan: StepPlan, result: StepResult
+    ) -> list[TokenEvent]:
+        """Attach what few requests ask for; works that only read a prompt get their own event."""
+        by_id = {event.request_id: event for event in events}
+        for index, (id, _, start, _, _) in enumerate(plan.works):
+            chosen = result.logprobs[index] if result.logprobs is not None else ()
+            prompt = (result.prompt_logprobs or {}).get(index, ())
+            if (chosen or prompt) and (id in by_id or id in self.running):
+                by_id[id] = by_id.get(id, TokenEvent(id, ()))._replace(
+                    logprobs=chosen, prompt_logprobs=prompt, prompt_start=start
+                )
+        return list(by_id.values())
 
     def _advance(self, request: Request, tokens: Sequence[int], now: float) -> TokenEvent:
         timing = request.timing
