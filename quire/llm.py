@@ -7,6 +7,7 @@ so that changing the import is all a script needs.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
@@ -20,6 +21,7 @@ from quire.params import SamplingParams
 if TYPE_CHECKING:
     from quire.engine.intake import Prompt
     from quire.engine.output import Conversation
+    from quire.request import RequestId
     from quire.sched.stats import SchedStats
     from quire.text.tokenizer import Tokenizer
 
@@ -51,6 +53,7 @@ class LLM:
         limits = Limits(config.sched.max_model_len, spec.vocab_size)
         self._intake = Intake(self.tokenizer, limits, eos, args.seed)
         self._names = itertools.count()
+        self._live: dict[RequestId, Conversation] = {}
 
     # ------------------------------------------------------------ generate
 
@@ -147,41 +150,58 @@ class LLM:
         return Conversation(str(next(self._names)), text, requests, self.tokenizer)
 
     def _run(self, conversations: Sequence[Conversation], show: bool) -> None:
-        core = self._engine.core
-        owner = {id: c for c in conversations for id in c.answers}
         try:
             for conversation in conversations:
-                core.add(conversation.leader)
-            with _progress(len(conversations), show) as advance:
-                while core.has_work:
-                    for event in core.step():
-                        conversation = owner[event.request_id]
-                        _, stop = conversation.take(event)
-                        if stop:
-                            core.abort(event.request_id, "stop")
-                        if conversation.finished:
+                self._start(conversation)
+            num_open = len(conversations)
+            mine = {id(conversation) for conversation in conversations}
+            with _progress(num_open, show) as advance:
+                while num_open:
+                    for conversation in self._pump():
+                        if id(conversation) in mine:
+                            num_open -= 1
                             advance()
-        except BaseException:  # Ctrl-C included: leave no request behind
-            for id in owner:
-                core.abort(id)
-            raise
+        finally:  # Ctrl-C included: leave no request behind
+            for conversation in conversations:
+                self._drop(conversation)
 
     def _stream(self, conversation: Conversation) -> Iterator[StreamEvent]:
-        core = self._engine.core
-        core.add(conversation.leader)
+        inbox: deque[StreamEvent] = deque()
+        conversation.inbox = inbox
+        self._start(conversation)
         try:
-            while not conversation.finished:
-                for event in core.step():
-                    if event.request_id not in conversation.answers:
-                        continue
-                    shown, stop = conversation.take(event)
-                    if stop:
-                        core.abort(event.request_id, "stop")
-                    if shown is not None and (shown.text or shown.token_ids or shown.finish_reason):
-                        yield shown
+            while not conversation.finished or inbox:
+                while inbox:
+                    yield inbox.popleft()
+                if not conversation.finished:
+                    self._pump()
         finally:
-            for id in conversation.answers:
-                core.abort(id)
+            self._drop(conversation)
+
+    def _start(self, conversation: Conversation) -> None:
+        self._live.update(dict.fromkeys(conversation.answers, conversation))
+        self._engine.core.add(conversation.leader)
+
+    def _drop(self, conversation: Conversation) -> None:
+        for request_id in conversation.answers:
+            if self._live.pop(request_id, None) is not None:
+                self._engine.core.abort(request_id)
+
+    def _pump(self) -> list[Conversation]:
+        """One step for everybody; each event goes to its conversation. Returns those now done."""
+        core, done = self._engine.core, []
+        for event in core.step():
+            conversation = self._live.get(event.request_id)
+            if conversation is None:
+                continue  # dropped while this step was in flight
+            stop = conversation.take(event)
+            if stop:
+                core.abort(event.request_id, "stop")
+            if stop or event.finish is not None:
+                del self._live[event.request_id]
+                if conversation.finished:
+                    done.append(conversation)
+        return done
 
 
 def _known_args(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import NoReturn
 
 from quire.errors import BadRequest
 
@@ -86,7 +87,7 @@ class SamplingParams:
 GREEDY_BELOW = 1e-5  # temperatures under this mean argmax, as in vLLM
 
 
-def _refuse(name: str, value: object, want: str) -> None:
+def _refuse(name: str, value: object, want: str) -> NoReturn:
     raise BadRequest(f"got {name}={value!r}, want {want}", param=name)
 
 
@@ -125,8 +126,8 @@ def _check_ranges(p: SamplingParams) -> None:
             _refuse(name, value, f"a number from {low} to {high}")
     if not isinstance(p.top_p, (int, float)) or not 0.0 < p.top_p <= 1.0:
         _refuse("top_p", p.top_p, "a number in (0, 1]")
-    if not _is_int(p.top_k) or p.top_k < -1:
-        _refuse("top_k", p.top_k, "a whole number >= 1, or 0 or -1 for off")
+    if not _is_int(p.top_k) or not -1 <= p.top_k < 2**31:
+        _refuse("top_k", p.top_k, "a whole number from 1 to 2**31, or 0 or -1 for off")
     if not isinstance(p.repetition_penalty, (int, float)) or not 0.0 < p.repetition_penalty <= 10.0:
         _refuse("repetition_penalty", p.repetition_penalty, "a number in (0, 10]")
     if p.seed is not None and (not _is_int(p.seed) or not -(2**63) <= p.seed < 2**63):
@@ -134,6 +135,12 @@ def _check_ranges(p: SamplingParams) -> None:
 
 
 def _check_lists(p: SamplingParams) -> None:
+    for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+        value = getattr(p, name)
+        if value is not None and not isinstance(value, (list, tuple, set, frozenset)):
+            if name == "stop" and isinstance(value, str):
+                continue
+            _refuse(name, value, "None or a list")
     stops = p.stop_strings
     if len(stops) > MAX_STOPS or any(not isinstance(s, str) or not s for s in stops):
         _refuse("stop", p.stop, f"up to {MAX_STOPS} non-empty strings")
@@ -145,11 +152,19 @@ def _check_lists(p: SamplingParams) -> None:
             _refuse(name, ids, "token ids >= 0")
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         _refuse("allowed_token_ids", p.allowed_token_ids, "None or at least one token id")
-    if p.logit_bias is not None:
-        if len(p.logit_bias) > MAX_BIASED_TOKENS:
-            _refuse("logit_bias", f"{len(p.logit_bias)} entries", f"at most {MAX_BIASED_TOKENS}")
-        for token, bias in p.logit_bias.items():
-            if not _is_int(token) or token < 0 or not -100.0 <= bias <= 100.0:
-                _refuse("logit_bias", {token: bias}, "token ids >= 0 with a bias from -100 to 100")
     if p.bad_words is not None and any(not isinstance(w, str) or not w for w in p.bad_words):
         _refuse("bad_words", p.bad_words, "non-empty strings")
+    _check_bias(p.logit_bias)
+
+
+def _check_bias(bias: object) -> None:
+    if bias is None:
+        return
+    if not isinstance(bias, dict):
+        _refuse("logit_bias", bias, "None or a dict of token id to bias")
+    if len(bias) > MAX_BIASED_TOKENS:
+        _refuse("logit_bias", f"{len(bias)} entries", f"at most {MAX_BIASED_TOKENS}")
+    for token, value in bias.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not _is_int(token) or token < 0 or not is_number or not -100.0 <= value <= 100.0:
+            _refuse("logit_bias", {token: value}, "token ids >= 0 with a bias from -100 to 100")

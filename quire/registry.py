@@ -19,7 +19,7 @@ class Registry:
         path = self.entries.get(name)
         if path is None:
             near = difflib.get_close_matches(name, self.entries, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             raise NotSupported(
                 f"unknown {self.kind} {name!r}{hint} Known: {', '.join(sorted(self.entries))}"
             )

@@ -116,5 +116,10 @@ def _check(args: EngineArgs) -> None:
         raise NotSupported(f"got scheduling_policy={value!r}, want 'fcfs' or 'priority'")
     if args.priority_aging_s <= 0:
         raise NotSupported(f"got priority_aging_s={args.priority_aging_s!r}, want seconds > 0")
+    if args.max_chunk and not args.enable_chunked_prefill:
+        raise NotSupported(
+            f"got max_chunk={args.max_chunk} with enable_chunked_prefill=False: prompts are either"
+            " cut into chunks or not; drop one of the two"
+        )
     if args.max_chunk < 0 or args.batch_wait_ms < 0 or args.batch_wait_tokens < 0:
         raise NotSupported("max_chunk, batch_wait_ms and batch_wait_tokens must not be negative")

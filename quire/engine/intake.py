@@ -39,6 +39,8 @@ class Intake:
         self, prompt: Prompt, params: SamplingParams, priority: int = 0
     ) -> tuple[str | None, list[Request]]:
         """(text of the prompt if known, one request for each of n answers)."""
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise BadRequest(f"got priority={priority!r}, want a whole number", param="priority")
         text, ids, salt = self._read(prompt)
         self._check_prompt(ids, prompt)
         params = self._check_params(params)
@@ -121,7 +123,9 @@ class Intake:
 def _id_list(ids: Any) -> list[int]:
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
         ids = ids.tolist() if hasattr(ids, "tolist") else None
-    if ids is None or any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+    if not isinstance(ids, Sequence) or any(
+        isinstance(i, bool) or not isinstance(i, int) for i in ids
+    ):
         raise BadRequest("prompt_token_ids must be a list of whole numbers")
     return list(ids)
 

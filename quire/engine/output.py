@@ -6,6 +6,7 @@ the engine: `take` returns True when the request should be aborted.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from quire.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamEvent
@@ -90,6 +91,7 @@ class Conversation:
     ) -> None:
         self.request_id, self.prompt, self.tokenizer = request_id, prompt, tokenizer
         self.answers = {r.id: Answer(r, i, tokenizer) for i, r in enumerate(requests)}
+        self.inbox: deque[StreamEvent] | None = None  # set by whoever reads the pieces
         self.leader = requests[0]
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if self.leader.params.prompt_logprobs is not None:
@@ -99,13 +101,17 @@ class Conversation:
     def finished(self) -> bool:
         return all(answer.output.finished for answer in self.answers.values())
 
-    def take(self, event: TokenEvent) -> tuple[StreamEvent | None, bool]:
+    def take(self, event: TokenEvent) -> bool:
+        """Fold an event in; True when a stop string was found and the request should end."""
         if self.prompt_logprobs is not None:
             for offset, record in enumerate(event.prompt_logprobs, event.prompt_start + 1):
                 self.prompt_logprobs[offset] = logprob_dict(record, self.tokenizer)
         if not event.tokens and event.finish is None:
-            return None, False
-        return self.answers[event.request_id].take(event)
+            return False
+        shown, stop = self.answers[event.request_id].take(event)
+        if self.inbox is not None and shown is not None:
+            self.inbox.append(shown)
+        return stop
 
     def result(self) -> RequestOutput:
         timing = self.leader.timing

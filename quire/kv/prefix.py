@@ -37,7 +37,7 @@ class PrefixTree:
     def root_key(self, salt: str) -> bytes:
         key = self._roots.get(salt)
         if key is None:
-            key = sha256(self.secret + salt.encode()).digest()
+            key = sha256(self.secret + salt.encode("utf-8", "surrogatepass")).digest()
             if len(self._roots) >= MAX_GHOSTS:  # salts come from clients: keep the memo bounded
                 self._roots.clear()
             self._roots[salt] = key

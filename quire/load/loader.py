@@ -34,8 +34,12 @@ def load_weights(model: Decoder, checkpoint: Checkpoint, names: Mapping[str, Tar
         else:
             missing.discard(_label(target.name, target.part))
     if missing:
-        wanted = sorted(t for t, at in names.items() if _label(at.name, at.part) in missing)
-        shown = wanted or sorted(missing)
+        lost = {label.partition(":")[0] for label in missing}
+        shown = sorted(
+            theirs
+            for theirs, at in names.items()
+            if (_label(at.name, at.part) in missing if at.part else at.name in lost)
+        )
         raise CheckpointError(
             f"{len(missing)} tensors are missing, among them {', '.join(shown[:4])};"
             " the files do not hold the model that config.json describes"

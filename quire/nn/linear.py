@@ -38,8 +38,14 @@ class PackedLinear:
         # The op reads only the sizes of the original weight: a stride-0 stand-in frees its bytes.
         self.shape_of = weight.new_empty(1, 1).expand(weight.shape)
         self.bias = bias
+        self.is_wide = weight.shape[0] >= WIDE
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.is_wide and x.shape[0] == 1:
+            return self._multiply(x.expand(2, -1).contiguous())[:1]
+        return self._multiply(x)
+
+    def _multiply(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkl._mkl_linear(
             x, self.packed, self.shape_of, self.bias, x.shape[0]
         )
@@ -47,6 +53,7 @@ class PackedLinear:
 
 
 PACK_HINT = 32  # rows MKL is told to expect; results do not depend on it
+WIDE = 2048  # from here on a single row goes through one thread; twice that row through all
 
 
 def can_pack(weight: Tensor) -> bool:

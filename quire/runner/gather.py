@@ -22,6 +22,7 @@ class StepShape:
             pad = np.tile(np.asarray([[spare_row, 0, 1, 0]], np.int32), (num_pad, 1))
             columns = np.concatenate((columns, pad))
         self.num_real = len(works)
+        self.is_padded = pad_to > 0  # laid out for a captured graph
         self.rows, self.starts, self.query_lens = columns[:, 0], columns[:, 1], columns[:, 2]
         self.context_lens = self.starts + self.query_lens
         self.query_ends = np.cumsum(self.query_lens, dtype=np.int32)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512)
 SHORTEST_CONTEXT = 1024
+MAX_KEYS = 1 << 23  # batch times context of the largest graph; beyond it steps run eagerly
 
 # (rows, positions, max_context) -> logits
 DecodeStep = Callable[[Tensor, Tensor, int], Tensor]
@@ -35,6 +36,10 @@ class GraphCache:
         self.sizes = [n for n in BATCH_SIZES if n < max_batch] + [max_batch]
         self.graphs: dict[tuple[int, int], Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
+
+    def covers(self, num_seqs: int, longest: int) -> bool:
+        """Whether a graph of this size is worth its attention scratch, which grows with both."""
+        return self.batch_bucket(num_seqs) * self.context_bucket(longest) <= MAX_KEYS
 
     def batch_bucket(self, num_seqs: int) -> int:
         return next(n for n in self.sizes if n >= num_seqs)

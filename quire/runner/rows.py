@@ -21,8 +21,9 @@ from quire.step import Admission, StepPlan
 NOT_GREEDY, TOP_K, TOP_P, MIN_P, PENALTIES, EDITS, BAD_WORDS, LOGPROBS = (1 << i for i in range(8))
 PROMPT_LOGPROBS = 1 << 8
 
-TEMPERATURE_COL, TOP_P_COL, MIN_P_COL, REPETITION_COL, PRESENCE_COL, FREQUENCY_COL = range(6)
-TOP_K_COL, SEED_COL, PROMPT_LEN_COL = range(3)
+# Order of the sampling columns.
+TEMPERATURE, NUCLEUS, FLOOR, REPETITION, PRESENCE, FREQUENCY = range(6)
+CANDIDATES, SEED, PROMPT_LEN = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,9 @@ class RequestRows:
         rows = max_rows + 1
         self.tokens = torch.zeros(rows, max_len + 1, dtype=torch.int32, device=device)
         self.page_table = torch.zeros(rows, max_pages, dtype=torch.int32, device=device)
-        self.floats = torch.zeros(rows, 6, dtype=torch.float32, device=device)
-        self.ints = torch.zeros(rows, 3, dtype=torch.int64, device=device)
+        # One column of the request's wishes per row here, so that a gathered column is contiguous.
+        self.floats = torch.zeros(6, rows, dtype=torch.float32, device=device)
+        self.ints = torch.zeros(3, rows, dtype=torch.int64, device=device)
         self.needs = np.zeros(rows, dtype=np.int32)
         self.info: list[RowInfo | None] = [None] * rows
 
@@ -81,8 +83,8 @@ class RequestRows:
             self.info[a.row] = RowInfo(a.params, a.num_prompt, a.banned_until_min)
             self.needs[a.row] = needs_of(a.params)
         ints = uploader.send_one(ints)
-        self.floats.index_copy_(0, ints[:, 0], uploader.send_one(floats))
-        self.ints.index_copy_(0, ints[:, 0], ints[:, 1:])
+        self.floats.index_copy_(1, ints[:, 0], uploader.send_one(floats).t())
+        self.ints.index_copy_(1, ints[:, 0], ints[:, 1:].t())
 
 
 def _floats_of(p: SamplingParams) -> tuple[float, ...]:

@@ -54,7 +54,7 @@ class ModelRunner:
         if shape is None:
             return PendingStep((), (), (), None, None, ())
         prompts: list[PromptPart] = []
-        if self.graphs is not None and shape.is_decode:
+        if self.graphs is not None and shape.is_padded:
             logits = self.graphs.replay(
                 sent["rows"], sent["positions"], int(shape.context_lens.max())
             )
@@ -77,7 +77,8 @@ class ModelRunner:
         shape = None
         if plan.works:
             pad_to = 0
-            if self.graphs is not None and all(w.num_tokens == 1 for w in plan.works):
+            if self._can_replay(plan):
+                assert self.graphs is not None
                 pad_to = self.graphs.batch_bucket(len(plan.works))
             shape = StepShape(plan.works, self.rows.max_rows, pad_to)
             shape.stage(arrays, self.rows.max_len + 1)
@@ -91,6 +92,17 @@ class ModelRunner:
         if plan.page_copies:
             self.pool.copy(sent["copy_from"].long(), sent["copy_to"].long())
         return shape, sent
+
+    def _can_replay(self, plan: StepPlan) -> bool:
+        """Everyone feeds one token, and nobody needs hidden states that a graph keeps inside."""
+        works = plan.works
+        if self.graphs is None or any(w.num_tokens > 1 for w in works):
+            return False
+        if any(a.params.prompt_logprobs is not None for a in plan.admissions):
+            return False
+        if np.bitwise_or.reduce(self.rows.needs[[w.row for w in works]]) & bits.PROMPT_LOGPROBS:
+            return False
+        return self.graphs.covers(len(works), 1 + max(w.start for w in works))
 
     def _batch(self, shape: StepShape, sent: dict[str, Tensor]) -> Batch:
         size = self.spec.page_size

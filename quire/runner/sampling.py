@@ -21,25 +21,23 @@ def sample_inputs(
     row_ids = shape.rows[shape.sampled]
     needs = int(np.bitwise_or.reduce(rows.needs[row_ids], initial=0))
     at = sent["sample_rows"].long()  # [S]
-    floats, ints = rows.floats[at], rows.ints[at]  # [S, 6], [S, 3]
+    floats, ints = rows.floats[:, at], rows.ints[:, at]  # [6, S], [3, S]
     infos = [rows.info[r] for r in row_ids] if needs & ~(bits.NOT_GREEDY | bits.MIN_P) else []
     history = penalties = None
     if needs & (bits.PENALTIES | bits.BAD_WORDS):
         longest = int(shape.context_lens[shape.sampled].max())
         lens = sent["sample_positions"].long()
-        history = History(rows.tokens[at, :longest].long(), ints[:, bits.PROMPT_LEN_COL], lens)
+        history = History(rows.tokens[at, :longest].long(), ints[bits.PROMPT_LEN], lens)
     if needs & bits.PENALTIES:
         penalties = Penalties(
-            floats[:, bits.REPETITION_COL],
-            floats[:, bits.PRESENCE_COL],
-            floats[:, bits.FREQUENCY_COL],
+            floats[bits.REPETITION], floats[bits.PRESENCE], floats[bits.FREQUENCY]
         )
     return SampleInputs(
-        temperature=floats[:, bits.TEMPERATURE_COL],
-        top_k=ints[:, bits.TOP_K_COL],
-        top_p=floats[:, bits.TOP_P_COL],
-        min_p=floats[:, bits.MIN_P_COL],
-        seeds=ints[:, bits.SEED_COL],
+        temperature=floats[bits.TEMPERATURE],
+        top_k=ints[bits.CANDIDATES],
+        top_p=floats[bits.NUCLEUS],
+        min_p=floats[bits.FLOOR],
+        seeds=ints[bits.SEED],
         positions=sent["sample_positions"].long(),
         all_greedy=not needs & bits.NOT_GREEDY,
         any_top_k=bool(needs & bits.TOP_K),

@@ -8,7 +8,7 @@ import pytest
 
 from quire.params import SamplingParams
 from quire.request import Request
-from quire.sched.finish import Finish, finish_of, may_continue
+from quire.sched.finish import Finish, finish_of
 from tests.unit.case import Case, expected
 
 EOS, STOP, PLAIN = 2, 5, 6
@@ -50,19 +50,6 @@ def test_context_ends_a_request_even_if_more_tokens_were_asked_for() -> None:
     assert finish_of(request, max_model_len=10) is None
     request.tokens.append(1)
     assert finish_of(request, max_model_len=10) == Finish("length")
-
-
-def test_may_continue_counts_tokens_still_in_flight() -> None:
-    """Red when overlap plans a token beyond max_tokens or beyond the context."""
-    request = Request.new(1, [1, 2], SamplingParams(max_tokens=3))
-    assert may_continue(request, 10)
-    request.num_pending = 2
-    assert may_continue(request, 10)
-    request.num_pending = 3
-    assert not may_continue(request, 10)
-    request.num_pending = 1
-    assert not may_continue(request, 3)
-    assert may_continue(request, 4)
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])

@@ -1,4 +1,4 @@
-"""Abort in every state a request can be in: one final event, everything given back, others go on."""
+"""Abort in every state of a request: one final event, everything given back, others go on."""
 
 from __future__ import annotations
 

@@ -82,5 +82,5 @@ def test_refusal_shows_the_arithmetic() -> None:
 
 def test_refusal_is_a_memory_error() -> None:
     """Red when callers that catch MemoryError stop seeing it."""
-    with pytest.raises(MemoryError, match="5.00 GiB asked for"):
+    with pytest.raises(MemoryError, match=r"5\.00 GiB asked for"):
         num_pages(Room(0, 0, 0, 0, asked=5 * GIB), 1 << 30, 16, 1600, 1)
