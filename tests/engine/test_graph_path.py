@@ -28,6 +28,9 @@ class EagerGraphs:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.num_replays = runner, 0
 
+    def covers(self, num_seqs: int, longest: int) -> bool:
+        return True
+
     def batch_bucket(self, num_seqs: int) -> int:
         return -(-num_seqs // 4) * 4
 
