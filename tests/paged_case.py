@@ -80,7 +80,7 @@ class PagedCase:
         ]
         qkv = torch.cat([*parts, self.qkv[0][:0]])
         plan = backend.plan(batch, self.spec, max_context)
-        q = backend.prepare(qkv, transform, cache, batch, self.spec)
+        q = backend.prepare(qkv, transform, cache, plan, self.spec)
         return backend.run(q, cache, plan, self.spec)
 
     def feed(
@@ -94,7 +94,8 @@ class PagedCase:
         if sum(lens):
             batch = self.batch(lens, lens, range(len(lens)))
             qkv = torch.cat([x[:n] for x, n in zip(self.qkv, lens, strict=True)])
-            backend.prepare(qkv, transform, cache, batch, self.spec)
+            plan = backend.plan(batch, self.spec)
+            backend.prepare(qkv, transform, cache, plan, self.spec)
 
     def expected(
         self,

@@ -71,10 +71,10 @@ class AttentionBackend(Protocol):
         ...
 
     def prepare(
-        self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, batch: Batch, spec: AttnSpec
+        self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, plan: object, spec: AttnSpec
     ) -> Tensor:
-        """Split fused [tokens, (heads + 2 kv_heads) * dim], transform, store k and v at
-        batch.slots, return q as [tokens, heads, dim]. Mutates the cache only."""
+        """Split fused [tokens, (heads + 2 kv_heads) * dim], transform, store k and v at the
+        batch's slots, return q as [tokens, heads, dim]. Mutates the cache only."""
         ...
 
     def run(self, q: Tensor, cache: LayerCache, plan: object, spec: AttnSpec) -> Tensor:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
-from quire.attn.heads import split_heads
+from quire.attn.heads import Rotation, rotation_at, split_heads
 from quire.forward import Batch
 
 MAX_PADDING = 1.25  # longest over shortest context allowed in one padded group
@@ -37,9 +37,11 @@ class Group:
     num_keys: int  # keys per sequence handed to the kernel, padding included
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CpuPlan:
+    batch: Batch
     groups: tuple[Group, ...]
+    rotation: Rotation | None = None  # gathered by the first layer, the same for all
 
 
 class CpuAttention:
@@ -66,12 +68,16 @@ class CpuAttention:
         singles = np.flatnonzero(batch.host_query_lens == 1)
         for seqs in _similar(singles, batch.host_context_lens):
             groups.append(_decode_group(batch, spec, seqs, starts[seqs], self.dtype))
-        return CpuPlan(tuple(groups))
+        return CpuPlan(batch, tuple(groups))
 
     def prepare(
-        self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, batch: Batch, spec: AttnSpec
+        self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, plan: object, spec: AttnSpec
     ) -> Tensor:
-        q, k, v = split_heads(qkv, heads, batch.positions, spec)
+        assert isinstance(plan, CpuPlan)
+        batch = plan.batch
+        if plan.rotation is None:
+            plan.rotation = rotation_at(heads, batch.positions)
+        q, k, v = split_heads(qkv, heads, plan.rotation, spec)
         width = spec.num_kv_heads * spec.head_dim
         cache.keys.view(-1, width).index_copy_(0, batch.slots, k.reshape(-1, width))
         cache.values.view(-1, width).index_copy_(0, batch.slots, v.reshape(-1, width))

@@ -3,6 +3,8 @@ that do not fuse it; the CUDA kernel in `kernels/` computes the same."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,33 +12,44 @@ from torch import Tensor
 from quire.attn.backend import AttnSpec, HeadTransform
 
 
+class Rotation(NamedTuple):
+    """Rotary factors of a step's tokens, both halves spelt out: [tokens, 1, dim] f32, or None."""
+
+    cos: Tensor | None
+    sin: Tensor | None  # negative in the first half: the sign of the half that is swapped in
+
+
+def rotation_at(heads: HeadTransform, positions: Tensor) -> Rotation:
+    if heads.cos is None or heads.sin is None:
+        return Rotation(None, None)
+    cos, sin = heads.cos[positions], heads.sin[positions]  # [tokens, dim / 2]
+    return Rotation(torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None])
+
+
 def split_heads(
-    qkv: Tensor, heads: HeadTransform, positions: Tensor, spec: AttnSpec
+    qkv: Tensor, heads: HeadTransform, rotation: Rotation, spec: AttnSpec
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[tokens, (H + 2 Hkv) * D] -> q [tokens, H, D], k and v [tokens, Hkv, D]."""
     num_heads, num_kv = spec.num_heads, spec.num_kv_heads
     x = qkv.view(qkv.shape[0], num_heads + 2 * num_kv, spec.head_dim)
-    v = x[:, num_heads + num_kv :]
-    qk = x[:, : num_heads + num_kv]
+    qk, v = x[:, : num_heads + num_kv], x[:, num_heads + num_kv :]
     if heads.q_norm is not None and heads.k_norm is not None:
         q = F.rms_norm(qk[:, :num_heads].float(), (spec.head_dim,), None, heads.eps)
         k = F.rms_norm(qk[:, num_heads:].float(), (spec.head_dim,), None, heads.eps)
         q = q.to(qkv.dtype) * heads.q_norm
         k = k.to(qkv.dtype) * heads.k_norm
         qk = torch.cat((q, k), dim=1)
-    if heads.cos is not None and heads.sin is not None:
-        qk = rotate(qk, heads.cos[positions], heads.sin[positions])
+    qk = rotate(qk, rotation)
     return qk[:, :num_heads], qk[:, num_heads:], v
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split (NeoX) rotation of the first 2 * cos.shape[-1] dims of [tokens, heads, dim]."""
-    half = cos.shape[-1]
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [tokens, 1, half]
-    low, high = x[..., :half].float(), x[..., half : 2 * half].float()
-    out = torch.empty_like(x)
-    out[..., :half] = low * cos - high * sin
-    out[..., half : 2 * half] = high * cos + low * sin
-    if 2 * half < x.shape[-1]:
-        out[..., 2 * half :] = x[..., 2 * half :]
-    return out
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Half-split (NeoX) rotation of the first dims of [tokens, heads, dim]; the rest passes."""
+    cos, sin = rotation
+    if cos is None or sin is None:
+        return x
+    dim = cos.shape[-1]
+    turned, rest = x[..., :dim].float(), x[..., dim:]
+    swapped = torch.cat((turned[..., dim // 2 :], turned[..., : dim // 2]), -1)
+    out = torch.addcmul(turned * cos, swapped, sin).to(x.dtype)
+    return torch.cat((out, rest), -1) if rest.shape[-1] else out

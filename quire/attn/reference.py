@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
-from quire.attn.heads import split_heads
+from quire.attn.heads import rotation_at, split_heads
 from quire.forward import Batch
 
 
@@ -34,10 +34,11 @@ class ReferenceAttention:
         return batch
 
     def prepare(
-        self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, batch: Batch, spec: AttnSpec
+        self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, plan: object, spec: AttnSpec
     ) -> Tensor:
-        q, k, v = split_heads(qkv, heads, batch.positions, spec)
-        page, offset = batch.slots // batch.page_size, batch.slots % batch.page_size
+        assert isinstance(plan, Batch)
+        q, k, v = split_heads(qkv, heads, rotation_at(heads, plan.positions), spec)
+        page, offset = plan.slots // plan.page_size, plan.slots % plan.page_size
         cache.keys[page, :, offset] = k
         cache.values[page, :, offset] = v
         return q

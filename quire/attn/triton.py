@@ -94,8 +94,10 @@ class TritonAttention:
         return TritonPlan(batch, config, split, tiles[len(few) :] if len(many) else None)
 
     def prepare(
-        self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, batch: Batch, spec: AttnSpec
+        self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, plan: object, spec: AttnSpec
     ) -> Tensor:
+        assert isinstance(plan, TritonPlan)
+        batch = plan.batch
         rope = norm = None
         if heads.cos is not None and heads.sin is not None:
             rope = Rope(heads.cos, heads.sin)

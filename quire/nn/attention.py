@@ -39,6 +39,6 @@ class Attention:
         assert self.transform is not None, "Attention used before finish()"
         cache = ctx.pool.layer(layer)
         qkv = self.qkv(x)  # [tokens, (H + 2 Hkv) * D]
-        q = ctx.attention.prepare(qkv, self.transform, cache, ctx.batch, self.heads)
+        q = ctx.attention.prepare(qkv, self.transform, cache, ctx.attn_plan, self.heads)
         y = ctx.attention.run(q, cache, ctx.attn_plan, self.heads)  # [tokens, H, D]
         return self.out(y.reshape(y.shape[0], -1))

@@ -15,9 +15,11 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPTS = ["the quick brown fox", "def main():", "naïve café"]
 
 
-@pytest.fixture
-def llm(make_llm: Callable[..., LLM]) -> LLM:
-    return make_llm()
+@pytest.fixture(params=[0, 1], ids=["in-step", "overlap"])
+def llm(make_llm: Callable[..., LLM], request: pytest.FixtureRequest) -> LLM:
+    llm = make_llm()
+    llm._engine.core.lag = request.param
+    return llm
 
 
 def answer(llm: LLM, prompt: Any, params: SamplingParams = PARAMS) -> Any:
@@ -140,3 +142,32 @@ def test_closing_one_stream_leaves_the_other(llm: LLM) -> None:
     events += drained(kept)
     assert ids(events) == want
     assert_idle(llm)
+
+
+def test_an_error_in_a_step_ends_every_stream(llm: LLM) -> None:
+    """Red when a neighbour's stream goes on from half a step: wrong tokens, or no end at all."""
+    want = answer(llm, PROMPTS[1]).token_ids
+    first, second = llm.stream(PROMPTS[0], PARAMS), llm.stream(PROMPTS[1], PARAMS)
+    next(first)
+    events = [next(second)]
+    core, runner = llm._engine.core, llm._engine.runner
+    sampler, step, num_steps = runner.sampler, core.step, 0
+
+    def failing(*args: Any) -> Any:
+        runner.sampler = sampler
+        raise RuntimeError("device lost")
+
+    def counted() -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        assert num_steps < 200, "the stream never ends"
+        return step()
+
+    runner.sampler, core.step = failing, counted
+    with pytest.raises(RuntimeError, match="device lost"):
+        drained(first)
+    events += drained(second)
+    assert events[-1].finish_reason == "error"
+    assert ids(events) == want[: len(ids(events))]
+    assert_idle(llm)
+    assert answer(llm, PROMPTS[1]).token_ids == want, "the engine serves again"

@@ -72,6 +72,7 @@ def test_the_context_is_used_to_its_last_place(overlap: bool) -> None:
     case.run()
     assert len(request.tokens) == 16
     assert request.output == expected(request, 7)
+    assert sum(work.sample for plan in case.plans for work in plan.works) == 7
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])

@@ -218,6 +218,23 @@ def test_a_sibling_born_after_its_parent_ended_uses_the_tree() -> None:
     case.assert_all_returned()
 
 
+def test_a_sibling_does_not_trust_a_parent_that_starts_again() -> None:
+    """Red when a preempted, readmitted parent's pages are shared before they are computed again."""
+    case = Case(max_chunk=4, max_num_batched_tokens=16)
+    parent = case.add([*A, 1, 2], max_tokens=8, n=2)
+    child = parent.children[0]
+    while parent.children:
+        case.step()
+    case.scheduler._preempt(parent, {})
+    case.kv.flush()
+    case.step()
+    assert parent.is_running and child.is_running, "both must start in the same step"
+    assert case.fed() == {parent.id: 4, child.id: 4}
+    case.run()
+    assert [r.output for r in (parent, child)] == [expected(r, 8) for r in (parent, child)]
+    case.assert_all_returned()
+
+
 # ------------------------------------------------------------ eviction
 
 

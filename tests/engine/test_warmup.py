@@ -1,0 +1,31 @@
+"""Warm-up measures and then vanishes: the engine that serves must not see a trace of it."""
+
+from __future__ import annotations
+
+from quire.params import SamplingParams
+from quire.request import Request
+from quire.runner.warmup import largest_step
+from tests.hf import greedy, tiny_engine, tiny_model
+
+
+def test_warm_up_leaves_no_page_ids_behind() -> None:
+    """Red when rows still name pages of the warm-up's pool: the real one may have fewer.
+
+    Backends read a row's table past its own pages as padding, so a stale id is an index error (or
+    someone else's memory) as soon as a short and a long request decode in one group.
+    """
+    model = tiny_model("llama-gqa")
+    page_bytes = 2 * 3 * 4 * 2 * 8 * 4  # keys and values, layers, page, kv heads, dim, f32
+    engine = tiny_engine(model, max_model_len=48, kv_cache_memory=20 * page_bytes)
+    runner = engine.runner
+    assert runner.pool.num_pages == 20
+    largest_step(runner.model, runner.backend, runner.spec, runner.rows, num_tokens=8 * 32)
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    requests = [Request.new(i, [7 + i] * n, params) for i, n in enumerate((2, 9, 20))]
+    for request in requests:
+        engine.core.add(request)
+    while engine.core.has_work:
+        engine.core.step()
+    for request in requests:
+        prompt = request.tokens[: request.num_prompt].tolist()
+        assert request.output == greedy(model, prompt, 6)
