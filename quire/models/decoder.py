@@ -17,7 +17,7 @@ from quire.forward import ForwardContext
 from quire.models.spec import ModelSpec
 from quire.nn.attention import Attention
 from quire.nn.linear import KernelChoice, Linear
-from quire.nn.mlp import GatedMLP, PlainMLP
+from quire.nn.mlp import MLP
 from quire.nn.norm import LayerNorm, RMSNorm
 from quire.nn.rope import rope_tables
 
@@ -34,11 +34,10 @@ class Block:
         self, spec: ModelSpec, heads: AttnSpec, dtype: torch.dtype, device: torch.device
     ) -> None:
         norm = RMSNorm if spec.norm == "rms" else LayerNorm
-        mlp = GatedMLP if spec.mlp == "gated" else PlainMLP
         self.attn_norm = norm(spec.hidden_size, spec.norm_eps, dtype, device)
         self.attn = Attention(spec, heads, dtype, device)
         self.mlp_norm = norm(spec.hidden_size, spec.norm_eps, dtype, device)
-        self.mlp = mlp(spec, dtype, device)
+        self.mlp = MLP(spec, dtype, device)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, ctx: ForwardContext, layer: int

@@ -1,4 +1,4 @@
-"""The two feed-forward blocks: gated (Llama and kin) and plain (GPT-2)."""
+"""The feed-forward block: gated (Llama and kin) or plain (GPT-2)."""
 
 from __future__ import annotations
 
@@ -10,37 +10,18 @@ from quire.models.spec import ModelSpec
 from quire.nn.linear import Linear
 
 
-class GatedMLP:
+class MLP:
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-        parts = {"gate": spec.ffn_size, "up": spec.ffn_size}
-        self.up = Linear(spec.hidden_size, parts, bias=spec.mlp_bias, dtype=dtype, device=device)
-        self.down = Linear(
-            spec.ffn_size,
-            {"down": spec.hidden_size},
-            bias=spec.mlp_bias,
-            dtype=dtype,
-            device=device,
-        )
+        hidden, ffn, bias = spec.hidden_size, spec.ffn_size, spec.mlp_bias
+        self.is_gated = spec.mlp == "gated"
+        parts = {"gate": ffn, "up": ffn} if self.is_gated else {"up": ffn}
+        self.up = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
+        self.down = Linear(ffn, {"down": hidden}, bias=bias, dtype=dtype, device=device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(silu_mul(self.up(x)))
-
-
-class PlainMLP:
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-        self.up = Linear(
-            spec.hidden_size, {"up": spec.ffn_size}, bias=spec.mlp_bias, dtype=dtype, device=device
-        )
-        self.down = Linear(
-            spec.ffn_size,
-            {"down": spec.hidden_size},
-            bias=spec.mlp_bias,
-            dtype=dtype,
-            device=device,
-        )
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        x = self.up(x)  # [tokens, 2 * ffn] or [tokens, ffn]
+        x = silu_mul(x) if self.is_gated else F.gelu(x, approximate="tanh")
+        return self.down(x)
 
 
 def silu_mul(x: Tensor) -> Tensor:

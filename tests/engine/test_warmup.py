@@ -21,7 +21,7 @@ def test_warm_up_leaves_no_page_ids_behind() -> None:
     assert runner.pool.num_pages == 20
     largest_step(runner.model, runner.backend, runner.spec, runner.rows, num_tokens=8 * 32)
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    requests = [Request.new(i, [7 + i] * n, params) for i, n in enumerate((2, 9, 20))]
+    requests = [Request.new(i, [7 + i] * n, params) for i, n in enumerate((20, 9, 2))]
     for request in requests:
         engine.core.add(request)
     while engine.core.has_work:
