@@ -43,6 +43,10 @@ class LLM:
         from quire.engine.intake import Intake, Limits
         from quire.load.open import open_model
 
+        if revision := kwargs.get("revision"):
+            raise NotSupported(
+                f"got revision={revision!r}; write the model as '{model}@{revision}'"
+            )
         args = EngineArgs(model=model, **_known_args(kwargs))
         opened = open_model(args)
         self.args = args
@@ -187,10 +191,24 @@ class LLM:
             if self._live.pop(request_id, None) is not None:
                 self._engine.core.abort(request_id)
 
+    def _fail_all(self) -> None:
+        """A step was lost, and with it part of every running request's state: end them all."""
+        core = self._engine.core
+        core.abandon()
+        for request_id, conversation in list(self._live.items()):
+            for event in core.abort(request_id, "error"):
+                conversation.take(event)
+        self._live.clear()
+
     def _pump(self) -> list[Conversation]:
         """One step for everybody; each event goes to its conversation. Returns those now done."""
         core, done = self._engine.core, []
-        for event in core.step():
+        try:
+            events = core.step()
+        except BaseException:
+            self._fail_all()
+            raise
+        for event in events:
             conversation = self._live.get(event.request_id)
             if conversation is None:
                 continue  # dropped while this step was in flight

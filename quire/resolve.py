@@ -86,6 +86,12 @@ def _max_model_len(
         limit, why = spec.sliding_window, "the sliding window: no token may attend past it"
     if args.max_model_len is not None:
         scaled = spec.rope is not None and spec.rope.kind == "dynamic"
+        if (
+            spec.rope is not None
+            and spec.rope.kind in ("linear", "yarn")
+            and limit == spec.max_positions
+        ):
+            limit = max(limit, int(spec.rope.original_max * spec.rope.factor))
         if args.max_model_len > limit and not scaled:
             raise NotSupported(
                 f"got max_model_len={args.max_model_len}, but the most is {limit} ({why});"

@@ -5,8 +5,9 @@ copy (12 KB rows, not tokens) and attended in one padded call. Prompt chunks go 
 that share a kv head are folded into the query axis, so grouped queries need no repeated keys.
 
 Bits do not depend on the company: masked keys contribute exact zeros, and the kernel's key
-blocks start at the same place for any query count. A single query row would take another code
-path in the library, so plain multi-head decodes are folded with a duplicate row.
+blocks start at the same place for any query count. Two things must be kept from the library: odd
+key counts, whose tail is summed in another order (keys are padded to a multiple of 16), and a
+single query row, which takes another path (plain multi-head decodes go in with a duplicate row).
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from torch import Tensor
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
 from quire.attn.heads import Rotation, rotation_at, split_heads
 from quire.forward import Batch
+from quire.kv.allocator import SCRATCH_PAGE
 
 MAX_PADDING = 1.25  # longest over shortest context allowed in one padded group
+KEY_ALIGN = 16
+MAX_MASK_ROWS = 512  # queries of one masked call: bounds the mask, which is queries x keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,9 @@ class CpuAttention:
 
     def plan(self, batch: Batch, spec: AttnSpec, max_context: int | None = None) -> CpuPlan:
         starts = batch.query_starts.numpy()
-        groups = [
-            _prompt_group(batch, spec, int(i), int(starts[i]), self.dtype)
-            for i in np.flatnonzero(batch.host_query_lens > 1)
-        ]
+        groups: list[Group] = []
+        for i in np.flatnonzero(batch.host_query_lens > 1):
+            groups += _prompt_groups(batch, spec, int(i), int(starts[i]), self.dtype)
         singles = np.flatnonzero(batch.host_query_lens == 1)
         for seqs in _similar(singles, batch.host_context_lens):
             groups.append(_decode_group(batch, spec, seqs, starts[seqs], self.dtype))
@@ -109,6 +112,17 @@ def _similar(seqs: np.ndarray, context_lens: np.ndarray) -> list[np.ndarray]:
     return groups
 
 
+def _aligned(num_keys: int) -> int:
+    return -(-num_keys // KEY_ALIGN) * KEY_ALIGN
+
+
+def _pages(batch: Batch, rows: Tensor, num_keys: int) -> Tensor:
+    """[rows, pages] that hold at least num_keys; past a row's own pages any id will do."""
+    num_pages = -(-num_keys // batch.page_size)
+    found = batch.page_table[rows, :num_pages].long()
+    return F.pad(found, (0, num_pages - found.shape[1]), value=SCRATCH_PAGE)
+
+
 def _repeat(spec: AttnSpec) -> int:
     """Query rows per token and kv head; never one (see the module docstring)."""
     return max(2, spec.num_heads // spec.num_kv_heads)
@@ -118,9 +132,8 @@ def _decode_group(
     batch: Batch, spec: AttnSpec, seqs: np.ndarray, tokens: np.ndarray, dtype: torch.dtype
 ) -> Group:
     lens = batch.host_context_lens[seqs]
-    num_pages = -(-int(lens.max()) // spec.page_size)
-    num_keys = num_pages * spec.page_size
-    pages = batch.page_table[batch.rows[torch.from_numpy(seqs)], :num_pages].reshape(-1).long()
+    num_keys = _aligned(int(lens.max()))
+    pages = _pages(batch, batch.rows[torch.from_numpy(seqs)], num_keys).reshape(-1)
     mask = torch.zeros(len(seqs), 1, 1, num_keys, dtype=dtype)
     mask.masked_fill_(
         torch.arange(num_keys) >= torch.from_numpy(lens).view(-1, 1, 1, 1), float("-inf")
@@ -129,18 +142,28 @@ def _decode_group(
     return Group(index, len(seqs), 1, pages, mask, num_keys)
 
 
-def _prompt_group(batch: Batch, spec: AttnSpec, seq: int, first: int, dtype: torch.dtype) -> Group:
-    num_queries = int(batch.host_query_lens[seq])
-    num_keys = int(batch.host_context_lens[seq])
-    num_pages = -(-num_keys // spec.page_size)
-    pages = batch.page_table[batch.rows[seq], :num_pages].long()
-    mask = None
-    if num_keys > num_queries:  # a chunk with a past: query j sees keys up to past + j
-        past = num_keys - num_queries
-        visible = torch.ones(num_queries, num_keys, dtype=torch.bool).tril(past)
-        mask = torch.zeros(num_queries, num_keys, dtype=dtype).masked_fill_(~visible, float("-inf"))
+def _prompt_groups(
+    batch: Batch, spec: AttnSpec, seq: int, first: int, dtype: torch.dtype
+) -> list[Group]:
+    """A prompt chunk: in one piece from position zero, else in pieces with a mask each."""
+    num_queries, end = int(batch.host_query_lens[seq]), int(batch.host_context_lens[seq])
+    pages = _pages(batch, batch.rows[seq : seq + 1], _aligned(end))[0]
+    past = end - num_queries
+    if past == 0:  # keys past the end lie in everybody's future
+        tokens = slice(first, first + num_queries)
+        return [Group(tokens, 1, num_queries, pages, None, _aligned(end))]
+    groups = []
+    for start in range(0, num_queries, MAX_MASK_ROWS):
+        count = min(MAX_MASK_ROWS, num_queries - start)
+        num_keys = _aligned(past + start + count)
+        # Query j of the piece sees keys up to past + start + j.
+        hidden = ~torch.ones(count, num_keys, dtype=torch.bool).tril(past + start)
+        mask = torch.zeros(count, num_keys, dtype=dtype).masked_fill_(hidden, float("-inf"))
         mask = mask.repeat_interleave(_repeat(spec), 0).view(1, 1, -1, num_keys)
-    return Group(slice(first, first + num_queries), 1, num_queries, pages, mask, num_keys)
+        tokens = slice(first + start, first + start + count)
+        seen = pages[: -(-num_keys // spec.page_size)]
+        groups.append(Group(tokens, 1, count, seen, mask, num_keys))
+    return groups
 
 
 def _attend(q: Tensor, cache: LayerCache, group: Group, spec: AttnSpec) -> Tensor:

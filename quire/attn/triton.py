@@ -146,8 +146,9 @@ class TritonAttention:
         lanes = max(1, programs // max(1, num_tiles * spec.num_kv_heads))
         rows = num_scratch * spec.num_heads * tokens
         size = rows * (spec.head_dim + 2)
-        if not self._scratch or self._scratch[-1].numel() < size:
-            grown = max(1, -(-size // SCRATCH_STEP)) * SCRATCH_STEP
+        last = self._scratch[-1].numel() if self._scratch else 0
+        if last < max(1, size):  # doubling bounds the sum of what is kept
+            grown = -(-max(size, 2 * last, 1) // SCRATCH_STEP) * SCRATCH_STEP
             device = batch.page_table.device
             self._scratch.append(torch.empty(grown, dtype=torch.float32, device=device))
         cut = rows * spec.head_dim

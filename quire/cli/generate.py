@@ -87,11 +87,18 @@ def run(args: Namespace) -> int:
     return 0
 
 
+def read_stdin() -> str:
+    try:
+        return sys.stdin.read().rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"stdin is not UTF-8 text ({error.reason})") from None
+
+
 def read_prompts(words: list[str]) -> list[str]:
     """Words are prompts; '-' and nothing at all mean stdin."""
     if not words and sys.stdin.isatty():
         raise BadRequest("no prompt: give one in quotes, or pipe a text in")
-    prompts = [sys.stdin.read().rstrip("\n") if word == "-" else word for word in words or ["-"]]
+    prompts = [read_stdin() if word == "-" else word for word in words or ["-"]]
     if any(not prompt for prompt in prompts):
         raise BadRequest("got an empty prompt")
     return prompts

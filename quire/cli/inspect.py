@@ -149,19 +149,20 @@ def _cache_decision(
     spec: ModelSpec, config: EngineConfig, device: torch.device, dtype: torch.dtype
 ) -> Decision:
     from quire.config import Decision
-    from quire.memory.sizing import CPU_DEFAULT, CPU_SHARE, Room, num_pages
+    from quire.memory.sizing import Room, cpu_cache_bytes, num_pages
     from quire.runner.device import free_memory, total_memory
 
     free, weights = free_memory(device), spec.num_params * dtype.itemsize
+    size, sched = config.cache.page_size, config.sched
+    page = _page_bytes(spec, config, dtype)
     if device.type == "cuda":
         used = total_memory(device) - free
         usable = int(total_memory(device) * config.gpu_memory_utilization) - used
         room = Room(total_memory(device), usable, weights, 0, config.kv_cache_memory)
     else:
-        usable = min(CPU_DEFAULT, int((free - weights) * CPU_SHARE))
+        one_request = (-(-sched.max_model_len // size) + 1) * page
+        usable = cpu_cache_bytes(free - weights, one_request)
         room = Room(total_memory(device), usable, 0, 0, config.kv_cache_memory)
-    size, sched = config.cache.page_size, config.sched
-    page = _page_bytes(spec, config, dtype)
     try:
         pages = num_pages(room, page, size, sched.max_model_len, sched.max_num_seqs) - 1
     except OutOfMemory as error:

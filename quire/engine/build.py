@@ -19,7 +19,7 @@ from quire.kv.manager import KVManager
 from quire.load.checkpoint import Checkpoint
 from quire.load.loader import fill_random, load_weights
 from quire.memory.pool import PagePool, bytes_per_page
-from quire.memory.sizing import CPU_DEFAULT, CPU_SHARE, Room, gib, num_pages
+from quire.memory.sizing import CPU_DEFAULT, Room, cpu_cache_bytes, gib, num_pages
 from quire.models.decoder import Decoder
 from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
@@ -122,9 +122,10 @@ def _size_pool(
         # The weights are already gone from what is free. The step is only worth running when
         # memory is short: otherwise the cache is capped far below what is left.
         weights, free = 0, free_memory(device)
-        is_short = CPU_SHARE * free < CPU_DEFAULT
+        one_request = (-(-sched.max_model_len // heads.page_size) + 1) * page_bytes
+        usable = cpu_cache_bytes(free, one_request)
+        is_short = usable < max(CPU_DEFAULT, one_request)
         step = step_bytes() if is_short and config.kv_cache_memory is None else 0
-        usable = min(CPU_DEFAULT, int(free * CPU_SHARE))
     room = Room(total_memory(device), usable, weights, step, config.kv_cache_memory)
     pages = num_pages(room, page_bytes, heads.page_size, sched.max_model_len, sched.max_num_seqs)
     decisions.append(

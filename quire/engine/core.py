@@ -47,6 +47,10 @@ class EngineCore:
             events += self.scheduler.commit(settled, pending.result())
         return events
 
+    def abandon(self) -> None:
+        """A step was lost to an error: results still in flight belong to nobody."""
+        self._inflight.clear()
+
     def _idle(self) -> None:
         """Nothing to launch: the batch window is still open, or every request has left."""
         if held := self.scheduler.seconds_held():

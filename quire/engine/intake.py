@@ -32,15 +32,18 @@ class Intake:
         self, tokenizer: Tokenizer | None, limits: Limits, eos_ids: Sequence[int], seed: int
     ) -> None:
         self.tokenizer, self.limits, self.seed = tokenizer, limits, seed
-        self.eos_ids = frozenset(eos_ids)
+        # A tokenizer may know more ids than the model has logits for.
+        self.eos_ids = frozenset(i for i in eos_ids if 0 <= i < limits.vocab_size)
         self._ids = itertools.count(1)
 
     def requests(
         self, prompt: Prompt, params: SamplingParams, priority: int = 0
     ) -> tuple[str | None, list[Request]]:
         """(text of the prompt if known, one request for each of n answers)."""
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise BadRequest(f"got priority={priority!r}, want a whole number", param="priority")
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
+            raise BadRequest(
+                f"got priority={priority!r}, want a whole number within 2**31", param="priority"
+            )
         text, ids, salt = self._read(prompt)
         self._check_prompt(ids, prompt)
         params = self._check_params(params)
@@ -116,7 +119,8 @@ class Intake:
         if params.bad_words:
             if self.tokenizer is None:
                 raise BadRequest("bad_words needs a tokenizer", param="bad_words")
-            return params.with_(bad_word_ids=_bad_word_ids(params.bad_words, self.tokenizer))
+            words = _bad_word_ids(params.bad_words, self.tokenizer)
+            return params.with_(bad_word_ids=tuple(w for w in words if max(w) < vocab))
         return params
 
 

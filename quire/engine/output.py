@@ -45,7 +45,9 @@ class Answer:
             assert output.logprobs is not None and output.cumulative_logprob is not None
             output.logprobs.append(logprob_dict(record, self.tokenizer))
             output.cumulative_logprob += record.logprob
-        delta, matched = self._push(event.tokens)
+        # As in vLLM the token that stopped it is in token_ids, but not in the text.
+        hidden = event.finish == "stop" and not self.request.params.include_stop_str_in_output
+        delta, matched = self._push(event.tokens[:-1] if hidden else event.tokens)
         if matched is not None:
             output.finish_reason, output.stop_reason = "stop", matched
         elif event.finish is not None:

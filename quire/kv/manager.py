@@ -89,7 +89,12 @@ class KVManager:
     def fork(self, parent: Request, child: Request) -> int:
         """Let a sibling with the same prompt share the parent's prompt pages, the last included."""
         source = self._held.get(parent.id)
-        if source is None or parent.num_computed < parent.num_prompt:
+        staged = {copy.target for copy in self._copies}  # not filled before this step runs
+        if (
+            source is None
+            or parent.num_computed < parent.num_prompt
+            or not staged.isdisjoint(source.pages)
+        ):
             return self.match(child)
         count = -(-parent.num_prompt // self.page_size)
         held = Holding(source.pages[:count], source.nodes[: parent.num_prompt // self.page_size])

@@ -43,7 +43,7 @@ def resolve_model(name_or_path: str | os.PathLike[str], progress: Progress | Non
     known = find_known(text)
     if not text:
         raise CheckpointError(_unknown(text))
-    if local := _local_model(Path(text).expanduser(), is_name=known is not None):
+    if local := _local_model(Path(os.path.expanduser(text)), is_name=known is not None):
         return local
     if known is not None:
         if isinstance(known.source, WheelSource):

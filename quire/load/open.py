@@ -43,7 +43,7 @@ def open_model(args: EngineArgs) -> OpenModel:
 
         checkpoint = SafetensorsCheckpoint.open(path)
     if wants_text and tokenizer is None:
-        tokenizer = _folder_tokenizer(Path(args.tokenizer) if args.tokenizer else path)
+        tokenizer = _folder_tokenizer(resolve_model(args.tokenizer) if args.tokenizer else path)
     return OpenModel(path, checkpoint, tokenizer)
 
 

@@ -10,6 +10,11 @@ CPU_DEFAULT = 4 << 30  # bytes of cache a CPU engine takes unless told otherwise
 CPU_SHARE = 0.5  # ... and never more than this share of what is free
 
 
+def cpu_cache_bytes(free: int, one_request: int) -> int:
+    """What a CPU engine may give its cache: room for one full request at least, if there is any."""
+    return min(max(CPU_DEFAULT, one_request), int(free * CPU_SHARE))
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """Where the bytes go."""

@@ -31,17 +31,20 @@ class TorchLinear:
 
 
 class PackedLinear:
-    """MKL's packed sgemm. The packing does not depend on the batch, so one serves all sizes."""
+    """MKL's packed sgemm. The packing does not depend on the batch, so one serves all sizes.
+
+    A lone row takes another path inside the library: other bits for small weights, one thread for
+    large ones. It goes in twice instead, which costs nothing where reading the weight is the cost.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACK_HINT)
         # The op reads only the sizes of the original weight: a stride-0 stand-in frees its bytes.
         self.shape_of = weight.new_empty(1, 1).expand(weight.shape)
         self.bias = bias
-        self.is_wide = weight.shape[0] >= WIDE
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.is_wide and x.shape[0] == 1:
+        if x.shape[0] == 1:
             return self._multiply(x.expand(2, -1).contiguous())[:1]
         return self._multiply(x)
 
@@ -53,7 +56,6 @@ class PackedLinear:
 
 
 PACK_HINT = 32  # rows MKL is told to expect; results do not depend on it
-WIDE = 2048  # from here on a single row goes through one thread; twice that row through all
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from pathlib import Path
 
 import torch
 
@@ -57,10 +58,22 @@ def free_memory(device: torch.device) -> int:
         with open("/proc/meminfo") as lines:
             for line in lines:
                 if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+                    return min(int(line.split()[1]) * 1024, _container_room())
     except OSError:
         pass
     return total_memory(device) // 2  # no /proc: assume half is ours
+
+
+def _container_room() -> int:
+    """What the memory limit of this container still leaves; unlimited without one."""
+    try:
+        group = Path("/sys/fs/cgroup")
+        files = [(group / f"memory.{name}").read_text() for name in ("max", "current", "stat")]
+        limit, used, stat = int(files[0]), int(files[1]), files[2]
+    except (OSError, ValueError):  # no cgroup v2, or the limit is "max"
+        return 1 << 62
+    cache = next((int(x.split()[1]) for x in stat.splitlines() if x.startswith("inactive_file")), 0)
+    return max(0, limit - used + cache)
 
 
 def peak_memory(device: torch.device) -> int:

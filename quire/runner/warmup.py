@@ -48,4 +48,5 @@ def largest_step(
     runner.execute(plan).result()
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
+    rows.page_table.zero_()  # its page ids were those of the small pool
     return pool.data.nbytes
