@@ -6,8 +6,8 @@ that share a kv head are folded into the query axis, so grouped queries need no 
 
 Bits do not depend on the company: masked keys contribute exact zeros, and the kernel's key
 blocks start at the same place for any query count. Two things must be kept from the library: odd
-key counts, whose tail is summed in another order (keys are padded to a multiple of 16), and a
-single query row, which takes another path (plain multi-head decodes go in with a duplicate row).
+key counts, whose tail is summed in another order (keys are padded to a multiple of 16), and blocks
+of a few query rows, which take another matrix multiplication (rows are padded to a multiple of 8).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.forward import Batch
 from quire.kv.allocator import SCRATCH_PAGE
 
 MAX_PADDING = 1.25  # longest over shortest context allowed in one padded group
-KEY_ALIGN = 16
+KEY_ALIGN, ROW_ALIGN = 16, 8
 MAX_MASK_ROWS = 512  # queries of one masked call: bounds the mask, which is queries x keys
 
 
@@ -37,7 +37,7 @@ class Group:
     num_seqs: int
     num_queries: int  # per sequence
     pages: Tensor  # [seqs * pages_each]
-    mask: Tensor | None  # [seqs, 1, queries * repeat, keys] additive; None: causal from zero
+    mask: Tensor | None  # [seqs, 1, rows or 1, keys] additive; None: causal from zero
     num_keys: int  # keys per sequence handed to the kernel, padding included
 
 
@@ -112,8 +112,8 @@ def _similar(seqs: np.ndarray, context_lens: np.ndarray) -> list[np.ndarray]:
     return groups
 
 
-def _aligned(num_keys: int) -> int:
-    return -(-num_keys // KEY_ALIGN) * KEY_ALIGN
+def _aligned(num: int, unit: int = KEY_ALIGN) -> int:
+    return -(-num // unit) * unit
 
 
 def _pages(batch: Batch, rows: Tensor, num_keys: int) -> Tensor:
@@ -121,11 +121,6 @@ def _pages(batch: Batch, rows: Tensor, num_keys: int) -> Tensor:
     num_pages = -(-num_keys // batch.page_size)
     found = batch.page_table[rows, :num_pages].long()
     return F.pad(found, (0, num_pages - found.shape[1]), value=SCRATCH_PAGE)
-
-
-def _repeat(spec: AttnSpec) -> int:
-    """Query rows per token and kv head; never one (see the module docstring)."""
-    return max(2, spec.num_heads // spec.num_kv_heads)
 
 
 def _decode_group(
@@ -159,7 +154,8 @@ def _prompt_groups(
         # Query j of the piece sees keys up to past + start + j.
         hidden = ~torch.ones(count, num_keys, dtype=torch.bool).tril(past + start)
         mask = torch.zeros(count, num_keys, dtype=dtype).masked_fill_(hidden, float("-inf"))
-        mask = mask.repeat_interleave(_repeat(spec), 0).view(1, 1, -1, num_keys)
+        mask = mask.repeat_interleave(spec.num_heads // spec.num_kv_heads, 0)
+        mask = F.pad(mask, (0, 0, 0, _aligned(len(mask), ROW_ALIGN) - len(mask)))[None, None]
         tokens = slice(first + start, first + start + count)
         seen = pages[: -(-num_keys // spec.page_size)]
         groups.append(Group(tokens, 1, count, seen, mask, num_keys))
@@ -174,15 +170,16 @@ def _attend(q: Tensor, cache: LayerCache, group: Group, spec: AttnSpec) -> Tenso
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [seqs, kv_heads, keys, dim]
     ratio = spec.num_heads // kv_heads
     if group.mask is None:
-        x = q.view(1, queries, spec.num_heads, dim).transpose(1, 2)
+        # As many queries as keys: the kernel reads keys up to the end of each block of queries.
+        x = F.pad(q, (0, 0, 0, 0, 0, keys_each - queries)).transpose(0, 1).unsqueeze(0)
         out = F.scaled_dot_product_attention(
             x, k, v, is_causal=True, scale=spec.scale, enable_gqa=ratio > 1
         )
-        return out.transpose(1, 2).reshape(queries, spec.num_heads, dim)
-    x = q.view(seqs, queries, kv_heads, ratio, dim)
-    if ratio == 1:
-        x = x.expand(-1, -1, -1, 2, -1)
-    x = x.transpose(1, 2).reshape(seqs, kv_heads, -1, dim)  # [seqs, kv_heads, queries*repeat, dim]
+        return out[0].transpose(0, 1)[:queries].reshape(queries, spec.num_heads, dim)
+    rows = queries * ratio
+    x = q.view(seqs, queries, kv_heads, ratio, dim).transpose(1, 2)
+    x = x.reshape(seqs, kv_heads, rows, dim)
+    x = F.pad(x, (0, 0, 0, _aligned(rows, ROW_ALIGN) - rows))
     out = F.scaled_dot_product_attention(x, k, v, attn_mask=group.mask, scale=spec.scale)
-    out = out.view(seqs, kv_heads, queries, -1, dim)[:, :, :, :ratio]
+    out = out[:, :, :rows].view(seqs, kv_heads, queries, ratio, dim)
     return out.transpose(1, 2).reshape(seqs * queries, spec.num_heads, dim)

@@ -31,4 +31,12 @@ def silu_mul(x: Tensor) -> Tensor:
 
         return kernel(x)
     half = x.shape[-1] // 2
-    return F.silu(x[:, :half]) * x[:, half:]
+    # A piece of more elements is split between threads inside a row, and the ends of a split go
+    # through another exp: a row's bits would depend on its place in the batch.
+    rows = max(1, (MAX_SERIAL - 1) // half)
+    if len(x) <= rows:
+        return F.silu(x[:, :half]) * x[:, half:]
+    return torch.cat([F.silu(piece[:, :half]) for piece in x.split(rows)]) * x[:, half:]
+
+
+MAX_SERIAL = 32768  # torch's grain size

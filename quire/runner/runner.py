@@ -23,7 +23,7 @@ from quire.runner.sampling import sample_inputs
 from quire.runner.upload import IntArray, Uploader
 from quire.sample.logprobs import prompt_logprobs
 from quire.sample.sampler import Sampler
-from quire.step import StepPlan
+from quire.step import StepPlan, Work
 
 PROMPT_LOGPROB_CHUNK = 256  # positions whose logits exist at once
 
@@ -100,9 +100,16 @@ class ModelRunner:
             return False
         if any(a.params.prompt_logprobs is not None for a in plan.admissions):
             return False
-        if np.bitwise_or.reduce(self.rows.needs[[w.row for w in works]]) & bits.PROMPT_LOGPROBS:
+        if any(self._reads_prompt(w) for w in works):
             return False
         return self.graphs.covers(len(works), 1 + max(w.start for w in works))
+
+    def _reads_prompt(self, work: Work) -> bool:
+        """Whether this work's hidden states are wanted for prompt logprobs."""
+        if not self.rows.needs[work.row] & bits.PROMPT_LOGPROBS:
+            return False
+        info = self.rows.info[work.row]
+        return info is not None and work.start < info.num_prompt - 1
 
     def _batch(self, shape: StepShape, sent: dict[str, Tensor]) -> Batch:
         size = self.spec.page_size

@@ -141,22 +141,16 @@ def test_tokens_do_not_depend_on_the_engine(name: str, overlap: bool) -> None:
 EXACT = [name for name in ENGINES if name != "reference attention"]  # another order of sums
 
 
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="the promise is MKL's")
 @pytest.mark.parametrize("family", ["llama-gqa", "llama-mha-bias"])
 @pytest.mark.parametrize("name", [*EXACT, "tiny pool"])
 def test_logprobs_do_not_depend_on_the_engine(name: str, family: str) -> None:
-    """Equal tokens could be luck; equal logprobs cannot. The last bit is the library's to keep:
-    for heads as small as these it follows the padded length."""
+    """Equal tokens could be luck; equal floats cannot. `docs/decisions` promises them on a CPU."""
     args = ENGINES.get(name) or {
         "max_model_len": LONGEST,
         "kv_cache_memory": small_pool(family, 4, LONGEST // 4 + 9),
     }
-    found, wanted = records(tiny_engine(model(family), **args), everyone()), records_alone(family)
-    assert found.keys() == wanted.keys()
-    for id, want in wanted.items():
-        assert [r.token for r in found[id]] == [r.token for r in want]
-        for got, expected in zip(found[id], want, strict=True):
-            assert got.top_tokens == expected.top_tokens
-            assert got.top_logprobs == pytest.approx(expected.top_logprobs, abs=1e-5)
+    assert records(tiny_engine(model(family), **args), everyone()) == records_alone(family)
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gpt2"])

@@ -6,7 +6,6 @@ loads and still talks, only worse; every tensor is compared, not a sample.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,19 +268,11 @@ def test_unknown_architecture_and_undecodable_type(tmp_path: Path) -> None:
         GGUFCheckpoint.open(path)
 
 
-@pytest.fixture
-def real_file() -> Path:
-    path = Path(os.environ.get("QUIRE_TEST_GGUF", ""))
-    if not path.is_file():
-        pytest.skip("set QUIRE_TEST_GGUF to a GGUF model to compare it whole")
-    return path
-
-
-def test_real_file_equals_transformers(real_file: Path) -> None:
+def test_real_file_equals_transformers(default_model_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    checkpoint = GGUFCheckpoint.open(real_file)
+    checkpoint = GGUFCheckpoint.open(default_model_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        real_file.parent, gguf_file=real_file.name, dtype=torch.float32
+        default_model_path.parent, gguf_file=default_model_path.name, dtype=torch.float32
     )
     want = model.state_dict()
     assert set(want) - set(checkpoint.names()) <= {"lm_head.weight"}  # tied

@@ -6,7 +6,6 @@ Text that is cut wrongly still encodes and decodes; only comparing tokens shows 
 from __future__ import annotations
 
 import json
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -266,13 +265,10 @@ def test_a_piece_too_long_to_split_is_refused() -> None:
         tokenizer_from_gguf(metadata)
 
 
-def test_real_file() -> None:
-    path = Path(os.environ.get("QUIRE_TEST_GGUF", ""))
-    if not path.is_file():
-        pytest.skip("set QUIRE_TEST_GGUF to the SmolLM2 model")
+def test_real_file(default_model_path: Path) -> None:
     from quire.load.gguf import GGUFFile
 
-    vocab = tokenizer_from_gguf(GGUFFile.open(path).metadata, str(path))
+    vocab = tokenizer_from_gguf(GGUFFile.open(default_model_path).metadata)
     assert vocab.tokenizer.encode("x =  12").tokens == ["x", "Ġ=", "ĠĠ", "1", "2"]
     for text in STRINGS:
         assert vocab.tokenizer.decode(vocab.tokenizer.encode(text).ids) == text
