@@ -6,7 +6,7 @@ graph replay over weights that rotate through more than the L2 holds. The table 
 number of splits, because that number is the one choice that must be fixed per shape before any
 batch is known; the fastest config of each line is named by its letter in the legend.
 
-    python benchmarks/gpu_matmul.py --max-seconds 150     # full JSON goes to $OUT if set
+    python benchmarks/gpu_matmul.py --max-seconds 150 --json records.json
     python benchmarks/gpu_matmul.py --compile-only        # no GPU needed: do all configs build?
 """
 
@@ -303,12 +303,12 @@ def print_bits(bench: Bench) -> None:
         print("failed:", failure)
 
 
-def save(bench: Bench) -> None:
-    if "OUT" not in os.environ:
+def save(bench: Bench, path: str) -> None:
+    if not path:
         return
     library = [{"n": n, "k": k, "m": m, "micros": t} for (n, k, m), t in bench.library.items()]
     result = {"records": [asdict(r) for r in bench.records], "cublas": library}
-    Path(os.environ["OUT"], "gpu_matmul.json").write_text(json.dumps(result))
+    Path(path).write_text(json.dumps(result))
 
 
 def run(bench: Bench, cases: list[Case], deadline: float) -> None:
@@ -332,6 +332,7 @@ def main() -> None:
     parser.add_argument("--models", default="", help="of 8B, 14B, 0.6B; all by default")
     parser.add_argument("--batches", default="", help="rows of x, comma separated")
     parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--json", default="", metavar="FILE", help="every single record")
     parser.add_argument("--specialized", action="store_true", help="also warp-specialised tiles")
     args = parser.parse_args()
     deadline = time.monotonic() + args.max_seconds
@@ -354,7 +355,7 @@ def main() -> None:
     print_legend(CANDIDATES)
     print_table(bench)
     print_bits(bench)
-    save(bench)
+    save(bench, args.json)
     print(f"{deadline - time.monotonic():.0f} s left", flush=True)
     if extra:
         special = Bench()
