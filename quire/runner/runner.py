@@ -100,7 +100,8 @@ class ModelRunner:
             return False
         if any(a.params.prompt_logprobs is not None for a in plan.admissions):
             return False
-        if any(self._reads_prompt(w) for w in works):
+        needs = np.bitwise_or.reduce(self.rows.needs[[w.row for w in works]])
+        if needs & bits.PROMPT_LOGPROBS and any(self._reads_prompt(w) for w in works):
             return False
         return self.graphs.covers(len(works), 1 + max(w.start for w in works))
 

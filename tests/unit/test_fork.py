@@ -16,9 +16,7 @@ def request(id: int) -> Request:
     return made
 
 
-def test_a_child_does_not_share_a_page_whose_copy_is_still_staged() -> None:
-    """Red when fork adopts the target of a copy planned for the same step: the runner reads all
-    sources before it writes, so the child would copy stale bytes."""
+def with_cached_prompt() -> KVManager:
     kv = KVManager(num_pages=16, page_size=4)
     first = request(1)
     kv.match(first)
@@ -27,6 +25,13 @@ def test_a_child_does_not_share_a_page_whose_copy_is_still_staged() -> None:
     kv.commit(first)
     kv.release(first)
     kv.take_edits()
+    return kv
+
+
+def test_a_child_does_not_share_a_page_whose_copy_is_still_staged() -> None:
+    """Red when fork adopts the target of a copy planned for the same step: the runner reads all
+    sources before it writes, so the child would copy stale bytes."""
+    kv = with_cached_prompt()
 
     parent, child = request(2), request(3)
     assert kv.match(parent) == 7  # all but the last token, whose page is copied to be written
@@ -42,14 +47,7 @@ def test_a_child_does_not_share_a_page_whose_copy_is_still_staged() -> None:
 
 def test_releasing_a_child_keeps_its_parent_s_copy() -> None:
     """Red when giving a child back drops the copy that its parent still waits for."""
-    kv = KVManager(num_pages=16, page_size=4)
-    first = request(1)
-    kv.match(first)
-    kv.reserve(first, 0, 8)
-    first.num_computed = 8
-    kv.commit(first)
-    kv.release(first)
-    kv.take_edits()
+    kv = with_cached_prompt()
     parent, child = request(2), request(3)
     kv.match(parent)
     kv.reserve(parent, 7, 8)
