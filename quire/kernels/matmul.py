@@ -10,24 +10,25 @@ by batch size cannot promise this. Tile choice lives in `matmul_configs.py`, the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from quire.kernels.launch import Launcher
 from quire.kernels.matmul_configs import SplitPlan, TileConfig, pick_config, split_plan
 from quire.kernels.matmul_kernel import matmul_kernel, reduce_kernel
 
-__all__ = ["KernelCall", "MatmulWorkspace", "matmul", "plan_matmul"]
+__all__ = ["KernelCall", "MatmulWorkspace", "PreparedMatmul", "matmul", "plan_matmul"]
 
 
 class MatmulWorkspace:
     """Partial sums and arrival counters, at addresses that captured graphs may keep.
 
-    One workspace serves one stream: two matmuls that may overlap need two workspaces.
+    One workspace serves one stream: two matmuls that may overlap need two workspaces. It also
+    remembers how products of each shape are laid out, which layers of one shape share.
     """
 
     def __init__(
@@ -35,40 +36,89 @@ class MatmulWorkspace:
     ) -> None:
         self.partials = torch.empty(max_partials, dtype=torch.float32, device=device)
         self.counters = torch.zeros(max_tiles, dtype=torch.int32, device=device)
+        self.layouts: dict[tuple[int, int, int, torch.dtype], list[Layout]] = {}
 
     def max_rows(self, n: int, num_planes: int) -> int:
         """Rows of n partial sums that fit, times the planes of a split product."""
         return self.partials.numel() // (n * num_planes)
 
 
-class Kernel(Protocol):
-    """The two things done with a Triton kernel."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One kernel launch of a product, without its tensors."""
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
-
-    def warmup(self, *args: object, grid: tuple[int, ...], **options: object) -> object: ...
+    launch: Launcher
+    start: int  # rows of x
+    stop: int
+    grid: tuple[int, int, int]
+    config: TileConfig
+    split_len: int
+    options: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One kernel launch, ready to run, or to compile ahead of the first run."""
+    """A launch with its tensors, ready to run, or to compile ahead of the first run."""
 
-    kernel: Kernel
-    grid: tuple[int, ...]
+    layout: Layout
     args: tuple[object, ...]
-    options: Mapping[str, object]
+    kind: tuple[object, ...]
 
     def run(self) -> None:
-        self.kernel[self.grid](*self.args, **self.options)
+        self.layout.launch(self.layout.grid, self.args, self.layout.options, self.kind)
 
     def compile(self) -> object:
-        return self.kernel.warmup(*self.args, grid=self.grid, **self.options)
+        layout = self.layout
+        return layout.launch.kernel.warmup(*self.args, grid=layout.grid, **layout.options)
 
+
+_launch_product, _launch_reduction = Launcher(matmul_kernel), Launcher(reduce_kernel)
 
 # Weight bytes per program asked for ahead of the wait, when launched early.
 _PREFETCH_BYTES = 64 * 1024
 _REDUCE_BLOCK_N = 1024
 _FP32_CONFIG = TileConfig(32, 32, 32, 2, 4)  # no matrix unit: for tests, not for speed
+_MAX_LAYOUTS = 1 << 16
+
+
+class PreparedMatmul:
+    """`matmul` by one weight, with all that does not change between calls worked out once."""
+
+    def __init__(self, w: Tensor, bias: Tensor | None, workspace: MatmulWorkspace) -> None:
+        self.w, self.bias, self.workspace = w, bias, workspace
+        self.plan = split_plan(*w.shape)
+        self._is_plain = w.is_contiguous() and _alignment(w, bias)
+        self._descriptors: dict[TileConfig, TensorDescriptor] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[m, k] -> [m, n], in x's dtype."""
+        w, bias, space = self.w, self.bias, self.workspace
+        (m, k), n = x.shape, w.shape[0]
+        out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+        if m == 0:
+            return out
+        if not (self._is_plain and x.is_contiguous() and x.data_ptr() % 16 == 0):
+            return matmul(x, w, bias, out, workspace=space)
+        key = (m, n, k, x.dtype)
+        layouts = space.layouts.get(key)
+        if layouts is None:
+            if len(space.layouts) >= _MAX_LAYOUTS:
+                space.layouts.clear()
+            layouts = space.layouts[key] = plan_layouts(m, w, bias, self.plan, None, space, True)
+        for layout in layouts:
+            rows, to = x, out
+            if layout.stop - layout.start != m:
+                rows, to = x[layout.start : layout.stop], out[layout.start : layout.stop]
+            bind(layout, rows, w, bias, to, space, self._descriptor(layout.config)).run()
+        return out
+
+    def _descriptor(self, config: TileConfig) -> TensorDescriptor | None:
+        if not config.tma:
+            return None
+        found = self._descriptors.get(config)
+        if found is None:
+            found = self._descriptors[config] = _describe(self.w, config.block_n, config.block_k)
+        return found
 
 
 def matmul(
@@ -105,52 +155,101 @@ def plan_matmul(
 ) -> list[KernelCall]:
     """The launches behind `matmul`. The plan is an argument for benchmarks; models leave it be."""
     m, k = x.shape
-    n = w.shape[0]
     assert w.shape[1] == k and k % 16 == 0, f"got x {tuple(x.shape)}, w {tuple(w.shape)}"
     assert x.dtype == w.dtype == out.dtype, f"got {x.dtype}, {w.dtype}, {out.dtype}"
     assert x.stride(1) == w.stride(1) == out.stride(1) == 1, "rows must be contiguous"
+    aligned = _alignment(x) and _alignment(w)
+    layouts = plan_layouts(m, w, bias, plan, config, workspace, aligned)
+    calls = []
+    for layout in layouts:
+        rows, to = x[layout.start : layout.stop], out[layout.start : layout.stop]
+        calls.append(bind(layout, rows, w, bias, to, workspace, None))
+    return calls
+
+
+def plan_layouts(
+    m: int,
+    w: Tensor,
+    bias: Tensor | None,
+    plan: SplitPlan,
+    config: TileConfig | None,
+    workspace: MatmulWorkspace | None,
+    aligned: bool,
+) -> list[Layout]:
+    """How m rows are multiplied by a weight of this shape."""
+    n, k = w.shape
     if config is None:
-        config = _FP32_CONFIG if x.dtype == torch.float32 else pick_config(m, n, k)
-    config = _fit(config, x, w, plan, workspace)
-    if config.reduce == "loop":
-        return [_product(x, w, bias, out, plan, config, None)]
-    assert workspace is not None
+        config = _FP32_CONFIG if w.dtype == torch.float32 else pick_config(m, n, k)
+    config = _fit(config, m, w, plan, workspace, aligned)
     if config.reduce == "park":  # as many rows at a time as the scratch holds
+        assert workspace is not None
         step = workspace.max_rows(n, plan.num_splits - 1) // config.block_m * config.block_m
-        return [
-            _product(x[i : i + step], w, bias, out[i : i + step], plan, config, workspace)
-            for i in range(0, m, step)
-        ]
-    product = _product(x, w, bias, out, plan, config, workspace)
-    if config.reduce == "last":
+        return [_product(i, min(i + step, m), w, bias, plan, config) for i in range(0, m, step)]
+    product = _product(0, m, w, bias, plan, config)
+    if config.reduce != "kernel":
         return [product]
-    return [product, _reduction(bias, out, plan, config, workspace)]
+    return [product, _reduction(m, n, bias, plan, config)]
 
 
-def _product(
+def bind(
+    layout: Layout,
     x: Tensor,
     w: Tensor,
     bias: Tensor | None,
     out: Tensor,
-    plan: SplitPlan,
-    config: TileConfig,
     workspace: MatmulWorkspace | None,
+    w_descriptor: TensorDescriptor | None,
 ) -> KernelCall:
-    m, k = x.shape
-    n = w.shape[0]
-    tiles = -(-m // config.block_m) * -(-n // config.block_n)
-    is_split = config.reduce in ("last", "kernel")
+    """A layout with its tensors. The weight's descriptor may be given, to be made only once."""
+    m, n = out.shape
+    config = layout.config
+    kind_of_bias = None if bias is None else bias.dtype
+    pointers = x.data_ptr() | w.data_ptr() | out.data_ptr()
+    is_aligned = (pointers if bias is None else pointers | bias.data_ptr()) % 16 == 0
+    if layout.launch is _launch_reduction:
+        assert workspace is not None
+        args: tuple[object, ...] = (workspace.partials, bias, out, m, n, out.stride(0))
+        return KernelCall(layout, args, (out.dtype, kind_of_bias, n, out.stride(0), is_aligned))
+    k, strides = x.shape[1], (x.stride(0), w.stride(0), out.stride(0))
+    x_rows: object = x
+    w_rows: object = w
+    if config.tma:
+        x_rows = _describe(x, config.block_m, config.block_k)
+        w_rows = w_descriptor or _describe(w, config.block_n, config.block_k)
+    scratch = (None, None) if workspace is None else (workspace.partials, workspace.counters)
     return KernelCall(
-        kernel=matmul_kernel,
-        grid=(tiles, plan.num_splits if is_split else 1),
-        args=(
-            TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]) if config.tma else x,
-            TensorDescriptor.from_tensor(w, [config.block_n, config.block_k]) if config.tma else w,
-            bias, out,
-            workspace.partials if workspace else None,
-            workspace.counters if workspace else None,
-            m, n, k, plan.split_len, x.stride(0), w.stride(0), out.stride(0),
-        ),
+        layout,
+        (x_rows, w_rows, bias, out, *scratch, m, n, k, layout.split_len, *strides),
+        (x.dtype, kind_of_bias, n, k, layout.split_len, strides, workspace is None, is_aligned),
+    )
+
+
+def _describe(rows: Tensor, block: int, block_k: int) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(rows, [block, block_k])
+
+
+def _alignment(*tensors: Tensor | None) -> bool:
+    """Whether tensor descriptors and 16-byte loads may read them."""
+    return all(
+        t.data_ptr() % 16 == 0 and (t.ndim < 2 or t.stride(0) * t.element_size() % 16 == 0)
+        for t in tensors
+        if t is not None
+    )
+
+
+def _product(
+    start: int, stop: int, w: Tensor, bias: Tensor | None, plan: SplitPlan, config: TileConfig
+) -> Layout:
+    n, k = w.shape
+    tiles = -(-(stop - start) // config.block_m) * -(-n // config.block_n)
+    is_split = config.reduce in ("last", "kernel")
+    return Layout(
+        launch=_launch_product,
+        start=start,
+        stop=stop,
+        grid=(tiles, plan.num_splits if is_split else 1, 1),
+        config=config,
+        split_len=plan.split_len,
         options={
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
@@ -170,21 +269,17 @@ def _product(
             "num_stages": config.num_stages,
             **({"launch_pdl": True} if config.pdl else {}),
         },
-    )  # fmt: skip
+    )
 
 
-def _reduction(
-    bias: Tensor | None,
-    out: Tensor,
-    plan: SplitPlan,
-    config: TileConfig,
-    workspace: MatmulWorkspace,
-) -> KernelCall:
-    m, n = out.shape
-    return KernelCall(
-        kernel=reduce_kernel,
-        grid=(-(-n // _REDUCE_BLOCK_N), m),
-        args=(workspace.partials, bias, out, m, n, out.stride(0)),
+def _reduction(m: int, n: int, bias: Tensor | None, plan: SplitPlan, config: TileConfig) -> Layout:
+    return Layout(
+        launch=_launch_reduction,
+        start=0,
+        stop=m,
+        grid=(-(-n // _REDUCE_BLOCK_N), m, 1),
+        config=config,
+        split_len=plan.split_len,
         options={
             "SPLITS": plan.num_splits,
             "BLOCK_N": _REDUCE_BLOCK_N,
@@ -196,11 +291,15 @@ def _reduction(
 
 
 def _fit(
-    config: TileConfig, x: Tensor, w: Tensor, plan: SplitPlan, workspace: MatmulWorkspace | None
+    config: TileConfig,
+    m: int,
+    w: Tensor,
+    plan: SplitPlan,
+    workspace: MatmulWorkspace | None,
+    aligned: bool,
 ) -> TileConfig:
     """The config less what these operands cannot have; each step down keeps the bits."""
-    m, k = x.shape
-    n = w.shape[0]
+    n, k = w.shape
     if config.reduce != "loop":
         tiles = -(-m // config.block_m) * -(-n // config.block_n)
         if workspace is None or plan.num_splits == 1:
@@ -212,12 +311,8 @@ def _fit(
             has_room = has_room and tiles <= workspace.counters.numel()
         if not has_room:
             config = replace(config, reduce="loop")
-    if config.tma:
-        is_aligned = all(
-            t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in (x, w)
-        )
-        if not (is_aligned and _is_even(config, plan, k)):
-            config = replace(config, tma=False)
+    if config.tma and not (aligned and _is_even(config, plan, k)):
+        config = replace(config, tma=False)
     if config.specialize and not (config.tma and plan.num_splits == 1):
         config = replace(config, specialize=False)
     return config

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.launch import Launcher
 from quire.kernels.paged_split import PagedInputs, SplitGrid, tile_span
 from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, PagedConfig, fold, fold_weights, head_pad
 
@@ -74,6 +75,9 @@ def _merge_kernel(
     tl.store(out + place + dims, (acc / total).to(out.dtype.element_ty), mask=keep)
 
 
+_launch = Launcher(_merge_kernel)
+
+
 def merge_splits(
     inputs: PagedInputs,
     grid: SplitGrid,
@@ -86,22 +90,26 @@ def merge_splits(
         return
     _, heads, head_dim = out.shape
     kv_heads = inputs.keys.shape[1]
-    _merge_kernel[(heads * grid.tile_tokens, grid.num_tiles)](
-        grid.acc,
-        grid.sums,
-        inputs.query_starts,
-        inputs.context_lens,
-        grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
-        out,
-        inputs.scale * LOG2_E,
-        grid.max_splits,
-        HAS_TILES=grid.tiles is not None,
-        TOKENS=grid.tile_tokens,
-        GROUP=heads // kv_heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        HEAD_PAD=head_pad(head_dim),
-        SPLIT_SIZE=config.split_size,
-        UNROLL=unroll or min(32, triton.next_power_of_2(grid.max_splits)),
-        num_warps=4,  # a warp alone gets too few registers to hold a round's loads
-    )
+    _launch(
+        (heads * grid.tile_tokens, grid.num_tiles, 1),
+        (
+            grid.acc, grid.sums, inputs.query_starts, inputs.context_lens,
+            grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
+            out, inputs.scale * LOG2_E, grid.max_splits,
+        ),
+        {
+            "HAS_TILES": grid.tiles is not None,
+            "TOKENS": grid.tile_tokens,
+            "GROUP": heads // kv_heads,
+            "KV_HEADS": kv_heads,
+            "HEAD_DIM": head_dim,
+            "HEAD_PAD": head_pad(head_dim),
+            "SPLIT_SIZE": config.split_size,
+            "UNROLL": unroll or min(32, triton.next_power_of_2(grid.max_splits)),
+            "num_warps": 4,  # a warp alone gets too few registers to hold a round's loads
+        },
+        (
+            inputs.kind, out.dtype,
+            (grid.acc.data_ptr() | grid.sums.data_ptr()) % 16 == 0,
+        ),
+    )  # fmt: skip

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.launch import Launcher
 from quire.kernels.paged_split import PagedInputs, tile_span
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
@@ -78,6 +79,9 @@ def _prefill_kernel(
     tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
 
 
+_launch = Launcher(_prefill_kernel)
+
+
 def prefill_attention(
     q: Tensor, inputs: PagedInputs, tiles: Tensor, config: PagedConfig, out: Tensor
 ) -> None:
@@ -88,27 +92,25 @@ def prefill_attention(
     _, kv_heads, page_size, head_dim = inputs.keys.shape
     group = q.shape[1] // kv_heads
     assert q.is_contiguous() and out.is_contiguous() and inputs.keys.is_contiguous()
-    _prefill_kernel[(kv_heads, tiles.shape[0])](
-        q,
-        inputs.keys,
-        inputs.values,
-        inputs.page_table,
-        inputs.rows,
-        inputs.query_starts,
-        inputs.context_lens,
-        tiles,
-        out,
-        inputs.scale * LOG2_E,
-        inputs.page_table.stride(0),
-        TOKENS=config.prefill.block_m // group,
-        GROUP=group,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        HEAD_PAD=head_pad(head_dim),
-        PAGE_SIZE=page_size,
-        BLOCK_M=config.prefill.block_m,
-        BLOCK_N=config.block_n,
-        SPLIT_SIZE=config.split_size,
-        num_warps=config.prefill.num_warps,
-        num_stages=config.prefill.num_stages,
-    )
+    table_stride = inputs.page_table.stride(0)
+    _launch(
+        (kv_heads, tiles.shape[0], 1),
+        (
+            q, inputs.keys, inputs.values, inputs.page_table, inputs.rows, inputs.query_starts,
+            inputs.context_lens, tiles, out, inputs.scale * LOG2_E, table_stride,
+        ),
+        {
+            "TOKENS": config.prefill.block_m // group,
+            "GROUP": group,
+            "KV_HEADS": kv_heads,
+            "HEAD_DIM": head_dim,
+            "HEAD_PAD": head_pad(head_dim),
+            "PAGE_SIZE": page_size,
+            "BLOCK_M": config.prefill.block_m,
+            "BLOCK_N": config.block_n,
+            "SPLIT_SIZE": config.split_size,
+            "num_warps": config.prefill.num_warps,
+            "num_stages": config.prefill.num_stages,
+        },
+        (inputs.kind, q.dtype, q.data_ptr() % 16 == 0, table_stride),
+    )  # fmt: skip

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.launch import Launcher
 from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, PagedConfig, attend_split, head_pad
 
 
@@ -29,6 +30,12 @@ class PagedInputs:
     query_starts: Tensor  # [seqs + 1]
     context_lens: Tensor  # [seqs]
     scale: float
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What a compiled kernel depends on, for the launcher; the integers are int32."""
+        pointers = self.keys.data_ptr() | self.values.data_ptr() | self.page_table.data_ptr()
+        return self.keys.dtype, self.rows.dtype, pointers % 16 == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,9 @@ def _split_kernel(
             tl.store(sums_scratch + part * 2 + 1, total, mask=is_row)
 
 
+_launch = Launcher(_split_kernel)
+
+
 def split_attention(
     q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig, out: Tensor
 ) -> None:
@@ -148,31 +158,31 @@ def split_attention(
     group = q.shape[1] // kv_heads
     assert q.is_contiguous() and out.is_contiguous() and inputs.keys.is_contiguous()
     assert grid.tile_tokens * group <= config.split.block_m, f"{grid.tile_tokens=} {group=}"
-    _split_kernel[(kv_heads, grid.num_tiles, grid.lanes)](
-        q,
-        inputs.keys,
-        inputs.values,
-        inputs.page_table,
-        inputs.rows,
-        inputs.query_starts,
-        inputs.context_lens,
-        grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
-        out,
-        grid.acc,
-        grid.sums,
-        inputs.scale * LOG2_E,
-        inputs.page_table.stride(0),
-        grid.max_splits,
-        HAS_TILES=grid.tiles is not None,
-        TOKENS=grid.tile_tokens,
-        GROUP=group,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        HEAD_PAD=head_pad(head_dim),
-        PAGE_SIZE=page_size,
-        BLOCK_M=config.split.block_m,
-        BLOCK_N=config.block_n,
-        SPLIT_SIZE=config.split_size,
-        num_warps=config.split.num_warps,
-        num_stages=config.split.num_stages,
-    )
+    table_stride = inputs.page_table.stride(0)
+    _launch(
+        (kv_heads, grid.num_tiles, grid.lanes),
+        (
+            q, inputs.keys, inputs.values, inputs.page_table, inputs.rows, inputs.query_starts,
+            inputs.context_lens,
+            grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
+            out, grid.acc, grid.sums, inputs.scale * LOG2_E, table_stride, grid.max_splits,
+        ),
+        {
+            "HAS_TILES": grid.tiles is not None,
+            "TOKENS": grid.tile_tokens,
+            "GROUP": group,
+            "KV_HEADS": kv_heads,
+            "HEAD_DIM": head_dim,
+            "HEAD_PAD": head_pad(head_dim),
+            "PAGE_SIZE": page_size,
+            "BLOCK_M": config.split.block_m,
+            "BLOCK_N": config.block_n,
+            "SPLIT_SIZE": config.split_size,
+            "num_warps": config.split.num_warps,
+            "num_stages": config.split.num_stages,
+        },
+        (
+            inputs.kind, q.dtype, q.data_ptr() % 16 == 0, table_stride,
+            (grid.acc.data_ptr() | grid.sums.data_ptr()) % 16 == 0,
+        ),
+    )  # fmt: skip

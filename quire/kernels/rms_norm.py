@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.launch import Launcher
+
 
 @triton.jit
 def _rms_norm_kernel(
@@ -43,6 +45,9 @@ def _rms_norm_kernel(
     tl.store(normed_out + row * WIDTH + cols, (normed * w).to(dtype), mask=keep)
 
 
+_launch = Launcher(_rms_norm_kernel)
+
+
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -57,19 +62,18 @@ def rms_norm(
         summed = torch.empty_like(normed)
     if tokens == 0:
         return normed, summed
+    other = x if residual is None else residual
+    strides = (x.stride(0), other.stride(0))
     pad = triton.next_power_of_2(width)
-    _rms_norm_kernel[(tokens,)](
-        x,
-        x if residual is None else residual,
-        weight,
-        normed,
-        summed,
-        x.stride(0),
-        x.stride(0) if residual is None else residual.stride(0),
-        eps,
-        WIDTH=width,
-        WIDTH_PAD=pad,
-        ADD=residual is not None,
-        num_warps=max(1, min(16, pad // 512)),  # two 16-byte loads of bf16 a thread
+    _launch(
+        (tokens, 1, 1),
+        (x, other, weight, normed, summed, *strides, eps),
+        {
+            "WIDTH": width,
+            "WIDTH_PAD": pad,
+            "ADD": residual is not None,
+            "num_warps": max(1, min(16, pad // 512)),  # two 16-byte loads of bf16 a thread
+        },
+        (x.dtype, strides, (x.data_ptr() | other.data_ptr()) % 16 == 0),
     )
     return normed, summed

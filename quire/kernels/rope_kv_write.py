@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.launch import Launcher
+
 HEADS_PER_PROGRAM = 16
 
 
@@ -133,6 +135,9 @@ def _rope_kv_write_kernel(
         )
 
 
+_launch = Launcher(_rope_kv_write_kernel)
+
+
 def rope_kv_write(
     qkv: Tensor,  # [tokens, (heads + 2 * kv_heads) * dim]
     keys: Tensor,  # [pages, kv_heads, page_size, dim], written
@@ -151,30 +156,33 @@ def rope_kv_write(
     q = torch.empty((qkv.shape[0], heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if qkv.shape[0] == 0:
         return q
-    grid = (qkv.shape[0], triton.cdiv(heads + 2 * kv_heads, HEADS_PER_PROGRAM))
-    _rope_kv_write_kernel[grid](
-        qkv,
-        q,
-        keys,
-        values,
-        qkv if rope is None else rope.cos,  # unread without rotation
-        qkv if rope is None else rope.sin,
-        positions,
-        slots,
-        qkv if norm is None else norm.q_weight,  # unread without norm
-        qkv if norm is None else norm.k_weight,
-        0.0 if norm is None else norm.eps,
-        qkv.stride(0),
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        HALF=rot_dim // 2,
-        HALF_PAD=triton.next_power_of_2(rot_dim // 2),
-        REST_PAD=triton.next_power_of_2(max(1, head_dim - rot_dim)),
-        PAGE_SIZE=page_size,
-        HAS_ROPE=rope is not None,
-        HAS_NORM=norm is not None,
-        BLOCK_H=HEADS_PER_PROGRAM,
-        num_warps=4,
-    )
+    cos, sin = (qkv, qkv) if rope is None else (rope.cos, rope.sin)  # unread without rotation
+    _launch(
+        (qkv.shape[0], triton.cdiv(heads + 2 * kv_heads, HEADS_PER_PROGRAM), 1),
+        (
+            qkv, q, keys, values, cos, sin, positions, slots,
+            qkv if norm is None else norm.q_weight,  # unread without norm
+            qkv if norm is None else norm.k_weight,
+            0.0 if norm is None else norm.eps,
+            qkv.stride(0),
+        ),
+        {
+            "HEADS": heads,
+            "KV_HEADS": kv_heads,
+            "HEAD_DIM": head_dim,
+            "HALF": rot_dim // 2,
+            "HALF_PAD": triton.next_power_of_2(rot_dim // 2),
+            "REST_PAD": triton.next_power_of_2(max(1, head_dim - rot_dim)),
+            "PAGE_SIZE": page_size,
+            "HAS_ROPE": rope is not None,
+            "HAS_NORM": norm is not None,
+            "BLOCK_H": HEADS_PER_PROGRAM,
+            "num_warps": 4,
+        },
+        (
+            qkv.dtype, keys.dtype, cos.dtype, positions.dtype, slots.dtype, qkv.stride(0),
+            (qkv.data_ptr() | keys.data_ptr() | values.data_ptr()) % 16 == 0,
+            positions.data_ptr() % 16 == 0, slots.data_ptr() % 16 == 0,
+        ),
+    )  # fmt: skip
     return q

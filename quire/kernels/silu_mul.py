@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.launch import Launcher
+
 BLOCK = 1024
 
 
@@ -26,13 +28,19 @@ def _silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + cols, (silu * up.to(tl.float32)).to(gate.dtype), mask=keep)
 
 
+_launch = Launcher(_silu_mul_kernel)
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """[tokens, 2 * width] -> [tokens, width]."""
     assert gate_up.ndim == 2 and gate_up.is_contiguous(), f"{gate_up.shape=} {gate_up.stride()=}"
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     if tokens:
-        _silu_mul_kernel[(tokens, triton.cdiv(width, BLOCK))](
-            gate_up, out, width, BLOCK=BLOCK, num_warps=4
+        _launch(
+            (tokens, triton.cdiv(width, BLOCK), 1),
+            (gate_up, out, width),
+            {"BLOCK": BLOCK, "num_warps": 4},
+            (gate_up.dtype, width, gate_up.data_ptr() % 16 == 0),
         )
     return out

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.kernels.matmul import MatmulWorkspace, matmul
+from quire.kernels.matmul import MatmulWorkspace, PreparedMatmul
 
 
 class MatmulLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, workspace: MatmulWorkspace) -> None:
-        self.weight, self.bias, self.workspace = weight, bias, workspace
+        self.product = PreparedMatmul(weight, bias, workspace)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return matmul(x, self.weight, self.bias, workspace=self.workspace)
+        return self.product(x)
