@@ -5,16 +5,25 @@ Importing the package imports neither torch nor triton; building an `LLM` does.
 
 from quire.errors import QuireError
 from quire.llm import LLM
-from quire.outputs import CompletionOutput, RequestOutput, StreamEvent
-from quire.params import SamplingParams
+from quire.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    StreamEvent,
+)
+from quire.params import SamplingParams, StructuredOutputsParams
 from quire.version import __version__
 
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "QuireError",
     "RequestOutput",
     "SamplingParams",
     "StreamEvent",
+    "StructuredOutputsParams",
     "__version__",
 ]

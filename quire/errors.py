@@ -30,6 +30,10 @@ class BadRequest(QuireError, ValueError):
 class Overloaded(QuireError):
     """The engine is full; the same request may succeed later."""
 
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
 
 class NotSupported(QuireError):
     """Asked for something this build, device or model cannot do."""

@@ -14,8 +14,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from quire.config import Decision, EngineArgs
-from quire.errors import BadRequest, NotSupported
-from quire.outputs import RequestOutput, StreamEvent
+from quire.errors import BadRequest, EngineDead, NotSupported
+from quire.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamEvent
 from quire.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class LLM:
         opened = open_model(args)
         self.args = args
         self.tokenizer = opened.tokenizer
-        self._engine = build_engine(args, opened.checkpoint)
+        self._engine = build_engine(args, opened.checkpoint, opened.tokenizer)
         config, spec = self._engine.config, self._engine.spec
         eos = self.tokenizer.eos_ids if self.tokenizer else spec.eos_ids
         limits = Limits(config.sched.max_model_len, spec.vocab_size)
@@ -125,6 +125,22 @@ class LLM:
         )
         ids = tokenizer.encode(text, add_special_tokens=False)
         return self.stream({"prompt": text, "prompt_token_ids": ids}, sampling_params)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str = "mean",
+        *,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """Hidden states of each prompt after the last norm: their mean, or the last token's.
+
+        Not normalised; divide by the length where a cosine is wanted.
+        """
+        params = SamplingParams(pooling=pooling, temperature=0.0, detokenize=False)
+        conversations = [self._conversation(prompt, params, 0) for prompt in _prompt_list(prompts)]
+        self._run(conversations, use_tqdm)
+        return [_embedding(conversation) for conversation in conversations]
 
     # ------------------------------------------------------------ looking
 
@@ -220,6 +236,15 @@ class LLM:
                 if conversation.finished:
                     done.append(conversation)
         return done
+
+
+def _embedding(conversation: Conversation) -> EmbeddingRequestOutput:
+    result = conversation.result()
+    if not conversation.embedding:
+        raise EngineDead(f"prompt {result.request_id} ended without an embedding")
+    return EmbeddingRequestOutput(
+        result.request_id, result.prompt_token_ids, EmbeddingOutput(conversation.embedding)
+    )
 
 
 def _known_args(kwargs: dict[str, Any]) -> dict[str, Any]:

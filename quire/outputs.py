@@ -22,7 +22,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None  # "stop", "length", "abort" or "error"
-    stop_reason: int | str | None = None  # the stop token or string that ended it
+    stop_reason: int | str | None = None  # the stop token or string that ended it, or the error
 
     @property
     def finished(self) -> bool:
@@ -66,6 +66,21 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
     cache_note: str = ""  # why the prefix cache did not serve more
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """A prompt with its embedding."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """SamplingParams: what a caller may ask of one generation; frozen, and it validates itself.
 
 Names and defaults follow vLLM's class of the same name, so scripts move over by changing an import.
-Everything here is plain data: the tensors made from it live in `sample/`.
+Everything here is plain data: the tensors made from it live in `sample/`, the grammars made from
+StructuredOutputsParams in `grammar/`.
 """
 
 from __future__ import annotations
 
+import json as json_text
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NoReturn
@@ -16,6 +18,74 @@ MAX_LOGPROBS = 64
 MAX_N = 256
 MAX_STOPS = 64
 MAX_BIASED_TOKENS = 1024
+POOLINGS = ("mean", "last")
+GRAMMAR_KINDS = ("json", "regex", "choice", "grammar")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the whole output must match: exactly one of the five.
+
+    A schema given as a dict is stored as JSON text and choices as a tuple, so that the value is
+    hashable and comes through a wire as it went in. Sizes are `grammar/spec.py`'s to judge.
+
+    >>> StructuredOutputsParams(json={"type": "integer"}).json
+    '{"type": "integer"}'
+    """
+
+    json: str | dict[str, object] | None = None  # a JSON schema
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None  # Lark, or EBNF as in llama.cpp (GBNF)
+    json_object: bool = False  # any JSON object
+
+    def __post_init__(self) -> None:
+        given = [name for name in GRAMMAR_KINDS if getattr(self, name) is not None]
+        if not isinstance(self.json_object, bool):
+            _refuse("json_object", self.json_object, "True or False")
+        given += ["json_object"] * self.json_object
+        if len(given) != 1:
+            wanted = f"exactly one of {', '.join(GRAMMAR_KINDS)} or json_object=True"
+            _refuse("structured_outputs", given, wanted)
+        if isinstance(self.json, dict):
+            object.__setattr__(self, "json", _schema_text(self.json))
+        for name in ("json", "regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and _is_text(value)):
+                kind = type(value).__name__
+                _refuse(name, kind, "text" if name != "json" else "a JSON schema, text or dict")
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _checked_choices(self.choice))
+
+    @property
+    def kind(self) -> str:
+        """The name of the field that was given."""
+        found = (name for name in GRAMMAR_KINDS if getattr(self, name) is not None)
+        return next(found, "json_object")
+
+
+def _schema_text(schema: dict[str, object]) -> str:
+    try:
+        return json_text.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        _refuse("json", "a dict", f"a schema that JSON can hold ({error})")
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
+
+
+def _checked_choices(choice: object) -> tuple[str, ...]:
+    if not isinstance(choice, (list, tuple)) or not choice:
+        _refuse("choice", type(choice).__name__, "a list of at least one text")
+    bad = [c for c in choice if not isinstance(c, str) or not c or not _is_text(c)]
+    if bad:
+        _refuse("choice", bad[:1], "non-empty texts only")
+    return tuple(choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +119,16 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+    pooling: str | None = None  # "mean" or "last": the answer is an embedding of the prompt
     # Filled by the text layer: bad_words as token sequences; users pass bad_words.
     bad_word_ids: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        for check in (_check_counts, _check_ranges, _check_lists):
+        if self.pooling is not None:
+            # The one token drawn ends the request; nobody reads it.
+            object.__setattr__(self, "max_tokens", 1)
+        for check in (_check_counts, _check_ranges, _check_lists, _check_task):
             check(self)
 
     @property
@@ -155,6 +230,18 @@ def _check_lists(p: SamplingParams) -> None:
     if p.bad_words is not None and any(not isinstance(w, str) or not w for w in p.bad_words):
         _refuse("bad_words", p.bad_words, "non-empty strings")
     _check_bias(p.logit_bias)
+
+
+def _check_task(p: SamplingParams) -> None:
+    wanted = p.structured_outputs
+    if wanted is not None and not isinstance(wanted, StructuredOutputsParams):
+        _refuse("structured_outputs", wanted, "None or StructuredOutputsParams(...)")
+    if p.pooling is None:
+        return
+    if p.pooling not in POOLINGS:
+        _refuse("pooling", p.pooling, f"None or one of {', '.join(POOLINGS)}")
+    if p.n != 1 or wanted is not None:
+        _refuse("pooling", p.pooling, "n=1 and no structured_outputs beside it")
 
 
 def _check_bias(bias: object) -> None:

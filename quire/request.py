@@ -59,6 +59,7 @@ class Request:
     num_cached: int = 0  # prompt tokens taken from the prefix cache at first admission
     cache_note: str = ""  # why there was no (or no longer) hit
     num_preempted: int = 0
+    num_lost: int = 0  # tokens whose keys and values a preemption threw away
     timing: Timing = field(default_factory=Timing)
 
     @staticmethod
@@ -112,4 +113,5 @@ class Request:
     def forget_progress(self) -> None:
         """Back to the waiting line: pages are gone, known tokens stay."""
         self.row = NOT_RUNNING
+        self.num_lost = max(self.num_lost, self.num_computed)
         self.num_computed = self.num_inflight = self.num_pending = 0

@@ -85,6 +85,8 @@ class StepResult:
     logprobs: Sequence[Sequence[TokenLogprobs]] | None = None
     # work index -> logprobs of the prompt tokens that this work's positions predict
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
+    pooled: dict[int, list[float]] | None = None  # work index -> embedding of its whole prompt
+    failed: dict[int, str] | None = None  # work index -> why this request cannot go on
 
 
 class TokenEvent(NamedTuple):
@@ -97,6 +99,8 @@ class TokenEvent(NamedTuple):
     logprobs: Sequence[TokenLogprobs] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     prompt_start: int = 0  # position that predicts the first of prompt_logprobs
+    pooled: Sequence[float] = ()  # the embedding, on the last event of a pooling request
+    error: str | None = None  # what went wrong, when finish is "error"
 
 
 class Pending(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,8 @@ from quire.attn.backend import AttentionBackend, AttnSpec
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig
 from quire.engine.core import EngineCore
+from quire.grammar.matcher import GrammarCompiler
+from quire.grammar.pending import GrammarQueue
 from quire.kv.manager import KVManager
 from quire.load.checkpoint import Checkpoint
 from quire.load.loader import fill_random, load_weights
@@ -31,6 +34,9 @@ from quire.runner.runner import ModelRunner
 from quire.runner.warmup import largest_step
 from quire.sched.scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from quire.text.tokenizer import Tokenizer
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -46,7 +52,10 @@ class Engine:
         return self.config.decisions
 
 
-def build_engine(args: EngineArgs, checkpoint: Checkpoint) -> Engine:
+def build_engine(
+    args: EngineArgs, checkpoint: Checkpoint, tokenizer: Tokenizer | None = None
+) -> Engine:
+    """The tokenizer is for grammars alone; without one, requests with a grammar are refused."""
     spec = spec_of(checkpoint.config)
     config, device, dtype = resolve(args, spec)
     if args.num_threads is not None and device.type == "cpu":
@@ -68,11 +77,21 @@ def build_engine(args: EngineArgs, checkpoint: Checkpoint) -> Engine:
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs)
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching)
     scheduler = Scheduler(config.sched, kv)
-    core = EngineCore(scheduler, runner, overlap=device.type == "cuda")
+    grammars = _grammars(tokenizer, spec, runner)
+    core = EngineCore(scheduler, runner, overlap=device.type == "cuda", grammars=grammars)
     config = replace(
         config, cache=replace(config.cache, num_pages=pages), decisions=tuple(decisions)
     )
     return Engine(core, runner, config, spec)
+
+
+def _grammars(
+    tokenizer: Tokenizer | None, spec: ModelSpec, runner: ModelRunner
+) -> GrammarQueue | None:
+    if tokenizer is None:
+        return None
+    compiler = GrammarCompiler(tokenizer.to_json, spec.vocab_size, tokenizer.eos_ids)
+    return GrammarQueue(compiler, runner.matchers)
 
 
 def _load(

@@ -2,7 +2,8 @@
 
 With `overlap` the same calls run with one step of lag: step n + 1 is planned and launched before
 the result of step n is looked at, so the device never waits for Python. The scheduler counts
-what is in flight; this file only decides when a result is settled.
+what is in flight; this file only decides when a result is settled. A request with a grammar first
+waits in `grammar/pending.py` until that is compiled.
 """
 
 from __future__ import annotations
@@ -10,50 +11,87 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from quire.errors import NotSupported
+from quire.grammar.pending import GrammarQueue
 from quire.kv.check import check
 from quire.request import Request, RequestId
 from quire.sched.scheduler import Scheduler
 from quire.step import Pending, Runner, StepPlan, TokenEvent
 
+COMPILE_NAP_S = 0.005  # how long a step with nothing else to do waits for a grammar
+
 
 class EngineCore:
-    def __init__(self, scheduler: Scheduler, runner: Runner, overlap: bool) -> None:
-        self.scheduler, self.runner = scheduler, runner
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        overlap: bool,
+        grammars: GrammarQueue | None = None,
+    ) -> None:
+        self.scheduler, self.runner, self.grammars = scheduler, runner, grammars
         self.lag = 1 if overlap else 0
+        self.last_plan = StepPlan()  # for whoever watches
         self._inflight: deque[tuple[StepPlan, Pending]] = deque()
 
     def add(self, request: Request) -> None:
-        self.scheduler.add(request)
+        if request.params.structured_outputs is None:
+            self.scheduler.add(request)
+        elif self.grammars is None:
+            raise NotSupported("structured outputs need a tokenizer, and this engine has none")
+        else:
+            self.grammars.submit(request)
 
     def abort(self, request_id: RequestId, reason: str = "abort") -> list[TokenEvent]:
-        return self.scheduler.abort(request_id, reason)
+        events = self.scheduler.abort(request_id, reason)
+        if self.grammars is not None:
+            events = events or self.grammars.abort(request_id, reason)
+            self.grammars.drop(request_id)
+        return events
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._inflight)
+        return self.scheduler.has_work or bool(self._inflight) or self._is_compiling
+
+    @property
+    def _is_compiling(self) -> bool:
+        return self.grammars is not None and len(self.grammars) > 0
 
     def step(self) -> list[TokenEvent]:
         """Launch at most one step and settle those that are due. May return no events."""
         plan = self.scheduler.schedule()
         launched = bool(plan.works)
+        if launched:
+            self.last_plan = plan
         if launched or plan.page_writes or plan.page_copies:
             self._inflight.append((plan, self.runner.execute(plan)))
         if not launched and not self._inflight:
             self._idle()
-            return []
         events: list[TokenEvent] = []
         while len(self._inflight) > (self.lag if launched else 0):
             settled, pending = self._inflight.popleft()
             events += self.scheduler.commit(settled, pending.result())
+        if self.grammars is not None:
+            events += self._tend(self.grammars, events)
         return events
+
+    def _tend(self, grammars: GrammarQueue, events: list[TokenEvent]) -> list[TokenEvent]:
+        """Forget matchers of requests that ended, and let in those whose grammar is ready."""
+        if len(grammars.matchers):
+            for event in events:
+                if event.finish is not None:
+                    grammars.drop(event.request_id)
+        return grammars.collect(self.scheduler.add) if len(grammars) else []
 
     def abandon(self) -> None:
         """A step was lost to an error: results still in flight belong to nobody."""
         self._inflight.clear()
 
     def _idle(self) -> None:
-        """Nothing to launch: the batch window is still open, or every request has left."""
+        """Nothing to launch: the batch window is open, a grammar compiles, or everyone has left."""
         if held := self.scheduler.seconds_held():
             time.sleep(min(held, 0.05))
+        elif self.grammars is not None and self._is_compiling:
+            self.grammars.wait(COMPILE_NAP_S)
         elif not self.scheduler.has_work:
             check(self.scheduler.kv)

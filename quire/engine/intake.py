@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import BadRequest
+from quire.grammar.spec import PARAM, check_limits, require_llguidance
 from quire.params import SamplingParams
 from quire.request import Request
 from quire.text.tokenizer import Tokenizer
@@ -29,12 +30,17 @@ class Limits:
 
 class Intake:
     def __init__(
-        self, tokenizer: Tokenizer | None, limits: Limits, eos_ids: Sequence[int], seed: int
+        self,
+        tokenizer: Tokenizer | None,
+        limits: Limits,
+        eos_ids: Sequence[int],
+        seed: int,
+        ids: Iterator[int] | None = None,
     ) -> None:
         self.tokenizer, self.limits, self.seed = tokenizer, limits, seed
         # A tokenizer may know more ids than the model has logits for.
         self.eos_ids = frozenset(i for i in eos_ids if 0 <= i < limits.vocab_size)
-        self._ids = itertools.count(1)
+        self._ids = ids or itertools.count(1)
 
     def requests(
         self, prompt: Prompt, params: SamplingParams, priority: int = 0
@@ -116,6 +122,11 @@ class Intake:
                 raise BadRequest(f"got {name} with token id {bad}, want ids < {vocab}", param=name)
         if params.stop_strings and self.tokenizer is None:
             raise BadRequest("stop strings need a tokenizer; use stop_token_ids", param="stop")
+        if params.structured_outputs is not None:
+            if self.tokenizer is None:
+                raise BadRequest("structured outputs need a tokenizer", param=PARAM)
+            require_llguidance()
+            check_limits(params.structured_outputs)
         if params.bad_words:
             if self.tokenizer is None:
                 raise BadRequest("bad_words needs a tokenizer", param="bad_words")

@@ -52,7 +52,8 @@ class Answer:
             output.finish_reason, output.stop_reason = "stop", matched
         elif event.finish is not None:
             delta += self._flush()
-            output.finish_reason, output.stop_reason = event.finish, event.stop_reason
+            output.finish_reason = event.finish
+            output.stop_reason = event.error if event.error is not None else event.stop_reason
         self._text.append(delta)
         if output.finished:
             output.text = "".join(self._text)
@@ -95,6 +96,7 @@ class Conversation:
         self.answers = {r.id: Answer(r, i, tokenizer) for i, r in enumerate(requests)}
         self.inbox: deque[StreamEvent] | None = None  # set by whoever reads the pieces
         self.leader = requests[0]
+        self.embedding: list[float] = []  # of the prompt, for a request that pools
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if self.leader.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * self.leader.num_prompt
@@ -108,6 +110,8 @@ class Conversation:
         if self.prompt_logprobs is not None:
             for offset, record in enumerate(event.prompt_logprobs, event.prompt_start + 1):
                 self.prompt_logprobs[offset] = logprob_dict(record, self.tokenizer)
+        if event.pooled:
+            self.embedding = list(event.pooled)
         if not event.tokens and event.finish is None:
             return False
         shown, stop = self.answers[event.request_id].take(event)

@@ -64,6 +64,8 @@ class KVManager:
             request.cache_note = "prefix caching is off"
         elif request.params.prompt_logprobs is not None and request.num_output == 0:
             request.cache_note = "prompt_logprobs needs every position computed"
+        elif request.params.pooling == "mean":
+            request.cache_note = "mean pooling needs every position computed"
         elif len(request.tokens) < self.page_size:
             request.cache_note = f"prompt is shorter than one page of {self.page_size} tokens"
         else:

@@ -14,16 +14,16 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.load.dequant import NATIVE_DTYPES, can_decode, dequantize
 from quire.load.gguf_types import GGML_TYPES, GGMLType
+
+if TYPE_CHECKING:  # whoever only wants the metadata need not pay for torch
+    from torch import Tensor
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -109,6 +109,10 @@ class GGUFFile:
 
     def read(self, name: str) -> Tensor:
         """Float32 for quantised types; a view in the stored dtype for plain ones."""
+        import torch
+
+        from quire.load.dequant import NATIVE_DTYPES, can_decode, dequantize
+
         info = self._info(name)
         if not can_decode(info.type):
             fix = "use a file quantised to Q4_0..Q8_0, Q4_K, Q5_K, Q6_K, or F16"
@@ -121,6 +125,8 @@ class GGUFFile:
 
     def raw(self, name: str) -> Tensor:
         """The stored bytes, uint8 [*shape[:-1], row_bytes], as a view of the mapping."""
+        import torch
+
         info = self._info(name)
         flat = torch.frombuffer(
             self._buffer, dtype=torch.uint8, count=info.num_bytes, offset=info.offset

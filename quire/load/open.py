@@ -47,6 +47,16 @@ def open_model(args: EngineArgs) -> OpenModel:
     return OpenModel(path, checkpoint, tokenizer)
 
 
+def open_tokenizer(args: EngineArgs) -> Tokenizer:
+    """The tokenizer alone, without torch: for a process that only handles text."""
+    path = resolve_model(args.tokenizer or args.model)
+    if path.suffix != ".gguf":
+        return _folder_tokenizer(path)
+    from quire.load.gguf import GGUFFile
+
+    return _gguf_tokenizer(GGUFFile.open(path).metadata, str(path))
+
+
 def _gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     from quire.text.gguf_vocab import tokenizer_from_gguf
     from quire.text.tokenizer import Tokenizer

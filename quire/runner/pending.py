@@ -9,7 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.sample.inputs import SampledLogprobs
+from quire.runner.masks import StepMask
+from quire.runner.pooling import PooledPart
+from quire.sample.inputs import SampledLogprobs, SampleOutput
 from quire.step import StepResult, TokenLogprobs, Work
 
 
@@ -20,6 +22,15 @@ class PromptPart(NamedTuple):
     num: int  # how many top tokens were asked for
     targets: Tensor  # [positions] the prompt tokens that follow
     logprobs: SampledLogprobs
+
+
+class Draw(NamedTuple):
+    """The tokens of a step, still on the device, and what the host must know to read them."""
+
+    works: Sequence[int]  # the works that sampled
+    output: SampleOutput
+    num_logprobs: Sequence[int | None]  # for each of them, when there are logprobs
+    mask: StepMask | None
 
 
 @dataclass(slots=True)
@@ -52,42 +63,54 @@ class PendingStep:
     def __init__(
         self,
         works: tuple[Work, ...],
-        sampled: Sequence[int],
-        num_logprobs: Sequence[int | None],
-        tokens: Tensor | None,
-        logprobs: SampledLogprobs | None,
-        prompts: Sequence[PromptPart],
+        draw: Draw | None = None,
+        prompts: Sequence[PromptPart] = (),
+        pooled: Sequence[PooledPart] = (),
     ) -> None:
-        self.works, self.sampled, self.num_logprobs = works, sampled, num_logprobs
+        self.works, self.draw = works, draw
         self.prompt_nums = [(p.work, p.num) for p in prompts]
-        self.has_logprobs = logprobs is not None
-        parts: list[Tensor] = [] if tokens is None else [tokens]
-        if logprobs is not None:
-            parts += _tensors_of(logprobs)
+        self.pooled_works = [p.work for p in pooled]
+        parts: list[Tensor] = []
+        if draw is not None:
+            parts.append(draw.output.tokens)
+            if draw.output.logprobs is not None:
+                parts += _tensors_of(draw.output.logprobs)
         for prompt in prompts:
             parts += [prompt.targets, *_tensors_of(prompt.logprobs)]
+        parts += [part.embedding for part in pooled]
         self.copy = HostCopy.start(parts)
+        self._tokens: list[int] | None = None  # once they have arrived
+
+    def tokens(self) -> list[int]:
+        """Wait, and return one token for each work that sampled."""
+        if self._tokens is None:
+            self._tokens = self.copy.wait()[0].tolist() if self.draw is not None else []
+        return self._tokens
 
     def result(self) -> StepResult:
         parts = iter(self.copy.wait())
         sampled: list[Sequence[int]] = [()] * len(self.works)
         logprobs: list[Sequence[TokenLogprobs]] | None = None
-        tokens: list[int] = []
-        if self.sampled:
-            tokens = next(parts).tolist()
-            for index, token in zip(self.sampled, tokens, strict=True):
-                sampled[index] = (token,)
-        if self.has_logprobs:
-            logprobs = [()] * len(self.works)
-            rows = _records(tokens, [next(parts) for _ in range(4)], self.num_logprobs)
-            for index, record in zip(self.sampled, rows, strict=True):
-                logprobs[index] = () if record is None else (record,)
+        failed: dict[int, str] = {}
+        draw = self.draw
+        if draw is not None:
+            tokens = self.tokens()
+            next(parts)  # those
+            failed = draw.mask.failures(tokens) if draw.mask is not None else failed
+            for index, token in zip(draw.works, tokens, strict=True):
+                sampled[index] = () if index in failed else (token,)
+            if draw.output.logprobs is not None:
+                logprobs = [()] * len(self.works)
+                rows = _records(tokens, [next(parts) for _ in range(4)], draw.num_logprobs)
+                for index, record in zip(draw.works, rows, strict=True):
+                    logprobs[index] = () if record is None or index in failed else (record,)
         prompts: dict[int, list[TokenLogprobs]] = {}
         for work, num in self.prompt_nums:
             targets = next(parts).tolist()
             records = _records(targets, [next(parts) for _ in range(4)], [num] * len(targets))
             prompts[work] = [r for r in records if r is not None]
-        return StepResult(sampled, logprobs, prompts or None)
+        pooled = {work: next(parts).tolist() for work in self.pooled_works}
+        return StepResult(sampled, logprobs, prompts or None, pooled or None, failed or None)
 
 
 def _tensors_of(logprobs: SampledLogprobs) -> list[Tensor]:

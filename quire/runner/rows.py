@@ -19,7 +19,8 @@ from quire.step import Admission, StepPlan
 
 # What a row's sampling needs, as bits, so that a step's needs are one reduction.
 NOT_GREEDY, TOP_K, TOP_P, MIN_P, PENALTIES, EDITS, BAD_WORDS, LOGPROBS = (1 << i for i in range(8))
-PROMPT_LOGPROBS = 1 << 8
+PROMPT_LOGPROBS, GRAMMAR, POOLING = (1 << i for i in range(8, 11))
+HIDDEN = PROMPT_LOGPROBS | POOLING  # read hidden states, which a captured graph keeps inside
 
 # Order of the sampling columns.
 TEMPERATURE, NUCLEUS, FLOOR, REPETITION, PRESENCE, FREQUENCY = range(6)
@@ -107,4 +108,6 @@ def needs_of(p: SamplingParams) -> int:
     needs |= EDITS * bool(p.logit_bias or p.allowed_token_ids or p.min_tokens)
     needs |= BAD_WORDS * bool(p.bad_word_ids)
     needs |= LOGPROBS * (p.logprobs is not None)
-    return needs | PROMPT_LOGPROBS * (p.prompt_logprobs is not None)
+    needs |= PROMPT_LOGPROBS * (p.prompt_logprobs is not None)
+    needs |= GRAMMAR * (p.structured_outputs is not None)
+    return needs | POOLING * (p.pooling is not None)

@@ -2,6 +2,8 @@
 
 One forward serves any mix of prompt chunks and decodes. Steps in which everyone decodes replay a
 captured graph on CUDA. Nothing here waits for the device: `execute` returns a pending result.
+The one exception are grammars (`masks.py`), which wait for the tokens of the step before while the
+device runs this one's forward.
 """
 
 from __future__ import annotations
@@ -12,15 +14,19 @@ from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec
 from quire.forward import Batch, ForwardContext
+from quire.grammar.live import LiveMatchers
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
 from quire.runner import rows as bits
 from quire.runner.gather import StepShape, decode_batch, ragged_batch
 from quire.runner.graphs import GraphCache
-from quire.runner.pending import PendingStep, PromptPart
-from quire.runner.rows import RequestRows
+from quire.runner.masks import GrammarMasks, StepMask
+from quire.runner.pending import Draw, PendingStep, PromptPart
+from quire.runner.pooling import PooledPart, Pools
+from quire.runner.rows import RequestRows, needs_of
 from quire.runner.sampling import sample_inputs
 from quire.runner.upload import IntArray, Uploader
+from quire.sample.inputs import TokenMask
 from quire.sample.logprobs import prompt_logprobs
 from quire.sample.sampler import Sampler
 from quire.step import StepPlan, Work
@@ -42,6 +48,9 @@ class ModelRunner:
         self.pool, self.rows = pool, rows
         self.sampler = Sampler()
         self.uploader = Uploader(model.device)
+        self.matchers = LiveMatchers()  # filled by the engine, for requests with a grammar
+        self.masks = GrammarMasks(self.matchers, model.spec.vocab_size, self.uploader)
+        self.pools = Pools(rows)
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -52,8 +61,9 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> PendingStep:
         shape, sent = self._stage(plan)
         if shape is None:
-            return PendingStep((), (), (), None, None, ())
+            return PendingStep(())
         prompts: list[PromptPart] = []
+        pooled: list[PooledPart] = []
         if self.graphs is not None and shape.is_padded:
             logits = self.graphs.replay(
                 sent["rows"], sent["positions"], int(shape.context_lens.max())
@@ -65,8 +75,14 @@ class ModelRunner:
             batch = self._batch(shape, sent)
             hidden = self._forward(batch, None)
             prompts = self._prompt_parts(shape, hidden)
+            pooled = self.pools.take(shape, hidden)
             logits = self.model.logits(hidden[sent["sample_index"].long()])
-        return self._draw(plan, shape, sent, logits, prompts)
+        self.masks.admit(plan.admissions)
+        draw = self._draw(plan, shape, sent, logits) if len(shape.sampled) else None
+        pending = PendingStep(plan.works, draw, prompts, pooled)
+        if draw is not None and draw.mask is not None:
+            self.masks.remember(draw.mask, pending)
+        return pending
 
     # ------------------------------------------------------------ inputs
 
@@ -98,9 +114,11 @@ class ModelRunner:
         works = plan.works
         if self.graphs is None or any(w.num_tokens > 1 for w in works):
             return False
-        if any(a.params.prompt_logprobs is not None for a in plan.admissions):
+        if any(needs_of(a.params) & bits.HIDDEN for a in plan.admissions):
             return False
         needs = np.bitwise_or.reduce(self.rows.needs[[w.row for w in works]])
+        if needs & bits.POOLING:
+            return False
         if needs & bits.PROMPT_LOGPROBS and any(self._reads_prompt(w) for w in works):
             return False
         return self.graphs.covers(len(works), 1 + max(w.start for w in works))
@@ -132,28 +150,23 @@ class ModelRunner:
     # ------------------------------------------------------------ outputs
 
     def _draw(
-        self,
-        plan: StepPlan,
-        shape: StepShape,
-        sent: dict[str, Tensor],
-        logits: Tensor,
-        prompts: list[PromptPart],
-    ) -> PendingStep:
-        if not len(shape.sampled):
-            return PendingStep(plan.works, (), (), None, None, prompts)
-        inputs = sample_inputs(self.rows, shape, sent, self.uploader)
+        self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor], logits: Tensor
+    ) -> Draw:
+        row_ids = shape.rows[shape.sampled]
+        mask: TokenMask | None = None
+        judge: StepMask | None = None
+        if np.bitwise_or.reduce(self.rows.needs[row_ids]) & bits.GRAMMAR:
+            mask, judge = self.masks.make(self.rows, plan.works, shape)
+        inputs = sample_inputs(self.rows, shape, sent, self.uploader, mask)
         drawn = self.sampler(logits, inputs)
         # The next step reads these from the row; the host need not have seen them.
         tokens = self.rows.tokens.view(-1)
         tokens.index_copy_(0, sent["sample_slots"].long(), drawn.tokens.int())
         nums: list[int | None] = []
         if drawn.logprobs is not None:
-            for row in shape.rows[shape.sampled]:
-                info = self.rows.info[row]
-                nums.append(info.params.logprobs if info else None)
-        return PendingStep(
-            plan.works, shape.sampled.tolist(), nums, drawn.tokens, drawn.logprobs, prompts
-        )
+            infos = [self.rows.info[row] for row in row_ids]
+            nums = [info.params.logprobs if info else None for info in infos]
+        return Draw(shape.sampled.tolist(), drawn, nums, judge)
 
     def _prompt_parts(self, shape: StepShape, hidden: Tensor) -> list[PromptPart]:
         """Logprobs of prompt tokens, for the rows that want them and positions fed in this step."""

@@ -12,11 +12,22 @@ from quire.runner import rows as bits
 from quire.runner.gather import StepShape
 from quire.runner.rows import RequestRows, RowInfo
 from quire.runner.upload import Uploader
-from quire.sample.inputs import BadWords, History, Penalties, SampleInputs, TokenEdits
+from quire.sample.inputs import (
+    BadWords,
+    History,
+    Penalties,
+    SampleInputs,
+    TokenEdits,
+    TokenMask,
+)
 
 
 def sample_inputs(
-    rows: RequestRows, shape: StepShape, sent: dict[str, Tensor], uploader: Uploader
+    rows: RequestRows,
+    shape: StepShape,
+    sent: dict[str, Tensor],
+    uploader: Uploader,
+    mask: TokenMask | None = None,
 ) -> SampleInputs:
     row_ids = shape.rows[shape.sampled]
     needs = int(np.bitwise_or.reduce(rows.needs[row_ids], initial=0))
@@ -48,6 +59,7 @@ def sample_inputs(
         penalties=penalties,
         edits=_edits(infos, shape, uploader) if needs & bits.EDITS else None,
         bad_words=_bad_words(infos, uploader) if needs & bits.BAD_WORDS else None,
+        mask=mask,
     )
 
 

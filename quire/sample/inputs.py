@@ -57,6 +57,14 @@ class BadWords:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMask:
+    """For the rows listed here: which tokens may be drawn, one bit each, lowest bit first."""
+
+    rows: Tensor  # [M] int64 sample rows
+    bits: Tensor  # [M, ceil(V / 32)] int32
+
+
+@dataclass(frozen=True, slots=True)
 class SampleInputs:
     temperature: Tensor  # [S] f32; < GREEDY_BELOW means argmax
     top_k: Tensor  # [S] int64; <= 0 means off
@@ -73,6 +81,7 @@ class SampleInputs:
     penalties: Penalties | None = None
     edits: TokenEdits | None = None
     bad_words: BadWords | None = None
+    mask: TokenMask | None = None
 
 
 @dataclass(frozen=True, slots=True)

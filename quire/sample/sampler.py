@@ -1,9 +1,10 @@
 """Sampler: logits of a step to one token for each row, in the order vLLM applies things.
 
-Log-probabilities of the raw logits come first; then allowed tokens, bad words, bans, biases and
-penalties; then argmax for greedy rows, and temperature, min_p, top_k, top_p and the seeded draw for
-the others. The GPU draws in fused kernels without ever waiting (`kernels/sample.py`); the CPU draws
-row by row in numpy, which is faster there than batched torch and makes rows independent by nature.
+Log-probabilities of the raw logits come first; then allowed tokens, bad words, bans, biases,
+penalties and grammar masks; then argmax for greedy rows, and temperature, min_p, top_k, top_p and
+the seeded draw for the others. The GPU draws in fused kernels without ever waiting
+(`kernels/sample.py`); the CPU draws row by row in numpy, which is faster there than batched torch
+and makes rows independent by nature.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from quire.params import GREEDY_BELOW
 from quire.sample.gumbel import TokenNoise, row_keys
 from quire.sample.inputs import SampleOutput
 from quire.sample.logprobs import gather_logprobs, log_softmax
+from quire.sample.mask import apply_mask
 from quire.sample.penalties import (
     apply_allowed,
     apply_bad_words,
@@ -50,7 +52,10 @@ class Sampler:
         """[S, V] any float -> [S] tokens. May write into `logits`."""
         num = inputs.num_logprobs
         logprobs = None if num is None else log_softmax(logits)
-        tokens = self._draw(_edit(logits, inputs), inputs)
+        logits = _edit(logits, inputs)
+        if inputs.mask is not None:
+            apply_mask(logits, inputs.mask)
+        tokens = self._draw(logits, inputs)
         if logprobs is None or num is None:
             return SampleOutput(tokens, None)
         return SampleOutput(tokens, gather_logprobs(logprobs, tokens, num))

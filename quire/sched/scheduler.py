@@ -30,10 +30,11 @@ class Scheduler:
         self.config, self.kv, self.clock = config, kv, clock
         self.waiting = WaitingLine(order_key(config.policy, config.priority_aging_s))
         self.running: dict[RequestId, Request] = {}
+        self.max_running = config.max_num_seqs  # lowered while a fault is being pinned down
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._parents: dict[RequestId, Request] = {}  # child -> sibling whose prompt it shares
         self._num_steps = self._num_fed = self._num_output = 0
-        self._num_preempted = self._num_finished = 0
+        self._num_preempted = self._num_finished = self._num_recomputed = 0
 
     # ------------------------------------------------------------ in and out
 
@@ -59,6 +60,13 @@ class Scheduler:
                     self._num_finished += 1
                     return [TokenEvent(child.id, (), finish=reason)]
         return []
+
+    def requeue_running(self) -> list[RequestId]:
+        """Everyone back to the line: a step was lost, and with it what it would have computed."""
+        ids = list(self.running)
+        for request in list(self.running.values()):
+            self._preempt(request, {})
+        return ids
 
     @property
     def has_work(self) -> bool:
@@ -171,7 +179,7 @@ class Scheduler:
     def _admit(
         self, budget: int, works: dict[RequestId, Work], admissions: list[Admission]
     ) -> None:
-        while len(self.waiting) and budget > 0 and self._free_rows:
+        while len(self.waiting) and budget > 0 and len(self.running) < self.max_running:
             request = self.waiting.peek()
             spent = self._try_admit(request, budget, works)
             if spent == 0:
@@ -201,6 +209,9 @@ class Scheduler:
         self.kv.admit(request, cached)
         self._note_start(request, cached)
         request.num_computed = cached
+        # What it had computed before it lost its pages, less what it finds again in the cache.
+        self._num_recomputed += max(0, request.num_lost - cached)
+        request.num_lost = 0
         self._launch(request, cached, num_tokens, works)
         return num_tokens
 
@@ -238,7 +249,8 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Settle a step: advance, publish, finish. Works of requests that left are ignored."""
-        now, events, running = self.clock(), [], self.running
+        now, running = self.clock(), self.running
+        events = self._fail(plan, result.failed) if result.failed is not None else []
         for work, tokens in zip(plan.works, result.sampled, strict=True):
             request = running.get(work.request_id)
             if request is None:
@@ -250,15 +262,29 @@ class Scheduler:
                 events.append(self._advance(request, tokens, now))
             else:
                 self.kv.commit(request)
-        if result.logprobs is not None or result.prompt_logprobs is not None:
-            return self._with_logprobs(events, plan, result)
+        extras = (result.logprobs, result.prompt_logprobs, result.pooled)
+        if any(extra is not None for extra in extras):
+            return self._with_extras(events, plan, result)
         return events
 
-    def _with_logprobs(
+    def _fail(self, plan: StepPlan, failed: dict[int, str]) -> list[TokenEvent]:
+        """End requests that cannot go on; the rest of the step is settled as ever."""
+        events = []
+        for index, message in failed.items():
+            request = self.running.get(plan.works[index].request_id)
+            if request is not None:
+                events.append(self._end(request, (), Finish("error"))._replace(error=message))
+        return events
+
+    def _with_extras(
         self, events: list[TokenEvent], plan: StepPlan, result: StepResult
     ) -> list[TokenEvent]:
         """Attach what few requests ask for; works that only read a prompt get their own event."""
         by_id = {event.request_id: event for event in events}
+        for index, embedding in (result.pooled or {}).items():
+            id = plan.works[index].request_id
+            if id in by_id:  # the token drawn along with it means nothing
+                by_id[id] = by_id[id]._replace(tokens=(), pooled=embedding)
         for index, (id, _, start, _, _) in enumerate(plan.works):
             chosen = result.logprobs[index] if result.logprobs is not None else ()
             prompt = (result.prompt_logprobs or {}).get(index, ())
@@ -318,6 +344,7 @@ class Scheduler:
             num_output_tokens=self._num_output,
             num_preempted=self._num_preempted,
             num_finished=self._num_finished,
+            num_recomputed_tokens=self._num_recomputed,
             pages_total=alloc.num_pages,
             pages_live=alloc.num_live,
             pages_cached=alloc.num_cached,

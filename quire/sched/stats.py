@@ -14,6 +14,7 @@ class SchedStats:
     num_output_tokens: int
     num_preempted: int
     num_finished: int
+    num_recomputed_tokens: int  # fed again after a preemption
     pages_total: int
     pages_live: int
     pages_cached: int

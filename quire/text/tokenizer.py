@@ -216,6 +216,10 @@ class Tokenizer:
 
     # ------------------------------------------------------------ looking
 
+    def to_json(self) -> str:
+        """The vocabulary as the text of a tokenizer.json, for another process or library."""
+        return self._backend.to_str()
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that `skip_special_tokens` leaves out."""

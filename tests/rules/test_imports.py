@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"request"},
     {"step"},
     {"forward", "kernels", "kv", "text"},
-    {"attn", "sched"},
+    {"attn", "sched", "obs", "grammar"},
     {"memory", "nn"},
     {"models"},
     {"sample", "load"},

@@ -24,7 +24,9 @@ LONG_FUNCTIONS = {
     "quire/resolve.py:resolve",
 }
 LARGE_PROTOCOLS: set[str] = set()
-BROAD_HANDLERS: set[str] = set()
+BROAD_HANDLERS = {
+    "quire/server/app.py",  # the server boundary: any bug is a 500, and the log has it
+}
 TYPE_IGNORES = {
     "quire/cli/parser.py",
     "quire/cli/session.py",

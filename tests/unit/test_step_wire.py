@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.params import SamplingParams
+from quire.params import SamplingParams, StructuredOutputsParams
 from quire.step import (
     Admission,
     PageCopy,
@@ -37,6 +37,7 @@ PARAMS = SamplingParams(
     allowed_token_ids=[1, 3],
     bad_words=["x"],
     bad_word_ids=((1, 2), (3,)),
+    structured_outputs=StructuredOutputsParams(json={"type": "object"}),
 )
 RECORD = TokenLogprobs(5, -0.25, 1, (5, 6), (-0.25, -1.5))
 VALUES: list[Any] = [
@@ -48,9 +49,9 @@ VALUES: list[Any] = [
         page_copies=(PageCopy(4, 5),),
     ),
     StepResult([]),
-    StepResult([[5], []], [[RECORD], []], {1: [RECORD, RECORD]}),
+    StepResult([[5], []], [[RECORD], []], {1: [RECORD, RECORD]}, {0: [0.5]}, {1: "why"}),
     TokenEvent(1, [5, 6]),
-    TokenEvent(1, [5], "stop", 5, [RECORD], [RECORD], 3),
+    TokenEvent(1, [5], "stop", 5, [RECORD], [RECORD], 3, [0.5, -1.0], "what went wrong"),
     TokenEvent(1, [5], "stop", "a stop string"),
     PARAMS,
 ]

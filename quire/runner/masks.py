@@ -1,0 +1,135 @@
+"""GrammarMasks: which tokens a step may draw, told by matchers that must first see the last step's.
+
+With overlap a step is launched before the host has seen the tokens of the one before. Its forward
+does not need them, its masks do. So masks are made after the forward was launched: wait for the
+last step's tokens (the device is already busy with this forward), advance the matchers, fill the
+bits, send them. A matcher that fails leaves its row open and a message: that token is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from quire.grammar.live import LiveMatchers
+from quire.grammar.matcher import GrammarError, Words, num_words
+from quire.request import RequestId
+from quire.runner.gather import StepShape
+from quire.runner.rows import GRAMMAR, RequestRows, RowInfo
+from quire.runner.upload import Uploader
+from quire.sample.inputs import TokenMask
+from quire.step import Admission, Work
+
+if TYPE_CHECKING:
+    from quire.runner.pending import PendingStep
+
+NOTHING_LEFT = "no token is left that both the grammar and the other sampling parameters allow"
+
+
+@dataclass(slots=True)
+class StepMask:
+    """One step's masks on the host, kept to judge what was drawn."""
+
+    ids: list[RequestId]
+    rows: list[int]  # place of each mask among the sampled works
+    works: list[int]  # and among all works
+    bits: Words  # [masks, words]
+    failed: dict[int, str] = field(default_factory=dict)  # work -> why
+
+    def failures(self, tokens: Sequence[int]) -> dict[int, str]:
+        """Work -> why, those included that had to draw what their mask forbids."""
+        failed = dict(self.failed)
+        for row, work, bits in zip(self.rows, self.works, self.bits, strict=True):
+            token = tokens[row]
+            if work not in failed and not bits[token >> 5] >> (token & 31) & 1:
+                failed[work] = NOTHING_LEFT
+        return failed
+
+
+class GrammarMasks:
+    def __init__(self, matchers: LiveMatchers, vocab_size: int, uploader: Uploader) -> None:
+        self.matchers, self.vocab_size, self.uploader = matchers, vocab_size, uploader
+        # Tokens drawn in earlier steps that a matcher has not seen: at most one a request.
+        self._unseen: dict[RequestId, tuple[PendingStep, int]] = {}
+
+    def admit(self, admissions: Iterable[Admission]) -> None:
+        """Start matchers, or bring back those of preempted requests to where their output ends."""
+        for admission in admissions:
+            if admission.params.structured_outputs is None:
+                continue
+            # A token in flight when the request was preempted will be drawn again.
+            self._unseen.pop(admission.request_id, None)
+            matcher = self.matchers.get(admission.request_id)
+            if matcher is not None:
+                with suppress(GrammarError):  # it says so again when a mask is wanted
+                    matcher.restart(admission.tokens[admission.num_prompt :])
+
+    def make(
+        self, rows: RequestRows, works: Sequence[Work], shape: StepShape
+    ) -> tuple[TokenMask, StepMask]:
+        """Masks for the sampled works that have a grammar; waits for the last step's tokens."""
+        self._catch_up()
+        places = np.flatnonzero(rows.needs[shape.rows[shape.sampled]] & GRAMMAR).tolist()
+        chosen = shape.sampled[places].tolist()
+        device = self.uploader.device
+        host = torch.empty(
+            (len(places), num_words(self.vocab_size)),
+            dtype=torch.int32,
+            pin_memory=device.type == "cuda",
+        )
+        step = StepMask([works[i].request_id for i in chosen], places, chosen, host.numpy())
+        for bits, index in zip(step.bits, chosen, strict=True):
+            try:
+                info = rows.info[works[index].row]
+                assert info is not None
+                self._fill(bits, works[index].request_id)
+                _narrow(bits, info, int(shape.context_lens[index]) - info.num_prompt)
+            except GrammarError as error:
+                step.failed[index] = str(error)
+                bits[:] = -1  # whatever is drawn will be dropped
+        on_device = host.to(device, non_blocking=True)
+        return TokenMask(self.uploader.send_one(torch.tensor(places)), on_device), step
+
+    def remember(self, step: StepMask, pending: PendingStep) -> None:
+        """The step was launched: its tokens are what the matchers must see next."""
+        for request_id, row in zip(step.ids, step.rows, strict=True):
+            self._unseen[request_id] = (pending, row)
+
+    def _catch_up(self) -> None:
+        for request_id, (pending, row) in self._unseen.items():
+            matcher = self.matchers.get(request_id)
+            if matcher is None:
+                continue  # ended meanwhile
+            with suppress(GrammarError):  # as above
+                matcher.accept(pending.tokens()[row])
+        self._unseen.clear()
+
+    def _fill(self, bits: Words, request_id: RequestId) -> None:
+        matcher = self.matchers.get(request_id)
+        if matcher is None:
+            raise GrammarError(f"request {request_id} came without a compiled grammar")
+        matcher.fill(bits)
+
+
+def _narrow(bits: Words, info: RowInfo, num_output: int) -> None:
+    """Fold in what else bans tokens outright, so that an empty row is known before the draw."""
+    allowed = info.params.allowed_token_ids
+    is_early = num_output < info.params.min_tokens
+    if allowed is not None:
+        bits &= _bits_of(allowed, len(bits))
+    if is_early:
+        bits &= ~_bits_of(info.banned_until_min, len(bits))
+    if (is_early or allowed is not None) and not bits.any():
+        raise GrammarError(NOTHING_LEFT)
+
+
+def _bits_of(tokens: Iterable[int], num_words: int) -> Words:
+    ids = np.fromiter(tokens, np.int64)
+    bits = np.zeros(num_words, np.uint32)
+    np.bitwise_or.at(bits, ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
+    return bits.view(np.int32)
