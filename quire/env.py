@@ -20,6 +20,7 @@ class Variable:
 VARIABLES = (
     Variable("QUIRE_CACHE", "folder for downloaded models; default: XDG_CACHE_HOME/quire"),
     Variable("XDG_CACHE_HOME", "the user's cache folder; default: ~/.cache"),
+    Variable("QUIRE_API_KEY", "a key clients of `quire serve` must send"),
     Variable("QUIRE_OFFLINE", "1: never use the network, only what is cached"),
 )
 
@@ -31,6 +32,10 @@ def cache_folder() -> Path:
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared).expanduser() / "quire"
     return Path.home() / ".cache" / "quire"
+
+
+def api_key() -> str | None:
+    return os.environ.get("QUIRE_API_KEY", "").strip() or None
 
 
 def is_offline() -> bool:

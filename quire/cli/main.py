@@ -27,6 +27,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
+    "serve": Verb("quire.cli.serve", "serve a model over HTTP, with a page to watch it work"),
     "chat": Verb("quire.cli.chat", "talk to a model in the terminal"),
     "generate": Verb("quire.cli.generate", "continue prompts, or answer them with --chat"),
     "pull": Verb("quire.cli.pull", "download models, or list those known by name"),
@@ -35,6 +36,7 @@ VERBS = {
 }
 
 EXAMPLES = """\
+  quire serve                                  OpenAI-compatible server and page on port 8000
   quire chat                                   talk to the default model
   quire generate 'The capital of France is'    continue a text
   echo 'Why is the sky blue?' | quire generate --chat

@@ -1,0 +1,197 @@
+"""quire serve: an OpenAI-compatible server with a page that shows the engine at work.
+
+Only flags live here; `server/supervisor.py` is what runs. Flag names follow vLLM's where it has
+them.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import Any
+
+from quire.cli.engine_flags import add_engine_flags, add_model, engine_args, model_of
+from quire.cli.parser import VerbParser, positive
+from quire.errors import BadRequest
+
+EXAMPLES = """
+quire serve                                        the default model, on 127.0.0.1:8000
+quire serve ./my-model --port 9000 --max-num-seqs 64
+quire serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+QUIRE_API_KEY=secret quire serve smollm2-360m-instruct --served-model-name gpt-mini
+"""
+LOG_FORMATS = ("auto", "text", "json")
+
+
+def build_parser() -> VerbParser:
+    parser = VerbParser("serve", "Serve a model over HTTP.", EXAMPLES, "[MODEL]")
+    add_model(parser)
+    http = parser.add_argument_group("http")
+    http.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    http.add_argument("--port", type=positive, default=8000, help="port (default: 8000)")
+    http.add_argument("--http-server", choices=("granian", "uvicorn"), default="granian")
+    http.add_argument("--allowed-origins", nargs="*", default=(), metavar="URL", help="for CORS")
+    http.add_argument("--no-page", action="store_true", help="do not serve the page at /")
+    _add_key_flags(parser)
+    _add_model_flags(parser)
+    _add_limit_flags(parser)
+    log = parser.add_argument_group("seeing")
+    log.add_argument("--log-format", choices=LOG_FORMATS, default="auto")
+    log.add_argument("--log-level", default="info", metavar="NAME")
+    log.add_argument("--public-metrics", action="store_true", help="/metrics without a key")
+    log.add_argument("--otlp-traces-endpoint", metavar="URL", help="send OpenTelemetry traces")
+    add_engine_flags(parser)
+    return parser
+
+
+def _add_key_flags(parser: VerbParser) -> None:
+    keys = parser.add_argument_group("keys")
+    keys.add_argument("--api-key", action="append", default=[], metavar="KEY", help="may repeat")
+    keys.add_argument("--api-key-file", type=Path, metavar="FILE", help="one key a line")
+    keys.add_argument("--admin-api-key", action="append", default=[], metavar="KEY")
+    keys.add_argument(
+        "--allow-unauthenticated",
+        action="store_true",
+        help="listen beyond this machine without any key",
+    )
+    keys.add_argument(
+        "--share-prefix-cache",
+        action="store_true",
+        help="let callers with different keys hit each other's cached prefixes",
+    )
+
+
+def _add_model_flags(parser: VerbParser) -> None:
+    model = parser.add_argument_group("model as clients see it")
+    model.add_argument("--served-model-name", nargs="+", default=(), metavar="NAME")
+    model.add_argument(
+        "--accept-any-model", action="store_true", help="answer whatever model a client names"
+    )
+    model.add_argument("--chat-template", type=Path, metavar="FILE")
+    model.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="let clients send chat templates of their own (sandboxed)",
+    )
+    model.add_argument("--tool-call-parser", metavar="NAME", help="default: from the template")
+    model.add_argument("--reasoning-parser", metavar="NAME", help="default: from the template")
+
+
+def _add_limit_flags(parser: VerbParser) -> None:
+    limits = parser.add_argument_group("limits")
+    add = limits.add_argument
+    add("--max-queued-requests", type=positive, metavar="N", help="waiting past those running")
+    add("--max-requests-per-key", type=positive, metavar="N", help="open at once for one key")
+    add("--request-timeout", type=seconds, metavar="S", help="the most any request may take")
+    add("--queue-timeout", type=seconds, metavar="S", help="the most a request may wait to start")
+    add("--drain-timeout", type=seconds, default=30.0, metavar="S", help="on SIGTERM (default: 30)")
+    add("--stall-timeout", type=seconds, default=120.0, metavar="S", help="then restart the engine")
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise ArgumentTypeError(f"got {text!r}, want seconds above 0")
+    return value
+
+
+def run(args: Namespace) -> int:
+    settings_of(args)  # mistakes first, before anything is downloaded
+    _check_port(args.host, args.port)
+    from quire.obs.log import configure_logging
+    from quire.server.supervisor import Supervisor
+
+    settings = settings_of(args, download=True)
+    secrets = [*settings.api_keys, *settings.admin_keys]
+    configure_logging(settings.log_format, settings.log_level, secrets)
+    return Supervisor(settings).run()
+
+
+def settings_of(args: Namespace, download: bool = False) -> Any:
+    from quire.config import EngineArgs
+    from quire.server.server import model_name
+    from quire.server.settings import Limits, ServeSettings, is_loopback
+
+    keys = _keys(args)
+    if not is_loopback(args.host) and not keys and not args.allow_unauthenticated:
+        raise BadRequest(
+            f"got --host {args.host} without an API key: anyone who reaches this port could use the"
+            " server; give --api-key, or --allow-unauthenticated if that is meant"
+        )
+    given = {
+        "max_queued_requests": args.max_queued_requests,
+        "max_requests_per_key": args.max_requests_per_key,
+        "request_timeout_s": args.request_timeout,
+        "queue_timeout_s": args.queue_timeout,
+    }
+    template = None
+    if args.chat_template is not None:
+        template = _read(args.chat_template, "--chat-template")
+    return ServeSettings(
+        engine=engine_args(args) if download else EngineArgs(),
+        host=args.host,
+        port=args.port,
+        http_server=args.http_server,
+        served_model_names=tuple(args.served_model_name) or (model_name(model_of(args)),),
+        accept_any_model=args.accept_any_model,
+        api_keys=keys,
+        admin_keys=tuple(args.admin_api_key),
+        public_metrics=args.public_metrics,
+        share_prefix_cache=args.share_prefix_cache,
+        chat_template=template,
+        trust_request_chat_template=args.trust_request_chat_template,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
+        cors_origins=tuple(args.allowed_origins),
+        page=not args.no_page,
+        drain_s=args.drain_timeout,
+        stall_kill_s=args.stall_timeout,
+        stall_s=min(30.0, args.stall_timeout),
+        log_format=args.log_format,
+        log_level=args.log_level,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
+        limits=Limits(**{name: value for name, value in given.items() if value is not None}),
+    )
+
+
+def _keys(args: Namespace) -> tuple[str, ...]:
+    from quire import env
+
+    keys = [*args.api_key]
+    if args.api_key_file is not None:
+        lines = _read(args.api_key_file, "--api-key-file").splitlines()
+        keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not keys:
+            raise BadRequest(f"--api-key-file {args.api_key_file} holds no key")
+    if from_environment := env.api_key():
+        keys.append(from_environment)
+    if any(
+        not key.isascii() or not key or key != key.strip() for key in [*keys, *args.admin_api_key]
+    ):
+        raise BadRequest("API keys must be ASCII, not empty, without blanks around them")
+    return tuple(keys)
+
+
+def _read(path: Path, flag: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{flag} {path}: {error}") from None
+
+
+def _check_port(host: str, port: int) -> None:
+    """A taken port is a plain mistake: say so before a model is loaded."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, OverflowError) as error:
+        raise BadRequest(
+            f"cannot listen on {host}:{port}: {error}; choose another with --host or --port"
+        ) from None

@@ -1,0 +1,208 @@
+"""Commands and reports: all that crosses between the API process and the engine process.
+
+Typed msgspec structs, one per control verb, tagged so that a message says what it is. Adding a verb
+is one struct here and one handler in `process.py`. Token events cross as the `TokenEvent` values
+the scheduler makes; strings of text never do. `wire.py` puts these into frames.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import msgspec
+
+from quire.config import Decision
+from quire.errors import BadRequest
+from quire.params import SamplingParams
+from quire.request import Request, Timing
+from quire.step import TokenEvent
+
+ID_BYTES = 4
+QUEUE_TIMEOUT = "queue_timeout"  # the error of a request that waited too long to start
+
+
+class Child(msgspec.Struct, frozen=True, array_like=True):
+    """One more answer to the same prompt (n > 1)."""
+
+    id: int
+    seed: int
+    params: SamplingParams
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """A checked request; the tokens as little-endian int32."""
+
+    id: int
+    tokens: bytes
+    params: SamplingParams
+    max_tokens: int
+    seed: int
+    eos_ids: list[int]
+    priority: int
+    cache_salt: str
+    arrival: float
+    children: list[Child] = []
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) % ID_BYTES:
+            raise ValueError(f"{len(self.tokens)} bytes of token ids")
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    ids: list[int]
+
+
+class Flush(msgspec.Struct, frozen=True, tag=True):
+    """Forget cached prefixes; the reply is the number of pages emptied."""
+
+    number: int
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """Run no step until Resume; requests wait."""
+
+    number: int
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    number: int
+
+
+class Profile(msgspec.Struct, frozen=True, tag=True):
+    """Profile the next steps; the reply is where the trace was written."""
+
+    number: int
+    num_steps: int
+
+
+class Watch(msgspec.Struct, frozen=True, tag=True):
+    """Send snapshots this often from now on; 0 ends it."""
+
+    hz: float
+
+
+Command = Submit | Abort | Flush | Pause | Resume | Profile | Watch
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """First message on a connection: who the engine is and what it decided."""
+
+    pid: int
+    version: str
+    architecture: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    vocab_size: int
+    hidden_size: int
+    eos_ids: list[int]
+    decisions: list[Decision]
+    load_seconds: float
+
+
+class About(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a request at its first token and at its end; clocks are monotonic."""
+
+    id: int
+    num_cached: int
+    cache_note: str
+    num_preempted: int
+    scheduled: float | None
+    first_token: float | None
+    last_token: float | None
+
+
+class Events(msgspec.Struct, frozen=True, tag=True):
+    """News of one step."""
+
+    events: list[TokenEvent]
+    about: list[About] = []
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a numbered command."""
+
+    number: int
+    value: int | float | str | None = None
+    error: str | None = None
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """Sent every second from a thread of its own: alive, and how long since the last progress."""
+
+    counts: dict[str, float]
+    has_work: bool
+    is_paused: bool
+    stalled_s: float  # seconds since the loop last turned while there was work
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag=True):
+    picture: dict[str, Any]
+
+
+Report = Hello | Events | Reply | Beat | Snapshot
+
+
+def submit_of(leader: Request) -> Submit:
+    params = leader.params
+    return Submit(
+        id=leader.id,
+        tokens=leader.tokens.tobytes(),
+        params=params,
+        max_tokens=leader.max_tokens,
+        seed=leader.seed,
+        eos_ids=list(leader.eos_ids),
+        priority=leader.priority,
+        cache_salt=leader.cache_salt,
+        arrival=leader.timing.arrival,
+        children=[Child(c.id, c.seed, c.params) for c in leader.children],
+    )
+
+
+def check_ids(request: Request, vocab_size: int) -> None:
+    """The last look before the device, where an id outside the vocabulary faults for everyone.
+
+    `Intake` has checked this; raises BadRequest should a request ever come another way.
+    """
+    tokens = request.tokens
+    if not tokens or min(tokens) < 0 or max(tokens) >= vocab_size:
+        raise BadRequest(f"got token ids outside 0 <= id < {vocab_size}, or none at all")
+
+
+def requests_of(command: Submit) -> list[Request]:
+    """The leader and its children, as the scheduler wants them."""
+    tokens = array("i")
+    tokens.frombytes(command.tokens)
+
+    def request(id: int, seed: int, params: SamplingParams) -> Request:
+        made = Request.new(
+            id,
+            tokens,
+            params,
+            max_tokens=command.max_tokens,
+            eos_ids=command.eos_ids,
+            priority=command.priority,
+            cache_salt=command.cache_salt,
+            seed=seed,
+        )
+        made.timing = Timing(arrival=command.arrival)
+        return made
+
+    made = [request(command.id, command.seed, command.params)]
+    made += [request(child.id, child.seed, child.params) for child in command.children]
+    made[0].children = made[1:]
+    return made
+
+
+def about(request: Request) -> About:
+    timing = request.timing
+    return About(
+        request.id,
+        request.num_cached,
+        request.cache_note,
+        request.num_preempted,
+        timing.scheduled,
+        timing.first_token,
+        timing.last_token,
+    )

@@ -1,0 +1,67 @@
+"""Admin verbs: act on the running engine. Behind the admin key where there is one."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.engine import commands as msg
+from quire.errors import BadRequest
+from quire.server import sse
+from quire.server.http import HttpRequest, Reply
+from quire.server.problems import Problem
+from quire.server.server import Server
+
+MAX_PROFILE_STEPS = 1_000
+
+
+async def flush_cache(request: HttpRequest, server: Server) -> Reply:
+    """Forget cached prefixes."""
+    pages = await server.link.ask(msg.Flush)
+    return Reply(sse.encode({"pages_emptied": pages}))
+
+
+async def pause(request: HttpRequest, server: Server) -> Reply:
+    """No step until resumed; requests keep waiting."""
+    await server.link.ask(msg.Pause)
+    return Reply(sse.encode({"status": "paused"}))
+
+
+async def resume(request: HttpRequest, server: Server) -> Reply:
+    await server.link.ask(msg.Resume)
+    return Reply(sse.encode({"status": "running"}))
+
+
+async def abort(request: HttpRequest, server: Server) -> Reply:
+    """End one request by the id its answer carries, or all of them with {"all": true}."""
+    wanted = _body(request)
+    everyone, name = wanted.get("all") is True, wanted.get("request_id")
+    if not everyone and not isinstance(name, str):
+        raise BadRequest("want request_id, a string, or all=true", param="request_id")
+    found = [
+        generation
+        for generation in list(server.watchman.generations)
+        if everyone or generation.http.id == name
+    ]
+    for generation in found:
+        generation.tap.fail(Problem(503, "an operator ended this request", code="aborted"))
+    return Reply(sse.encode({"aborted": len(found)}))
+
+
+async def profile(request: HttpRequest, server: Server) -> Reply:
+    """Record the next steps; the trace is written where the engine runs."""
+    steps = _body(request).get("num_steps", 20)
+    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MAX_PROFILE_STEPS:
+        raise BadRequest(
+            f"got num_steps={steps!r}, want 1 to {MAX_PROFILE_STEPS}", param="num_steps"
+        )
+    name = await server.link.ask(lambda number: msg.Profile(number, steps))
+    return Reply(sse.encode({"trace": name}))
+
+
+def _body(request: HttpRequest) -> dict[str, object]:
+    if not request.body:
+        return {}
+    try:
+        return msgspec.json.decode(request.body, type=dict[str, object])
+    except msgspec.MsgspecError as error:
+        raise BadRequest(f"want a JSON object: {str(error)[:200]}") from None

@@ -1,0 +1,213 @@
+"""The API process: settings on stdin, HTTP on a port, the engine at the end of a unix socket.
+
+One event loop runs the HTTP server, the engine link and the watchman. SIGTERM drains: readiness
+goes first, nothing new is admitted, what runs finishes or meets the deadline, then exit 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from quire.engine.commands import Hello
+from quire.errors import QuireError
+from quire.load.open import open_tokenizer
+from quire.obs.log import configure_logging, log_event
+from quire.obs.trace import make_tracer
+from quire.server.app import App
+from quire.server.engine_main import SOCKET
+from quire.server.inside import Inside
+from quire.server.lifeline import begin
+from quire.server.link import EngineLink
+from quire.server.problems import Problem
+from quire.server.routes import routes
+from quire.server.server import Server
+from quire.server.settings import ServeSettings
+from quire.text.tokenizer import Tokenizer
+
+POLL_S, STOP_S = 0.05, 2.0
+BAD_INPUT, FAILED = 2, 1
+
+
+class HttpServer(Protocol):
+    """Granian's and uvicorn's servers, as much of them as we use."""
+
+    async def serve(self) -> None: ...
+
+
+def main() -> int:
+    settings = begin(ServeSettings, int(sys.argv[1]))
+    secrets = [*settings.api_keys, *settings.admin_keys]
+    configure_logging(settings.log_format, settings.log_level, secrets)
+    try:
+        tokenizer = open_tokenizer(settings.engine)
+        if settings.chat_template is not None:
+            tokenizer = tokenizer.with_chat_template(settings.chat_template)
+    except QuireError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return BAD_INPUT
+    _allow_many_files()
+    run: Any = asyncio.run
+    try:
+        import uvloop
+    except ImportError:
+        pass
+    else:
+        run = uvloop.run
+    return int(run(_serve(settings, tokenizer)))
+
+
+def _allow_many_files() -> None:
+    """Each connection is a file; the usual soft limit of 1,024 is far below the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def build_server(settings: ServeSettings, tokenizer: Tokenizer) -> Server:
+    """Composition root of this process."""
+    link = EngineLink(Path(settings.runtime_folder) / SOCKET, settings.stall_s)
+    tracer = make_tracer(settings.otlp_traces_endpoint)
+    server = Server(settings, tokenizer, link, tracer=tracer)
+    server.inside = Inside(server)
+    return server
+
+
+async def _serve(settings: ServeSettings, tokenizer: Tokenizer) -> int:
+    server = build_server(settings, tokenizer)
+    server.link.on_hello.append(lambda hello: _banner(settings, server, hello))
+    app = App(server, routes(settings))
+    http = _http_server(settings, app)
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+    # None of these ever ends by itself: one that does leaves half a server, which is worse than
+    # none. The supervisor starts a whole one.
+    tasks = {
+        asyncio.ensure_future(http.serve()): "http server",
+        asyncio.ensure_future(server.link.run()): "engine link",
+        asyncio.ensure_future(server.watchman.run()): "watchman",
+    }
+    stopping = asyncio.ensure_future(_until(stop))
+    done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    for task in done - {stopping}:
+        log_event("ended", severity=logging.ERROR, what=tasks[task], error=repr(task.exception()))
+        return FAILED
+    await _drain(server, settings.drain_s, hurry)
+    _stop_http(http)
+    await asyncio.wait(tasks, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
+    await server.aclose()
+    # Idle connections would keep some servers waiting; everything that matters is done.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _drain(server: Server, seconds: float, hurry: asyncio.Event) -> None:
+    """Let what runs finish, until the deadline or a second signal; tell the rest why it ends."""
+    server.is_draining = True
+    deadline = time.monotonic() + seconds
+    while server.watchman.generations and time.monotonic() < deadline and not hurry.is_set():
+        await asyncio.sleep(POLL_S)
+    for generation in list(server.watchman.generations):
+        generation.tap.fail(Problem(503, "the server is shutting down", code="draining"))
+    await asyncio.sleep(POLL_S)
+    log_event("drained", unfinished=len(server.watchman.generations))
+
+
+# ------------------------------------------------------------ HTTP servers
+
+
+def _http_server(settings: ServeSettings, app: App) -> HttpServer:
+    if settings.http_server == "uvicorn":
+        return _uvicorn(settings, app)
+    from granian.constants import HTTPModes, Interfaces
+    from granian.http import HTTP1Settings
+    from granian.server.embed import Server as Granian
+
+    server: HttpServer = Granian(
+        app,
+        address=settings.host,
+        port=settings.port,
+        interface=Interfaces.ASGINL,
+        http=HTTPModes.http1,
+        http1_settings=HTTP1Settings(header_read_timeout=10_000, max_buffer_size=128 << 10),
+        websockets=False,
+        backlog=2_048,
+        backpressure=20_000,
+        log_enabled=False,
+    )
+    return server
+
+
+def _uvicorn(settings: ServeSettings, app: App) -> HttpServer:
+    import uvicorn
+
+    asgi: Any = app
+    server: Any = uvicorn.Server(
+        uvicorn.Config(
+            asgi,
+            host=settings.host,
+            port=settings.port,
+            lifespan="off",
+            log_level="error",  # a warning for each odd request would be for clients to write
+            access_log=False,
+            h11_max_incomplete_event_size=128 << 10,
+            http="h11",  # httptools accepts headers of any size
+            ws="none",
+            timeout_graceful_shutdown=2,
+        )
+    )
+    server.install_signal_handlers = lambda: None  # ours drain first
+    made: HttpServer = server
+    return made
+
+
+def _stop_http(http: Any) -> None:
+    if hasattr(http, "stop"):
+        http.stop()
+    else:
+        http.should_exit = True
+
+
+# ------------------------------------------------------------ banner
+
+
+def _banner(settings: ServeSettings, server: Server, hello: Hello) -> None:
+    """One table of what was decided and why, and where to go; on the first start only."""
+    if server.link.num_restarts > 0 or settings.log_format == "json":
+        return
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    url = f"http://{host}:{settings.port}"
+    width = max(len(d.what) for d in hello.decisions)
+    value_width = min(44, max(len(d.value) for d in hello.decisions))
+    rows = [f"  {d.what:<{width}}  {d.value:<{value_width}}  {d.why}" for d in hello.decisions]
+    name = server.model_names[0]
+    example = (
+        f"curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
+        f'    -d \'{{"messages": [{{"role": "user", "content": "Hello"}}]}}\''
+    )
+    page = f"\n  page     {url}/" if settings.page else ""
+    with suppress(OSError):  # nobody may be reading
+        print(
+            f"\n{name} ({hello.architecture}) ready in {hello.load_seconds:.1f} s\n\n"
+            + "\n".join(rows)
+            + f"\n{page}\n  OpenAI   {url}/v1\n  metrics  {url}/metrics\n\n  {example}\n",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""POST /v1/chat/completions: OpenAI's shape around a chat plan, streamed or whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from quire.errors import BadRequest
+from quire.outputs import Logprob
+from quire.server import sse
+from quire.server.fields import ChatFields, decode
+from quire.server.generation import Generation
+from quire.server.http import EventStream, HttpRequest, Reply
+from quire.server.prompting import ChatAsk, ChatPlan, Piece, prepare
+from quire.server.server import Server
+from quire.server.settings import Limits
+from quire.server.usage import chat_logprobs, usage_of
+from quire.text.tools.parser import CallArguments, CallStart, TextPart
+from quire.text.tools.router import ReasoningPart
+
+HOLE = "\u241f"  # stands for the text in a prepared chunk
+
+
+async def chat_completions(request: HttpRequest, server: Server) -> Reply | EventStream:
+    fields = decode(request, ChatFields)
+    model = server.check_model(fields.model)
+    plan = await prepare(server, request, _ask(fields, server.limits))
+    answer = ChatAnswer(request, server, model, fields, plan)
+    if fields.stream:
+        return EventStream(answer.chunks(), sse.failure)
+    return Reply(sse.encode(await answer.whole()))
+
+
+def _ask(fields: ChatFields, limits: Limits) -> ChatAsk:
+    num_top = fields.top_logprobs
+    if num_top is not None and not fields.logprobs:
+        raise BadRequest("top_logprobs needs logprobs=true", param="top_logprobs")
+    if num_top is not None and not 0 <= num_top <= limits.max_logprobs:
+        raise BadRequest(
+            f"got top_logprobs={num_top}, want 0 to {limits.max_logprobs}", param="top_logprobs"
+        )
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise BadRequest("prompt_logprobs needs stream=false", param="prompt_logprobs")
+    continues = bool(fields.continue_final_message)
+    values = dict(fields.chat_template_kwargs or {})
+    if fields.reasoning_effort is not None:
+        values.setdefault("reasoning_effort", fields.reasoning_effort)
+        values.setdefault("enable_thinking", fields.reasoning_effort != "none")
+    most = fields.max_completion_tokens
+    return ChatAsk(
+        messages=fields.messages,
+        fields=fields,
+        max_tokens=most if most is not None else fields.max_tokens,
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        tools=fields.tools,
+        tool_choice=fields.tool_choice,
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        add_generation_prompt=(
+            not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
+        ),
+        continue_final_message=continues,
+        chat_template=fields.chat_template,
+        template_values=values,
+    )
+
+
+class ChatAnswer:
+    def __init__(
+        self,
+        request: HttpRequest,
+        server: Server,
+        model: str,
+        fields: ChatFields,
+        plan: ChatPlan,
+    ) -> None:
+        self.request, self.server, self.fields, self.plan = request, server, fields, plan
+        self.shows_reasoning = fields.include_reasoning is not False
+        self._num_thought = [0] * plan.params.n  # tokens, for each answer
+        self._num_told = [0] * plan.params.n  # tokens whose logprobs were sent
+        self.head = {
+            "id": f"chatcmpl-{request.id}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    # ------------------------------------------------------------ whole
+
+    async def whole(self) -> dict[str, Any]:
+        async with Generation(self.server, self.request, self.plan.job) as generation:
+            messages = [Message() for _ in generation.requests]
+            async for pieces in self.plan.choices(generation):
+                for piece in pieces:
+                    messages[piece.index].take(piece)
+                    self._num_thought[piece.index] = piece.num_reasoning
+            outputs = generation.conversation.result()
+            choices = []
+            for message, output in zip(messages, outputs.outputs, strict=True):
+                choice: dict[str, Any] = {
+                    "index": output.index,
+                    "message": message.body(self.shows_reasoning),
+                    "logprobs": self._logprobs(output.logprobs),
+                    "finish_reason": message.finish,
+                    "stop_reason": output.stop_reason,
+                }
+                if self.fields.return_token_ids:
+                    choice["token_ids"] = output.token_ids
+                choices.append(choice)
+            body = self.head | {
+                "choices": choices,
+                "usage": self._usage(generation),
+                "timings": generation.timings(),
+                "system_fingerprint": None,
+            }
+            if self.fields.prompt_logprobs is not None:
+                body["prompt_logprobs"] = outputs.prompt_logprobs
+            if self.fields.return_token_ids:
+                body["prompt_token_ids"] = outputs.prompt_token_ids
+            return body
+
+    def _logprobs(self, records: Sequence[Mapping[int, Logprob]] | None) -> dict[str, Any] | None:
+        if not self.fields.logprobs or records is None:
+            return None
+        return chat_logprobs(records, self.fields.top_logprobs or 0, self.server.tokenizer)
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        thinks = self.plan.reasoning is not None
+        return usage_of(generation, reasoning_tokens=sum(self._num_thought) if thinks else None)
+
+    # ------------------------------------------------------------ streamed
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        head = self.head | {"object": "chat.completion.chunk"}
+        options = self.fields.stream_options
+        wants_usage = options is not None and bool(options.include_usage)
+        if wants_usage:
+            head["usage"] = None  # in all chunks but the last, as OpenAI has it
+        plain = not (
+            self.fields.logprobs
+            or self.fields.return_token_ids
+            or (options is not None and options.continuous_usage_stats)
+        )
+        text_chunks = [
+            sse.TextChunk(head | {"choices": [_delta(i, {"content": HOLE})]}, HOLE)
+            for i in range(self.plan.params.n)
+        ]
+        async with Generation(self.server, self.request, self.plan.job) as generation:
+            for index in range(self.plan.params.n):
+                yield sse.data(head | self._beginning(index, generation))
+            async for pieces in self.plan.choices(generation):
+                if not pieces:
+                    yield sse.PING
+                for piece in pieces:
+                    parts = piece.parts
+                    self._num_thought[piece.index] = piece.num_reasoning
+                    only = parts[0] if len(parts) == 1 else None
+                    if plain and piece.finish is None and isinstance(only, TextPart):
+                        yield text_chunks[piece.index](only.text)
+                        continue
+                    for chunk in self._chunks_of(piece, generation, head):
+                        yield chunk
+            if wants_usage:
+                usage = {"usage": self._usage(generation), "timings": generation.timings()}
+                yield sse.data(head | {"choices": []} | usage)
+            yield sse.DONE
+
+    def _beginning(self, index: int, generation: Generation) -> dict[str, Any]:
+        first = _delta(index, {"role": "assistant", "content": ""})
+        begun: dict[str, Any] = {"choices": [first]}
+        if index == 0 and self.fields.return_token_ids:
+            prompt = generation.requests[0].tokens[: generation.num_prompt]
+            begun["prompt_token_ids"] = prompt.tolist()
+        return begun
+
+    def _chunks_of(self, piece: Piece, generation: Generation, head: dict[str, Any]) -> list[bytes]:
+        """A piece that is more than text. Logprobs and token ids ride on its first chunk."""
+        deltas = [d for part in piece.parts if (d := _part_delta(part, self.shows_reasoning))]
+        extra: dict[str, Any] = {}
+        if self.fields.logprobs and piece.event.token_ids:
+            extra["logprobs"] = self._logprobs(self._new_records(piece, generation))
+        if self.fields.return_token_ids:
+            extra["token_ids"] = piece.event.token_ids
+        if not deltas and (piece.finish is not None or extra):
+            deltas = [{}]
+        made = []
+        for number, delta in enumerate(deltas):
+            choice = _delta(piece.index, delta)
+            if number == 0:
+                choice |= extra
+            if number == len(deltas) - 1 and piece.finish is not None:
+                choice["finish_reason"] = piece.finish
+                choice["stop_reason"] = piece.event.stop_reason
+            chunk = head | {"choices": [choice]}
+            options = self.fields.stream_options
+            if options is not None and options.continuous_usage_stats:
+                chunk["usage"] = self._usage(generation)
+            made.append(sse.data(chunk))
+        return made
+
+    def _new_records(self, piece: Piece, generation: Generation) -> Sequence[Mapping[int, Logprob]]:
+        """Of this piece's tokens: the answer may already know of tokens in later pieces."""
+        answers = list(generation.conversation.answers.values())
+        start = self._num_told[piece.index]
+        end = self._num_told[piece.index] = start + len(piece.event.token_ids)
+        return (answers[piece.index].output.logprobs or [])[start:end]
+
+
+def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _part_delta(part: object, shows_reasoning: bool) -> dict[str, Any] | None:
+    if isinstance(part, TextPart):
+        return {"content": part.text}
+    if isinstance(part, ReasoningPart):
+        return {"reasoning_content": part.text} if shows_reasoning else None
+    if isinstance(part, CallStart):
+        function = {"name": part.name, "arguments": ""}
+        call = {"index": part.index, "id": part.id, "type": "function", "function": function}
+        return {"tool_calls": [call]}
+    if isinstance(part, CallArguments):
+        return {"tool_calls": [{"index": part.index, "function": {"arguments": part.delta}}]}
+    return None
+
+
+class Message:
+    """One whole answer, put together from its parts."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: dict[int, dict[str, Any]] = {}
+        self.finish: str | None = None
+
+    def take(self, piece: Piece) -> None:
+        for part in piece.parts:
+            if isinstance(part, TextPart):
+                self.text.append(part.text)
+            elif isinstance(part, ReasoningPart):
+                self.reasoning.append(part.text)
+            elif isinstance(part, CallStart):
+                function = {"name": part.name, "arguments": ""}
+                self.calls[part.index] = {"id": part.id, "type": "function", "function": function}
+            elif isinstance(part, CallArguments):
+                self.calls[part.index]["function"]["arguments"] += part.delta
+        self.finish = piece.finish or self.finish
+
+    def body(self, shows_reasoning: bool) -> dict[str, Any]:
+        content: str | None = "".join(self.text)
+        body: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self.calls:
+            body["content"] = content or None
+            body["tool_calls"] = list(self.calls.values())
+        if self.reasoning and shows_reasoning:
+            body["reasoning_content"] = "".join(self.reasoning)
+        return body

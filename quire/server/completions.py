@@ -1,0 +1,332 @@
+"""POST /v1/completions: plain text continuation, one or several prompts, streamed or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from quire.errors import BadRequest
+from quire.outputs import StreamEvent
+from quire.params import SamplingParams
+from quire.server import sse
+from quire.server.fields import CompletionFields, decode
+from quire.server.generation import Generation, Job
+from quire.server.http import EventStream, HttpRequest, Reply
+from quire.server.problems import Problem
+from quire.server.sampling import sampling_params, structured_outputs
+from quire.server.server import Server
+from quire.server.usage import CompletionLogprobs, usage_of
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint only
+
+
+async def completions(request: HttpRequest, server: Server) -> Reply | EventStream:
+    fields = decode(request, CompletionFields)
+    model = server.check_model(fields.model)
+    params = _params(fields, server)
+    if params.structured_outputs is not None:
+        await server.checker.check(params.structured_outputs)
+    prompts = await _prompts(fields, request, server)
+    answer = Completion(request, server, model, fields, params)
+    jobs = [Job(prompt, params, fields.priority or 0, fields.timeout) for prompt in prompts]
+    if fields.stream:
+        return EventStream(answer.chunks(jobs), sse.failure)
+    return Reply(sse.encode(await answer.whole(jobs)))
+
+
+def _params(fields: CompletionFields, server: Server) -> SamplingParams:
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise BadRequest("prompt_logprobs needs stream=false", param="prompt_logprobs")
+    max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
+    if fields.echo and fields.max_tokens == 0:
+        max_tokens = 1  # drawn, and then left out: the prompt's own logprobs are what is wanted
+    if fields.echo and fields.logprobs is not None and fields.prompt_logprobs is None:
+        fields.prompt_logprobs = fields.logprobs
+    return sampling_params(
+        fields,
+        server.limits,
+        max_tokens=max_tokens,
+        logprobs=fields.logprobs,
+        structured=structured_outputs(fields),
+    )
+
+
+async def _prompts(
+    fields: CompletionFields, request: HttpRequest, server: Server
+) -> list[dict[str, Any]]:
+    items = items_of(fields.prompt, "prompt")
+    if len(items) > server.limits.max_prompts:
+        raise BadRequest(
+            f"got {len(items)} prompts, want at most {server.limits.max_prompts}", param="prompt"
+        )
+    salt = cache_salt(request, server, fields.cache_salt)
+    prompts = []
+    for item in items:
+        prompt: dict[str, Any] = {"prompt_token_ids": item, "cache_salt": salt}
+        if isinstance(item, str):
+            prompt["prompt"] = item
+            special = fields.add_special_tokens is not False
+            prompt["prompt_token_ids"] = await server.encode(item, "prompt", special)
+        check_length(prompt["prompt_token_ids"], server, "prompt")
+        prompts.append(prompt)
+    return prompts
+
+
+def check_length(ids: Sequence[int], server: Server, param: str) -> None:
+    """Too long has a code of its own, which clients look for before they shorten and try again."""
+    most = server.max_model_len
+    if len(ids) >= most:
+        raise Problem(
+            400,
+            f"the prompt has {len(ids)} tokens, but max_model_len={most} leaves room for"
+            f" {most - 1}; shorten it",
+            param=param,
+            code="context_length_exceeded",
+        )
+    if not ids:
+        raise BadRequest("the prompt has no tokens; give at least one", param=param)
+
+
+def items_of(given: str | list[Any], param: str) -> list[Any]:
+    """One text or list of ids stands for itself; several of one kind for each of them."""
+    if isinstance(given, str):
+        return [given]
+    kinds = {type(item) for item in given}
+    if len(kinds) != 1:
+        problem = "a mix of kinds" if kinds else "an empty list"
+        raise BadRequest(f"got {problem}, want texts or lists of token ids", param=param)
+    return [given] if kinds == {int} else given
+
+
+def cache_salt(request: HttpRequest, server: Server, wanted: str | None) -> str:
+    """Callers with different keys never share cached prefixes, unless the server says so."""
+    own = (
+        "" if server.settings.share_prefix_cache or request.caller is None else request.caller.salt
+    )
+    if wanted is not None and not 0 < len(wanted) <= 256:
+        raise BadRequest("cache_salt must have 1 to 256 characters", param="cache_salt")
+    return f"{own}/{wanted}" if wanted else own
+
+
+class Completion:
+    """One answer in the making."""
+
+    def __init__(
+        self,
+        request: HttpRequest,
+        server: Server,
+        model: str,
+        fields: CompletionFields,
+        params: SamplingParams,
+    ) -> None:
+        self.request, self.server, self.fields, self.params = request, server, fields, params
+        self.head = {
+            "id": f"cmpl-{request.id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    @property
+    def is_echo_alone(self) -> bool:
+        """Only the prompt is wanted: the one token that was drawn is not shown."""
+        return bool(self.fields.echo) and self.fields.max_tokens == 0
+
+    def usage(self, generations: list[Generation]) -> dict[str, Any]:
+        usage = usage_of(*generations)
+        if self.is_echo_alone:
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
+
+    # ------------------------------------------------------------ whole
+
+    async def whole(self, jobs: list[Job]) -> dict[str, Any]:
+        async with AsyncExitStack() as stack:
+            generations = [
+                await stack.enter_async_context(Generation(self.server, self.request, job))
+                for job in jobs
+            ]
+            await all_whole(generations)
+            choices = [c for i, g in enumerate(generations) for c in self._choices(i, g)]
+            return self.head | {"choices": choices, "usage": self.usage(generations)}
+
+    def _choices(self, prompt_index: int, generation: Generation) -> list[dict[str, Any]]:
+        result, fields = generation.conversation.result(), self.fields
+        made = []
+        for output in result.outputs:
+            shown = Shown(self, generation, output.index)
+            before, logprobs = shown.prompt() if fields.echo else ("", None)
+            text, token_ids = output.text, output.token_ids
+            if self.is_echo_alone:
+                text, token_ids = "", []
+            elif (own := shown.answer(len(token_ids))) is not None:
+                logprobs = {k: [*(logprobs or {}).get(k, ()), *own[k]] for k in own}
+            choice: dict[str, Any] = {
+                "index": prompt_index * self.params.n + output.index,
+                "text": before + text,
+                "logprobs": logprobs,
+                "finish_reason": output.finish_reason,
+                "stop_reason": output.stop_reason,
+            }
+            if fields.return_token_ids:
+                choice["token_ids"] = token_ids
+                choice["prompt_token_ids"] = result.prompt_token_ids
+            if fields.prompt_logprobs is not None and not fields.echo:
+                choice["prompt_logprobs"] = result.prompt_logprobs
+            made.append(choice)
+        return made
+
+    # ------------------------------------------------------------ streamed
+
+    async def chunks(self, jobs: list[Job]) -> AsyncIterator[bytes]:
+        options = self.fields.stream_options
+        async with AsyncExitStack() as stack:
+            generations = [
+                await stack.enter_async_context(Generation(self.server, self.request, job))
+                for job in jobs
+            ]
+            shown = [[Shown(self, g, i) for i in range(self.params.n)] for g in generations]
+            has_begun = [False] * len(jobs)
+            async for index, piece in _merged(generations):
+                if piece is None:
+                    yield sse.PING
+                    continue
+                if not has_begun[index]:
+                    # Not sooner: what the prompt's logprobs are is known with the first token.
+                    has_begun[index] = True
+                    for chunk in self._beginning(index, shown[index]):
+                        yield self._data(chunk, generations)
+                if (found := self._news(index, piece, shown[index][piece.index])) is not None:
+                    yield self._data(found, generations)
+            if options is not None and options.include_usage:
+                timings = generations[0].timings()
+                usage = self.usage(generations)
+                yield sse.data(self.head | {"choices": [], "usage": usage, "timings": timings})
+            yield sse.DONE
+
+    def _beginning(self, prompt_index: int, shown: list[Shown]) -> list[dict[str, Any]]:
+        """What comes before the answers: the prompt's text or its ids, when they are wanted."""
+        made = []
+        for number, one in enumerate(shown):
+            choice = _choice(prompt_index * self.params.n + number)
+            if self.fields.echo:
+                choice["text"], choice["logprobs"] = one.prompt()
+            if self.fields.return_token_ids:
+                choice |= {"token_ids": [], "prompt_token_ids": one.prompt_ids}
+            if self.fields.echo or self.fields.return_token_ids:
+                made.append(choice)
+        return made
+
+    def _news(self, prompt_index: int, piece: StreamEvent, shown: Shown) -> dict[str, Any] | None:
+        choice = _choice(prompt_index * self.params.n + piece.index)
+        choice["finish_reason"] = piece.finish_reason
+        if piece.finish_reason is not None:
+            choice["stop_reason"] = piece.stop_reason
+        if self.is_echo_alone:
+            return choice
+        choice["text"] = piece.text
+        choice["logprobs"] = shown.answer(len(piece.token_ids))
+        if self.fields.return_token_ids:
+            choice["token_ids"] = piece.token_ids
+        has_news = piece.text or piece.finish_reason or choice["logprobs"] is not None
+        return choice if has_news or self.fields.return_token_ids else None
+
+    def _data(self, choice: dict[str, Any], generations: list[Generation]) -> bytes:
+        chunk = self.head | {"choices": [choice]}
+        options = self.fields.stream_options
+        if options is not None and options.continuous_usage_stats:
+            chunk = chunk | {"usage": self.usage(generations)}
+        elif options is not None and options.include_usage:
+            chunk = chunk | {"usage": None}
+        return sse.data(chunk)
+
+
+def _choice(index: int) -> dict[str, Any]:
+    return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+
+
+class Shown:
+    """What of one answer the client has been shown: the echoed prompt, then tokens as they come."""
+
+    def __init__(self, completion: Completion, generation: Generation, index: int) -> None:
+        fields = completion.fields
+        self._conversation, self._tokenizer = generation.conversation, completion.server.tokenizer
+        self._output = list(self._conversation.answers.values())[index].output
+        self.prompt_ids: list[int] = generation.requests[0].tokens[: generation.num_prompt].tolist()
+        self._num_tokens = 0
+        self._logprobs: CompletionLogprobs | None = None
+        if fields.logprobs is not None:
+            self._logprobs = CompletionLogprobs(
+                self._tokenizer,
+                fields.logprobs,
+                () if fields.echo else self.prompt_ids,
+                completion.params.skip_special_tokens,
+            )
+
+    def prompt(self) -> tuple[str, dict[str, Any] | None]:
+        """The prompt's text and its logprobs; call before any `answer`."""
+        text = self._conversation.prompt
+        if text is None:
+            text = self._tokenizer.decode(self.prompt_ids)
+        if self._logprobs is None:
+            return text, None
+        records = self._conversation.prompt_logprobs
+        assert records is not None, "echo with logprobs asks for the prompt's"
+        return text, self._logprobs.prompt(self.prompt_ids, records, text)
+
+    def answer(self, num_tokens: int) -> dict[str, Any] | None:
+        """Logprobs of the next tokens; the answer may already know of later ones."""
+        if self._logprobs is None:
+            return None
+        start = self._num_tokens
+        self._num_tokens += num_tokens
+        return self._logprobs.answer((self._output.logprobs or [])[start : self._num_tokens])
+
+
+async def all_whole(generations: list[Generation]) -> None:
+    """Wait for all; the first failure ends the others."""
+    tasks = [asyncio.ensure_future(generation.whole()) for generation in generations]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _merged(
+    generations: list[Generation],
+) -> AsyncIterator[tuple[int, StreamEvent | None]]:
+    """Pieces of several prompts as they come; None is a sign of life."""
+    if len(generations) == 1:
+        async for pieces in generations[0].pieces():
+            if not pieces:
+                yield 0, None
+            for piece in pieces:
+                yield 0, piece
+        return
+    queue: asyncio.Queue[tuple[int, StreamEvent | None]] = asyncio.Queue()
+
+    async def pump(index: int, generation: Generation) -> None:
+        async for pieces in generation.pieces():
+            for piece in pieces or (None,):
+                queue.put_nowait((index, piece))
+
+    tasks = [asyncio.ensure_future(pump(i, g)) for i, g in enumerate(generations)]
+    everyone = asyncio.gather(*tasks)
+    try:
+        while not (everyone.done() and queue.empty()):
+            getter = asyncio.ensure_future(queue.get())
+            waited: set[asyncio.Future[Any]] = {getter, everyone}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if getter.done():
+                yield getter.result()
+            else:
+                getter.cancel()
+                everyone.result()  # raises what ended it
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,52 @@
+"""The engine process: settings on stdin, a unix socket in the runtime folder, then the loop.
+
+Exit codes tell the supervisor what to do: 2 is the user's mistake and final, others are crashes.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+import time
+from pathlib import Path
+
+from quire.errors import BadRequest, CheckpointError, NotSupported, OutOfMemory, QuireError
+from quire.obs.log import configure_logging
+from quire.server.lifeline import begin
+from quire.server.settings import ServeSettings
+
+SOCKET = "engine.sock"
+BAD_INPUT, FAILED = 2, 1
+
+
+def main() -> int:
+    begun = time.monotonic()
+    settings = begin(ServeSettings, int(sys.argv[1]))
+    secrets = [*settings.api_keys, *settings.admin_keys]
+    configure_logging(settings.log_format, settings.log_level, secrets)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the supervisor asks for stacks before it kills
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; parent decides
+    try:
+        from quire.engine.build import build_engine
+        from quire.engine.process import EngineProcess, Patience
+        from quire.load.open import open_model
+
+        opened = open_model(settings.engine)
+        engine = build_engine(settings.engine, opened.checkpoint, opened.tokenizer)
+        address = Path(settings.runtime_folder) / SOCKET
+        patience = Patience(
+            settings.stall_s, settings.stall_kill_s, settings.limits.queue_timeout_s
+        )
+        process = EngineProcess(engine, address, time.monotonic() - begun, patience)
+    except QuireError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        final = isinstance(error, (BadRequest, CheckpointError, NotSupported, OutOfMemory))
+        return BAD_INPUT if final else FAILED
+    process.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

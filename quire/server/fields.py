@@ -1,0 +1,192 @@
+"""Request bodies as msgspec structs: typed decoding, and the errors it gives.
+
+Every field may be null, because real clients send nulls for what they do not set. Fields we know
+and have no use for are listed, so that only truly unknown ones are named in the warning header.
+What the values mean is `sampling.py`'s and the handlers' business.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire.server.http import HttpRequest
+from quire.server.problems import Problem
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# OpenAI and vLLM fields that change nothing about the answer here, so not worth a warning.
+QUIET = frozenset(
+    (
+        *("metadata", "store", "service_tier", "user", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "verbosity", "modalities", "request_id", "response_role"),
+        "spaces_between_special_tokens",
+    )
+)
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class StructuredFields(msgspec.Struct):
+    """vLLM's `structured_outputs`."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What chat and plain completions share."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = None  # llama.cpp's name for it
+    logit_bias: dict[str, float] | None = None
+    stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    return_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredFields | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+class ChatFields(SamplingFields, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+
+
+class CompletionFields(SamplingFields, kw_only=True):
+    prompt: str | list[str | int | list[int]]  # a text, ids, or several of either
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+
+
+class GenerateFields(msgspec.Struct, kw_only=True):
+    """`/v1/generate`: a prompt and a few knobs, the plainest way in."""
+
+    prompt: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    priority: int | None = None
+
+
+class EmbeddingFields(msgspec.Struct, kw_only=True):
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    priority: int | None = None
+
+
+class TokenizeFields(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeFields(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+
+
+def decode(request: HttpRequest, kind: type[T]) -> T:
+    """The body as a struct; raises Problem 400 naming the field, what came and what is wanted."""
+    if not request.body:
+        raise Problem(400, "got an empty body, want a JSON object")
+    try:
+        fields = _decoder(kind).decode(request.body)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        found = _PATH.search(text)
+        param = found.group(1) if found else None
+        raise Problem(
+            400, f"bad value for {param or 'the body'}: {_PATH.sub('', text)}", param=param
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem(400, f"the body is not valid JSON: {_short(error)}") from None
+    _note_unknown(request, kind)
+    return fields
+
+
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        decoder = _DECODERS[kind] = msgspec.json.Decoder(kind)
+    return decoder
+
+
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {}
+_TOP_LEVEL = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _note_unknown(request: HttpRequest, kind: type[msgspec.Struct]) -> None:
+    unknown = [
+        name
+        for name in _TOP_LEVEL.decode(request.body)
+        if name not in kind.__struct_fields__ and name not in QUIET
+    ]
+    if unknown:
+        shown = ", ".join(name[:40] for name in unknown[:10])
+        request.warnings.append(f"ignored unknown fields: {shown}")
+
+
+def _short(error: BaseException) -> str:
+    return str(error)[:200]

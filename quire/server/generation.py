@@ -1,0 +1,211 @@
+"""Generation: one accepted request, from admission to its last token, as pieces of text.
+
+Used as an async context manager, so that leaving it in any way (done, failed, client gone) aborts
+what still runs in the engine and gives the room back. Text is made here from token events by the
+same `Conversation` the offline API uses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire.engine.commands import QUEUE_TIMEOUT
+from quire.engine.output import Conversation
+from quire.errors import QuireError
+from quire.obs.report import FinishReport
+from quire.obs.trace import finish_attributes, request_attributes
+from quire.outputs import RequestOutput, StreamEvent
+from quire.params import SamplingParams
+from quire.server.problems import Expired, Failed, Problem
+from quire.step import TokenEvent
+
+if TYPE_CHECKING:
+    from quire.engine.intake import Prompt
+    from quire.server.http import HttpRequest
+    from quire.server.server import Server
+
+
+class Job(NamedTuple):
+    """What to generate. `prompt` holds token ids already."""
+
+    prompt: Prompt
+    params: SamplingParams
+    priority: int = 0
+    timeout_s: float | None = None
+
+
+class Generation:
+    def __init__(self, server: Server, request: HttpRequest, job: Job) -> None:
+        self.server, self.http = server, request
+        self.begun = self.heard = time.monotonic()
+        self.timeout_s = min(
+            job.timeout_s or server.limits.request_timeout_s, server.limits.request_timeout_s
+        )
+        self.deadline = self.begun + self.timeout_s
+        text, self.requests = server.intake.requests(job.prompt, job.params, job.priority)
+        self.conversation = Conversation(request.id, text, self.requests, server.tokenizer)
+        self.inbox: deque[StreamEvent] = deque()
+        self.conversation.inbox = self.inbox
+        self.pooled: list[float] | None = None
+        self._last_token: dict[int, float] = {}
+        params = job.params
+        self._span = server.tracer.start(
+            "llm_request",
+            request.headers.get("traceparent"),
+            request_attributes(server.model_names[0], request.id, params.n, params.max_tokens),
+        )
+
+    @property
+    def num_prompt(self) -> int:
+        return self.requests[0].num_prompt
+
+    @property
+    def num_output(self) -> int:
+        return sum(len(a.output.token_ids) for a in self.conversation.answers.values())
+
+    @property
+    def num_cached(self) -> int:
+        return self.requests[0].num_cached
+
+    # ------------------------------------------------------------ lifetime
+
+    async def __aenter__(self) -> Generation:
+        server, leader = self.server, self.requests[0]
+        if server.is_draining:
+            raise Problem(503, "the server is shutting down", code="draining", retry_after_s=5)
+        caller = self.http.caller
+        n = len(self.requests)
+        num_tokens = n * (leader.num_prompt + leader.max_tokens)
+        self._ticket = server.admission.enter(caller.salt if caller else "", n, num_tokens)
+        try:
+            self.tap = server.link.open(self.requests)
+        except BaseException:
+            server.admission.leave(self._ticket)
+            raise
+        server.watchman.generations.add(self)
+        server.metrics.accepted(
+            n=n, max_tokens=leader.params.max_tokens, prompt_tokens=leader.num_prompt
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        server = self.server
+        server.watchman.generations.discard(self)
+        server.link.close(request.id for request in self.requests)
+        server.admission.leave(self._ticket)
+        reason = "abort" if kind is not None else self._reason()
+        report = self._finish_report(reason)
+        server.metrics.finished(report)
+        self.http.notes.update(
+            prompt_tokens=report.prompt_tokens,
+            output_tokens=report.output_tokens,
+            finish_reason=reason,
+        )
+        first = self.requests[0].timing.first_token
+        self._span.set(finish_attributes(report, None if first is None else first - self.begun))
+        self._span.end(None if kind is None else kind.__name__)
+
+    def _reason(self) -> str:
+        reasons = [a.output.finish_reason for a in self.conversation.answers.values()]
+        return next((reason for reason in reasons if reason), "abort")
+
+    def _finish_report(self, reason: str) -> FinishReport:
+        timing, now = self.requests[0].timing, time.monotonic()
+        first = timing.first_token
+        queue = None if timing.scheduled is None else timing.scheduled - timing.arrival
+        prefill = first - timing.scheduled if first and timing.scheduled else None
+        last = max(self._last_token.values(), default=None)
+        decode = last - first if first and last else None
+        return FinishReport(
+            reason=reason,
+            prompt_tokens=self.num_prompt,
+            cached_tokens=self.num_cached,
+            output_tokens=self.num_output,
+            e2e_s=now - self.begun,
+            queue_s=queue,
+            prefill_s=prefill,
+            decode_s=decode,
+            num_preempted=sum(r.num_preempted for r in self.requests),
+        )
+
+    # ------------------------------------------------------------ tokens
+
+    async def pieces(self) -> AsyncIterator[Sequence[StreamEvent]]:
+        """What each step added; an empty list now and then when there is long nothing."""
+        conversation, inbox = self.conversation, self.inbox
+        while not conversation.finished:
+            events = await self.tap.take()
+            self._settle(events)
+            for event in events:
+                if conversation.take(event):  # a stop string was found
+                    self.server.link.close([event.request_id])
+            shown = list(inbox)
+            inbox.clear()
+            if shown or not events:
+                yield shown
+
+    async def whole(self) -> RequestOutput:
+        async for _ in self.pieces():
+            pass
+        return self.conversation.result()
+
+    def _settle(self, events: Sequence[TokenEvent]) -> None:
+        """Bookkeeping around the text: clocks, metrics, errors."""
+        now = self.heard = time.monotonic()
+        metrics, last = self.server.metrics, self._last_token
+        for event in events:
+            if event.tokens:
+                before = last.get(event.request_id)
+                last[event.request_id] = now
+                if before is None and len(last) == 1:
+                    metrics.first_token(now - self.begun)
+                metrics.tokens(len(event.tokens), None if before is None else now - before)
+                if before is None:
+                    self._take_report(event)
+            if event.pooled:
+                self.pooled = list(event.pooled)
+            if event.finish is not None:
+                self._take_report(event)
+                if event.finish == "error":
+                    raise self._error(event)
+
+    def _take_report(self, event: TokenEvent) -> None:
+        about = self.tap.about.get(event.request_id)
+        if about is None:
+            return
+        for request in self.requests:
+            if request.id == event.request_id:
+                request.num_cached, request.cache_note = about.num_cached, about.cache_note
+                request.num_preempted = about.num_preempted
+                timing = request.timing
+                timing.scheduled, timing.first_token = about.scheduled, about.first_token
+                timing.last_token = about.last_token
+
+    def _error(self, event: TokenEvent) -> QuireError:
+        if event.error == QUEUE_TIMEOUT:
+            seconds = self.server.limits.queue_timeout_s
+            return Expired(f"no room within {seconds:g} s; try again later", is_queue=True)
+        return Failed(event.error or "the engine could not go on with this request")
+
+    def timings(self) -> dict[str, float]:
+        """Milliseconds by phase, for clients that want to see them."""
+        report = self._finish_report("")
+        first = self.requests[0].timing.first_token
+        decode = report.decode_s or 0.0
+        rate = (report.output_tokens - 1) / decode if decode > 0 else 0.0
+        return {
+            "queue_ms": round((report.queue_s or 0.0) * 1e3, 3),
+            "ttft_ms": round((first - self.begun) * 1e3, 3) if first else 0.0,
+            "prefill_ms": round((report.prefill_s or 0.0) * 1e3, 3),
+            "decode_ms": round(decode * 1e3, 3),
+            "tokens_per_s": round(rate, 3),
+        }

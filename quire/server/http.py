@@ -1,0 +1,212 @@
+"""HTTP as handlers see it: a request with its body read, and two kinds of answer.
+
+The one place that speaks ASGI. Bodies are bounded in bytes and in time before a handler runs, and a
+client that leaves cancels its handler, streaming or not, so that whatever the handler holds open is
+released by its own `finally`. Routing and error bodies are `app.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+
+from quire.server.keys import Caller
+from quire.server.problems import Problem
+from quire.server.settings import Limits
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MAX_HEADERS, MAX_HEADER_BYTES = 100, 64 << 10
+MAX_QUERY_FIELDS = 32
+JSON_TYPE = "application/json"
+SSE_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+@dataclass(slots=True)
+class HttpRequest:
+    """One request, its body complete."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: Mapping[str, str]
+    id: str
+    body: bytes = b""
+    num_held_bytes: int = 0  # of a `BodyRoom`
+    caller: Caller | None = None
+    path_value: str = ""  # what a route's trailing {} matched
+    begun: float = field(default_factory=time.monotonic)
+    sending_since: float | None = None  # a write the client has not taken yet
+    task: asyncio.Task[Any] | None = None
+    warnings: list[str] = field(default_factory=list)  # end up in a response header
+    notes: dict[str, str | int] = field(default_factory=dict)  # end up in the access log
+
+
+@dataclass(slots=True)
+class Reply:
+    """A whole answer."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = JSON_TYPE
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+@dataclass(slots=True)
+class EventStream:
+    """Server-sent events; the first chunk is awaited before the status line is sent.
+
+    Errors before it are therefore ordinary error replies. `chunks` must clean up when closed.
+    """
+
+    chunks: AsyncIterator[bytes]
+    failure: Callable[[Problem], bytes]  # an error in the midst of the stream, as an event
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class BodyRoom:
+    """Bytes of bodies held at once, over all connections: many large ones are refused, not kept."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.num_bytes = most, 0
+
+    def take(self, request: HttpRequest, count: int) -> None:
+        if self.num_bytes + count > self.most:
+            raise Problem(
+                503, "too many large requests at once; try again", code="busy", retry_after_s=1
+            )
+        self.num_bytes += count
+        request.num_held_bytes += count
+
+    def release(self, request: HttpRequest) -> None:
+        """The body was used up, or the request ended; once or more often."""
+        self.num_bytes -= request.num_held_bytes
+        request.num_held_bytes = 0
+
+
+def read_head(scope: Scope, request_id: str) -> HttpRequest:
+    headers: dict[str, str] = {}
+    size = 0
+    for name, value in scope["headers"]:
+        size += len(name) + len(value)
+        headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+    if len(scope["headers"]) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+        raise Problem(
+            431,
+            f"got {len(scope['headers'])} headers of {size} bytes,"
+            f" want at most {MAX_HEADERS} of {MAX_HEADER_BYTES}",
+        )
+    _check_framing(scope, headers)
+    try:
+        text = scope.get("query_string", b"").decode("latin-1")
+        query = dict(parse_qsl(text, max_num_fields=MAX_QUERY_FIELDS))
+    except ValueError:
+        raise Problem(400, f"want at most {MAX_QUERY_FIELDS} query fields") from None
+    return HttpRequest(scope["method"], scope["path"], query, headers, request_id)
+
+
+def _check_framing(scope: Scope, headers: Mapping[str, str]) -> None:
+    """Refuse what a proxy before us may have read otherwise than we do."""
+    if "transfer-encoding" in headers:
+        if "content-length" in headers:
+            raise Problem(400, "got both Content-Length and Transfer-Encoding, want one of them")
+        if headers["transfer-encoding"].strip().lower() != "chunked":
+            raise Problem(400, "want Transfer-Encoding: chunked or none")
+    if scope.get("http_version") == "1.1" and not headers.get("host"):
+        raise Problem(400, "HTTP/1.1 needs a Host header")
+
+
+async def read_body(
+    request: HttpRequest, receive: Receive, limits: Limits, room: BodyRoom
+) -> bytes:
+    """Raises Problem 413, 415, 408 or 503; ClientGone when the client left in the middle."""
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Problem(415, "compressed bodies are not accepted; send it plain")
+    declared = request.headers.get("content-length", "0")
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > limits.max_body_bytes:
+        raise _too_large(declared[:20], limits)
+    body = bytearray()  # not a list: a body may come in millions of parts of a byte
+    deadline = time.monotonic() + limits.body_total_s
+    while True:
+        patience = min(limits.body_idle_s, deadline - time.monotonic())
+        try:
+            message = await asyncio.wait_for(receive(), max(0.0, patience))
+        except TimeoutError:
+            raise Problem(408, "the body did not arrive in time") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        room.take(request, len(part))
+        body += part
+        if len(body) > limits.max_body_bytes:
+            raise _too_large(f"over {limits.max_body_bytes}", limits)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _too_large(size: str, limits: Limits) -> Problem:
+    return Problem(
+        413, f"got a body of {size} bytes, want at most {limits.max_body_bytes}", code="too_large"
+    )
+
+
+class ClientGone(Exception):
+    """Nobody is there to answer."""
+
+
+async def wait_gone(receive: Receive) -> None:
+    """Returns when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_reply(reply: Reply, send: Send, extra: list[tuple[bytes, bytes]]) -> None:
+    headers = [
+        (b"content-type", reply.content_type.encode()),
+        (b"content-length", str(len(reply.body)).encode()),
+        *reply.headers,
+        *extra,
+    ]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body, "more_body": False})
+
+
+async def send_stream(
+    request: HttpRequest,
+    stream: EventStream,
+    send: Send,
+    extra: Callable[[], list[tuple[bytes, bytes]]],
+) -> None:
+    """Pump chunks to the client. What fails before the first chunk is raised."""
+    chunks = stream.chunks
+    try:
+        first = await anext(chunks)
+        headers = [*SSE_HEADERS, *stream.headers, *extra()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await _send_chunk(request, send, first)
+        async for chunk in chunks:
+            await _send_chunk(request, send, chunk)
+    finally:
+        close = getattr(chunks, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _send_chunk(request: HttpRequest, send: Send, chunk: bytes) -> None:
+    request.sending_since = time.monotonic()
+    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    request.sending_since = None
+
+
+async def end_stream(send: Send, last: bytes = b"") -> None:
+    await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -1,0 +1,59 @@
+"""Keys: who is calling, decided in constant time.
+
+Keys are kept as SHA-256 digests; a presented key is hashed and compared with all of them, always
+all, so that neither length nor position leaks through timing. Without any key configured everyone
+may call everything. With keys, the admin verbs need an admin key: none configured, nobody has one.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A caller we let in. `salt` separates the cached prefixes of different keys."""
+
+    salt: str
+    is_admin: bool
+
+
+class KeyRing:
+    def __init__(self, keys: Sequence[str], admin_keys: Sequence[str]) -> None:
+        assert all([*keys, *admin_keys]), "an empty key would let in whoever sends none"
+        self._keys = [sha256(key.encode()).digest() for key in keys]
+        self._admin = [sha256(key.encode()).digest() for key in admin_keys]
+
+    @property
+    def is_open(self) -> bool:
+        """No keys at all: a server for its own machine."""
+        return not self._keys and not self._admin
+
+    def caller(self, headers: Mapping[str, str]) -> Caller | None:
+        """None when the key is missing or wrong."""
+        if self.is_open:
+            return Caller("", is_admin=True)
+        digest = sha256(presented_key(headers).encode("utf-8", "surrogatepass")).digest()
+        is_admin = _is_among(digest, self._admin)
+        is_known = _is_among(digest, self._keys)
+        if not (is_admin or is_known):
+            return None
+        return Caller(digest.hex()[:32], is_admin)
+
+
+def _is_among(digest: bytes, known: Sequence[bytes]) -> bool:
+    found = False
+    for one in known:
+        found |= hmac.compare_digest(digest, one)
+    return found
+
+
+def presented_key(headers: Mapping[str, str]) -> str:
+    """`Authorization: Bearer KEY`, or Anthropic's older `x-api-key: KEY`."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return headers.get("x-api-key", "").strip()

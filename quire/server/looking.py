@@ -1,0 +1,107 @@
+"""What can be asked without generating: health, models, version, metrics, tokenisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.errors import BadRequest
+from quire.server import sse
+from quire.server.fields import DetokenizeFields, TokenizeFields, decode
+from quire.server.http import HttpRequest, Reply
+from quire.server.problems import Problem
+from quire.server.prompting import render
+from quire.server.server import Server
+from quire.text.tools.definitions import check_tools
+from quire.version import __version__
+
+
+async def live(request: HttpRequest, server: Server) -> Reply:
+    """The process answers. A restarting engine does not make it unwell."""
+    return Reply(sse.encode({"status": "ok"}))
+
+
+async def ready(request: HttpRequest, server: Server) -> Reply:
+    """The engine is loaded and making progress, and we are taking requests."""
+    why = "draining" if server.is_draining else server.link.why_not_ready()
+    if why is None:
+        return Reply(sse.encode({"status": "ready"}))
+    return Reply(sse.encode({"status": "not ready", "reason": why}), 503)
+
+
+async def version(request: HttpRequest, server: Server) -> Reply:
+    return Reply(sse.encode({"version": __version__}))
+
+
+async def models(request: HttpRequest, server: Server) -> Reply:
+    return Reply(
+        sse.encode({"object": "list", "data": [_model(n, server) for n in server.model_names]})
+    )
+
+
+async def model(request: HttpRequest, server: Server) -> Reply:
+    if request.path_value not in server.model_names:
+        name = request.path_value[:200]
+        raise Problem(404, f"the model {name!r} is not served here", code="model_not_found")
+    return Reply(sse.encode(_model(request.path_value, server)))
+
+
+def _model(name: str, server: Server) -> dict[str, Any]:
+    hello = server.link.hello
+    return {
+        "id": name,
+        "object": "model",
+        "created": server.created,
+        "owned_by": "quire",
+        "root": server.model_names[0],
+        "parent": None,
+        "max_model_len": hello.max_model_len if hello is not None else None,
+    }
+
+
+async def metrics(request: HttpRequest, server: Server) -> Reply:
+    return Reply(server.metrics.exposition(), content_type="text/plain; version=0.0.4")
+
+
+async def metrics_summary(request: HttpRequest, server: Server) -> Reply:
+    return Reply(sse.encode(server.metrics.summary()))
+
+
+async def tokenize(request: HttpRequest, server: Server) -> Reply:
+    fields = decode(request, TokenizeFields)
+    server.check_model(fields.model)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise BadRequest("want either prompt or messages", param="prompt")
+    if fields.prompt is not None:
+        special = fields.add_special_tokens is not False
+        ids = await server.encode(fields.prompt, "prompt", special)
+    else:
+        assert fields.messages is not None
+        text = await render(
+            server,
+            fields.messages,
+            check_tools(fields.tools),
+            {"add_generation_prompt": fields.add_generation_prompt is not False},
+        )
+        ids = await server.encode(text, "messages", add_special_tokens=False)
+    body: dict[str, Any] = {
+        "count": len(ids),
+        "max_model_len": server.max_model_len,
+        "tokens": ids,
+    }
+    if fields.return_token_strs:
+        body["token_strs"] = [server.tokenizer.id_to_token(i) for i in ids]
+    return Reply(sse.encode(body))
+
+
+async def detokenize(request: HttpRequest, server: Server) -> Reply:
+    fields = decode(request, DetokenizeFields)
+    server.check_model(fields.model)
+    size = server.hello.vocab_size
+    bad = next((i for i in fields.tokens if not 0 <= i < size), None)
+    if bad is not None:
+        raise BadRequest(f"got token id {bad}, want 0 <= id < {size}", param="tokens")
+    text = await server.in_thread(
+        lambda: server.tokenizer.decode(fields.tokens, skip_special_tokens=False),
+        len(fields.tokens),
+    )
+    return Reply(sse.encode({"prompt": text}))

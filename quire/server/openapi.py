@@ -1,0 +1,187 @@
+"""GET /openapi.json: the server described by what runs it, the route table and the body structs.
+
+Paths, methods, access and error styles come from the routes, bodies from msgspec's own schemas,
+narrowed by `openapi_schemas.py` to what is really taken. Only what neither knows is listed here:
+which struct a path reads, and what kinds of answer it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from quire.server import fields, sse
+from quire.server.app import ADMIN, PUBLIC, Route
+from quire.server.http import JSON_TYPE, HttpRequest, Reply
+from quire.server.messages_input import CountTokensFields, MessagesFields
+from quire.server.openapi_schemas import INSIDES, Schema, narrow
+from quire.server.responses_input import ResponsesFields
+from quire.server.server import Server
+from quire.version import __version__
+
+EVENTS = "text/event-stream"
+REFERENCE = "#/components/schemas/{name}"
+PATH_VALUE = "name"  # what the open end of a path is called in the document
+
+BODIES: dict[str, type[msgspec.Struct]] = {
+    "/v1/chat/completions": fields.ChatFields,
+    "/v1/completions": fields.CompletionFields,
+    "/v1/responses": ResponsesFields,
+    "/v1/embeddings": fields.EmbeddingFields,
+    "/v1/messages": MessagesFields,
+    "/v1/messages/count_tokens": CountTokensFields,
+    "/v1/generate": fields.GenerateFields,
+    "/tokenize": fields.TokenizeFields,
+    "/detokenize": fields.DetokenizeFields,
+}
+# What a path answers with, where it is not JSON alone.
+MEDIA: dict[str, tuple[str, ...]] = {
+    "/v1/chat/completions": (JSON_TYPE, EVENTS),
+    "/v1/completions": (JSON_TYPE, EVENTS),
+    "/v1/responses": (JSON_TYPE, EVENTS),
+    "/v1/messages": (JSON_TYPE, EVENTS),
+    "/v1/generate": (JSON_TYPE, EVENTS),
+    "/inside": (EVENTS,),
+    "/metrics": ("text/plain",),
+    "/": ("text/html",),
+    "/page/{}": ("text/html", "text/javascript", "text/css", "image/svg+xml"),
+}
+# Keys of a JSON answer that are always there.
+ANSWERS: dict[str, tuple[str, ...]] = {
+    "/v1/chat/completions": ("id", "object", "created", "model", "choices", "usage"),
+    "/v1/completions": ("id", "object", "created", "model", "choices", "usage"),
+    "/v1/responses": ("id", "object", "created_at", "status", "model", "output", "usage"),
+    "/v1/embeddings": ("object", "model", "data", "usage"),
+    "/v1/messages": ("id", "type", "role", "model", "content", "stop_reason", "usage"),
+    "/v1/messages/count_tokens": ("input_tokens",),
+    "/v1/generate": ("id", "text", "finish_reason", "usage"),
+    "/v1/models": ("object", "data"),
+    "/v1/models/{}": ("id", "object", "created", "owned_by"),
+    "/tokenize": ("count", "max_model_len", "tokens"),
+    "/detokenize": ("prompt",),
+    "/health": ("status",),
+    "/live": ("status",),
+    "/ready": ("status",),
+    "/version": ("version",),
+}
+QUERIES: dict[str, Schema] = {
+    "/inside": {
+        "name": "hz",
+        "in": "query",
+        "description": "Pictures a second.",
+        "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 10, "default": 5},
+    }
+}
+STATUSES = {
+    400: "The request is wrong; the message says what and why.",
+    401: "The API key is missing or wrong.",
+    403: "This needs an admin key.",
+    404: "No such model, or no such path.",
+    405: "The path is there, for another method.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "Bodies must not be compressed.",
+    429: "The server is full; Retry-After says when to try again.",
+    431: "The headers are too large.",
+    500: "This request failed on our side; others go on.",
+    503: "The engine is loading, restarting or shutting down.",
+    504: "The request's deadline passed.",
+}
+ALWAYS = (405, 408, 413, 415, 431, 500)  # from what happens around every handler
+ENGINE = (429, 503, 504)
+EXTRA = {"/ready": (503,), "/": (404,), "/page/{}": (404,), "/v1/models/{}": (404,)}
+
+
+async def openapi(request: HttpRequest, server: Server) -> Reply:
+    from quire.server.routes import routes  # which imports this file
+
+    return Reply(sse.encode(document(routes(server.settings), server)))
+
+
+def document(routes: Sequence[Route], server: Server) -> Schema:
+    """The whole OpenAPI document."""
+    _, schemas = msgspec.json.schema_components(BODIES.values(), ref_template=REFERENCE)
+    models = () if server.settings.accept_any_model else server.model_names
+    narrow(schemas, server.limits, models)
+    paths: dict[str, Schema] = {}
+    for route in routes:
+        path = route.path.replace("{}", f"{{{PATH_VALUE}}}")
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Quire", "version": __version__},
+        "security": [{"bearer": []}],
+        "paths": paths,
+        "components": {
+            "schemas": {**schemas, **INSIDES},
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+# ------------------------------------------------------------ operations
+
+
+def _operation(route: Route) -> Schema:
+    made: Schema = {
+        "operationId": _operation_id(route),
+        "summary": _summary(route),
+        "responses": {"200": _success(route.path)} | _failures(route),
+    }
+    parameters = [QUERIES[route.path]] if route.path in QUERIES else []
+    if route.path.endswith("{}"):
+        named = {"type": "string", "minLength": 1}
+        parameters.append({"name": PATH_VALUE, "in": "path", "required": True, "schema": named})
+    if parameters:
+        made["parameters"] = parameters
+    if route.access == PUBLIC:
+        made["security"] = []
+    if route.method == "POST":
+        made["requestBody"] = _body(route.path)
+    return made
+
+
+def _operation_id(route: Route) -> str:
+    words = route.path.replace("{}", PATH_VALUE).replace(".", "_").split("/")
+    return "_".join([route.method.lower(), *(word for word in words if word)])
+
+
+def _summary(route: Route) -> str:
+    said = (route.handler.__doc__ or f"{route.method} {route.path}").strip()
+    return said.splitlines()[0]
+
+
+def _body(path: str) -> Schema:
+    if path not in BODIES:
+        return {"required": False, "content": {JSON_TYPE: {"schema": {"type": "object"}}}}
+    reference = {"$ref": REFERENCE.format(name=BODIES[path].__name__)}
+    return {"required": True, "content": {JSON_TYPE: {"schema": reference}}}
+
+
+def _success(path: str) -> Schema:
+    content: Schema = {}
+    for media in MEDIA.get(path, (JSON_TYPE,)):
+        schema: Schema = {"type": "string"}
+        if media == JSON_TYPE:
+            schema = {"type": "object", "required": list(ANSWERS.get(path, ()))}
+        content[media] = {"schema": schema}
+    return {"description": "Done.", "content": content}
+
+
+def _failures(route: Route) -> Schema:
+    codes = {400, *ALWAYS, *EXTRA.get(route.path, ())}
+    if route.access != PUBLIC:
+        codes.add(401)
+    if route.access == ADMIN:
+        codes.add(403)
+    if route.method == "POST":
+        codes |= {404, *ENGINE}
+    name = "AnthropicError" if route.style == "anthropic" else "Error"
+    schema: Schema = {"$ref": REFERENCE.format(name=name)}
+    if route.path == "/ready":
+        schema = {"type": "object"}  # its 503 is no error body, but why it is not ready
+    return {
+        str(code): {"description": STATUSES[code], "content": {JSON_TYPE: {"schema": schema}}}
+        for code in sorted(codes)
+    }

@@ -1,0 +1,259 @@
+"""From a chat request to a job for the engine, and the way its output will be read.
+
+Chat completions, Responses and Messages all reduce to a `ChatAsk`; `prepare` checks it, renders the
+template, tokenises, settles tools, reasoning and structured output, and returns a `ChatPlan`. Its
+`choices` reads a generation as parts: text, reasoning and tool calls, for each answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from quire.errors import BadRequest
+from quire.outputs import StreamEvent
+from quire.params import SamplingParams, StructuredOutputsParams
+from quire.server.completions import cache_salt, check_length
+from quire.server.fields import SamplingFields
+from quire.server.generation import Generation, Job
+from quire.server.http import HttpRequest
+from quire.server.problems import Problem
+from quire.server.sampling import sampling_params, structured_outputs
+from quire.server.server import Server
+from quire.text.reasoning import detect_reasoning, reasoning_splitter
+from quire.text.tools.definitions import Tool, ToolChoice, check_tool_choice, check_tools
+from quire.text.tools.forced import ForcedCallParser, forced_schema
+from quire.text.tools.formats import detect_tool_format, needs_special_tokens, tool_parser
+from quire.text.tools.parser import CallCut, CallStart, ToolParser
+from quire.text.tools.prompt import spell_out_tools, template_messages
+from quire.text.tools.router import OutputRouter, ReasoningPart, RoutedPart
+
+# Templates see these from us; a client may not put its own values there.
+RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "bos_token",
+        "continue_final_message",
+        "documents",
+        "eos_token",
+        "messages",
+        "raise_exception",
+        "strftime_now",
+        "tools",
+    }
+)
+MAX_TEMPLATE_VALUES = 16
+DEFAULT_TOOL_FORMAT = "hermes"  # what `spell_out_tools` teaches a model that knows none
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatAsk:
+    """What all chat-like endpoints have in common."""
+
+    messages: list[dict[str, Any]]
+    fields: SamplingFields
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    template_values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one event adds to one answer."""
+
+    index: int
+    parts: list[RoutedPart]
+    finish: str | None  # "stop", "length" or "tool_calls"
+    event: StreamEvent
+    num_reasoning: int = 0  # tokens of this answer spent on thinking so far, markers included
+
+
+class ChatPlan(NamedTuple):
+    job: Job
+    reasoning: str | None  # name of the splitter
+    tool_format: str | None  # None: output is not searched for calls
+    is_forced: bool
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.job.params
+
+    @property
+    def prompt_text(self) -> str:
+        assert isinstance(self.job.prompt, dict)
+        return str(self.job.prompt["prompt"])
+
+    def router(self) -> OutputRouter:
+        splitter = None
+        if self.reasoning is not None:
+            splitter = reasoning_splitter(self.reasoning, self.prompt_text)
+        parser: ToolParser | None = None
+        if self.is_forced:
+            parser = ForcedCallParser()
+        elif self.tool_format is not None:
+            parser = tool_parser(self.tool_format)
+        return OutputRouter(splitter, parser)
+
+    async def choices(self, generation: Generation) -> AsyncIterator[list[Piece]]:
+        """Pieces of all answers as they come; an empty list is only a sign of life."""
+        routers = [_Choice(self.router()) for _ in generation.requests]
+        async for events in generation.pieces():
+            yield [routers[event.index].piece(event) for event in events]
+
+
+class _Choice:
+    """One answer: its router, and whether it called tools."""
+
+    def __init__(self, router: OutputRouter) -> None:
+        self.router = router
+        self.has_calls = self.is_cut = False
+        self._is_answering = self._has_thought = False
+        self._num_before_answer = 0
+
+    def piece(self, event: StreamEvent) -> Piece:
+        parts = self.router.push(event.text) if event.text else []
+        if event.finish_reason is not None:
+            parts = [*parts, *self.router.finish()]
+        for part in parts:
+            self.has_calls |= isinstance(part, CallStart)
+            self.is_cut |= isinstance(part, CallCut)
+            self._has_thought |= isinstance(part, ReasoningPart)
+            self._is_answering |= not isinstance(part, ReasoningPart)
+        if not self._is_answering:
+            self._num_before_answer += len(event.token_ids)
+        finish = event.finish_reason
+        if finish == "stop" and self.has_calls and not self.is_cut:
+            finish = "tool_calls"
+        num_reasoning = self._num_before_answer if self._has_thought else 0
+        return Piece(event.index, parts, finish, event, num_reasoning)
+
+
+# ------------------------------------------------------------ preparing
+
+
+async def prepare(server: Server, request: HttpRequest, ask: ChatAsk) -> ChatPlan:
+    """Raises BadRequest or Problem; nothing reached the engine then."""
+    if len(ask.messages) > server.limits.max_messages:
+        raise BadRequest(
+            f"got {len(ask.messages)} messages, want at most {server.limits.max_messages}",
+            param="messages",
+        )
+    tools, choice = _tools(ask)
+    structured = _structured(ask, tools, choice)
+    if structured is not None:
+        await server.checker.check(structured)
+    tool_format = None
+    if tools and choice.mode != "none":
+        tool_format = server.settings.tool_call_parser or _tool_format(server)
+    params = sampling_params(
+        ask.fields,
+        server.limits,
+        max_tokens=ask.max_tokens,
+        logprobs=ask.logprobs,
+        structured=structured,
+    )
+    if tool_format is not None and needs_special_tokens(tool_format):
+        params = params.with_(skip_special_tokens=False)
+    shown = [] if choice.mode == "none" else tools
+    text = await render(server, ask.messages, shown, _template_options(server, ask))
+    ids = await server.encode(text, "messages", add_special_tokens=False)
+    check_length(ids, server, "messages")
+    salt = cache_salt(request, server, ask.fields.cache_salt)
+    prompt = {"prompt": text, "prompt_token_ids": ids, "cache_salt": salt}
+    job = Job(prompt, params, ask.fields.priority or 0, ask.fields.timeout)
+    reasoning = server.settings.reasoning_parser or detect_reasoning(
+        server.tokenizer.chat_template, text
+    )
+    if structured is not None:
+        reasoning = None  # every token follows the grammar, so there is no room for thinking
+    return ChatPlan(job, reasoning, tool_format, choice.is_forced)
+
+
+def _tools(ask: ChatAsk) -> tuple[list[Tool], ToolChoice]:
+    tools = check_tools(ask.tools)
+    return tools, check_tool_choice(ask.tool_choice, tools)
+
+
+def _structured(
+    ask: ChatAsk, tools: list[Tool], choice: ToolChoice
+) -> StructuredOutputsParams | None:
+    asked = structured_outputs(ask.fields)
+    if not choice.is_forced:
+        return asked
+    if asked is not None:
+        raise BadRequest(
+            "got both a forced tool_choice and a structured output; want one of them",
+            param="tool_choice",
+        )
+    schema: dict[str, Any] = forced_schema(tools, choice, ask.parallel_tool_calls)
+    return StructuredOutputsParams(json=schema)
+
+
+def _tool_format(server: Server) -> str:
+    found = detect_tool_format(server.tokenizer.chat_template)
+    return found or DEFAULT_TOOL_FORMAT
+
+
+def _template_options(server: Server, ask: ChatAsk) -> dict[str, Any]:
+    values = ask.template_values
+    if len(values) > MAX_TEMPLATE_VALUES or RESERVED & values.keys():
+        bad = sorted(RESERVED & values.keys()) or f"{len(values)} values"
+        raise BadRequest(
+            f"got chat_template_kwargs with {bad}, want at most {MAX_TEMPLATE_VALUES} values and"
+            " none of the template's own names",
+            param="chat_template_kwargs",
+        )
+    if ask.chat_template is not None and not server.settings.trust_request_chat_template:
+        raise BadRequest(
+            "this server does not take chat templates from clients"
+            " (it would have to be started with --trust-request-chat-template)",
+            param="chat_template",
+        )
+    if ask.continue_final_message and ask.add_generation_prompt:
+        raise BadRequest(
+            "continue_final_message needs add_generation_prompt=false",
+            param="continue_final_message",
+        )
+    return {
+        **values,
+        "add_generation_prompt": ask.add_generation_prompt,
+        "continue_final_message": ask.continue_final_message,
+        "chat_template": ask.chat_template,
+    }
+
+
+async def render(
+    server: Server,
+    messages: list[dict[str, Any]],
+    tools: list[Tool],
+    options: Mapping[str, Any],
+) -> str:
+    """Messages as the model's template writes them, off the loop when there is much of it."""
+    size = sum(len(str(message)) for message in messages)
+    server.check_text_size(size, "messages")
+    values = dict(options)
+    template = values.pop("chat_template", None)
+    tokenizer = server.tokenizer
+    if template is not None:
+        tokenizer = tokenizer.with_chat_template(template)
+    checked = template_messages(messages)
+    definitions = [tool.definition() for tool in tools] or None
+    if tools and detect_tool_format(tokenizer.chat_template) is None:
+        checked, definitions = spell_out_tools(checked, tools), None
+
+    def work() -> str:
+        return tokenizer.apply_chat_template(checked, tools=definitions, tokenize=False, **values)
+
+    begun = time.monotonic()
+    text = await server.in_thread(work, size)
+    if time.monotonic() - begun > server.limits.template_s:
+        raise Problem(400, "the chat template took too long on these messages", param="messages")
+    return text

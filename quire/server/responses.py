@@ -1,0 +1,97 @@
+"""POST /v1/responses: OpenAI's Responses API around a chat plan, streamed or whole.
+
+Nothing is stored: a conversation goes on by sending all of it. What the request means is read in
+`responses_input.py`, what the answer looks like is `responses_output.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from quire.server import sse
+from quire.server.fields import decode
+from quire.server.generation import Generation
+from quire.server.http import EventStream, HttpRequest, Reply
+from quire.server.problems import Problem
+from quire.server.prompting import ChatPlan, Piece, prepare
+from quire.server.responses_input import ResponsesFields, chat_ask
+from quire.server.responses_output import ResponseShape
+from quire.server.segments import Segments, TokenLogprob
+from quire.server.server import Server
+from quire.server.usage import chat_logprobs
+
+
+async def responses(request: HttpRequest, server: Server) -> Reply | EventStream:
+    fields = decode(request, ResponsesFields)
+    model = server.check_model(fields.model)
+    plan = await prepare(server, request, chat_ask(fields))
+    if fields.truncation == "auto":
+        request.warnings.append("truncation=auto is not done here: what is too long is refused")
+    shape = ResponseShape(fields, model, plan.params.temperature, plan.params.top_p)
+    answer = ResponseAnswer(request, server, plan, shape)
+    if fields.stream:
+        return EventStream(answer.events(), answer.failure)
+    return Reply(sse.encode(await answer.whole()))
+
+
+class ResponseAnswer:
+    """One answer in the making."""
+
+    def __init__(
+        self, request: HttpRequest, server: Server, plan: ChatPlan, shape: ResponseShape
+    ) -> None:
+        self.request, self.server, self.plan, self.shape = request, server, plan, shape
+        self.segments = Segments()
+        self._num_tokens = 0  # whose logprobs were read
+
+    async def whole(self) -> dict[str, Any]:
+        async with Generation(self.server, self.request, self.plan.job) as generation:
+            async for pieces in self.plan.choices(generation):
+                for piece in pieces:
+                    self.segments.take(piece, self._logprobs(piece, generation))
+            return self.shape.finished(self.segments, usage(generation, self.segments))
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The beginning waits for a first sign of life, so that earlier errors have a status."""
+        shape, has_begun = self.shape, False
+        async with Generation(self.server, self.request, self.plan.job) as generation:
+            async for pieces in self.plan.choices(generation):
+                if not has_begun:
+                    has_begun = True
+                    yield shape.beginning()
+                if not pieces:
+                    yield sse.PING
+                for piece in pieces:
+                    for change in self.segments.take(piece, self._logprobs(piece, generation)):
+                        yield shape.change(change)
+            yield shape.ending(self.segments, usage(generation, self.segments))
+
+    def failure(self, problem: Problem) -> bytes:
+        self.segments.cut()
+        return self.shape.failure(problem, self.segments)
+
+    def _logprobs(self, piece: Piece, generation: Generation) -> Sequence[TokenLogprob]:
+        wanted = self.plan.params.logprobs
+        if wanted is None or not piece.event.token_ids:
+            return ()
+        (answer,) = generation.conversation.answers.values()
+        start = self._num_tokens  # the answer may already know of tokens in later pieces
+        self._num_tokens += len(piece.event.token_ids)
+        records = (answer.output.logprobs or [])[start : self._num_tokens]
+        found: list[TokenLogprob] = chat_logprobs(records, wanted, self.server.tokenizer)["content"]
+        return found
+
+
+def usage(generation: Generation, segments: Segments) -> dict[str, Any]:
+    num_prompt, num_output = generation.num_prompt, generation.num_output
+    return {
+        "input_tokens": num_prompt,
+        "input_tokens_details": {
+            "cached_tokens": generation.num_cached,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": segments.num_reasoning},
+        "total_tokens": num_prompt + num_output,
+    }

@@ -1,0 +1,240 @@
+"""What a Responses request asks, as a `ChatAsk`: items to messages, flat tools to nested ones.
+
+Nothing is stored here, so whatever points at something stored is refused, as is everything that is
+not text. The answer's shape is `responses_output.py`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.errors import BadRequest
+from quire.server.fields import SamplingFields
+from quire.server.items import Item, wrong
+from quire.server.prompting import ChatAsk
+from quire.server.transcript import Transcript
+
+LOGPROBS = "message.output_text.logprobs"
+ROLES = ("user", "assistant", "system", "developer")
+TEXT_KEYS = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+}
+
+
+class TextFields(msgspec.Struct):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ReasoningFields(msgspec.Struct):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesFields(msgspec.Struct, kw_only=True):
+    """`POST /v1/responses`; from `top_k` on, fields OpenAI does not have."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    text: TextFields | None = None
+    reasoning: ReasoningFields | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    truncation: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repetition_penalty: float | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+
+
+def chat_ask(fields: ResponsesFields) -> ChatAsk:
+    """Raises BadRequest naming the field, or the item by its path."""
+    _refuse_stored(fields)
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools or [])]
+    choice, tools = _tool_choice(fields.tool_choice, tools)
+    values: dict[str, Any] = {}
+    if fields.reasoning is not None and fields.reasoning.effort is not None:
+        effort = fields.reasoning.effort
+        values = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    return ChatAsk(
+        messages=_messages(fields),
+        fields=_sampling(fields),
+        max_tokens=fields.max_output_tokens,
+        logprobs=num_logprobs(fields),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        template_values=values,
+    )
+
+
+def num_logprobs(fields: ResponsesFields) -> int | None:
+    """How many alternatives per token; None when logprobs are not wanted."""
+    if LOGPROBS in (fields.include or ()):
+        return fields.top_logprobs or 0
+    return fields.top_logprobs or None
+
+
+def _refuse_stored(fields: ResponsesFields) -> None:
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if getattr(fields, name) is not None:
+            raise BadRequest(
+                f"got {name}, but nothing is stored here; send the whole conversation as input",
+                param=name,
+            )
+    if fields.background:
+        raise BadRequest(
+            "got background=true, but nothing is stored here; use stream=true", param="background"
+        )
+    if fields.truncation not in (None, "auto", "disabled"):
+        raise wrong("truncation", fields.truncation, "'disabled' or 'auto'")
+
+
+# ------------------------------------------------------------ sampling
+
+
+def _sampling(fields: ResponsesFields) -> SamplingFields:
+    return SamplingFields(
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=fields.top_k,
+        min_p=fields.min_p,
+        seed=fields.seed,
+        stop=fields.stop,
+        repetition_penalty=fields.repetition_penalty,
+        priority=fields.priority,
+        cache_salt=fields.cache_salt,
+        timeout=fields.timeout,
+        response_format=_response_format(fields.text),
+    )
+
+
+def _response_format(text: TextFields | None) -> dict[str, Any] | None:
+    if text is None or text.format is None:
+        return None
+    given = Item(text.format, "text.format")
+    kind = given.get("type")
+    if kind in ("text", "json_object"):
+        return {"type": kind}
+    if kind == "json_schema":
+        schema = Item(given.get("schema"), "text.format.schema")
+        return {"type": kind, "json_schema": {"schema": schema.value}}
+    raise wrong("text.format.type", kind, "text, json_object or json_schema")
+
+
+# ------------------------------------------------------------ tools
+
+
+def _tool(given: dict[str, Any], where: str) -> dict[str, Any]:
+    if given.get("type") != "function":
+        raise wrong(f"{where}.type", given.get("type"), "'function': no tools are run here")
+    keys = ("name", "description", "parameters", "strict")
+    function = {key: given[key] for key in keys if given.get(key) is not None}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(
+    choice: str | dict[str, Any] | None, tools: list[dict[str, Any]]
+) -> tuple[str | dict[str, Any] | None, list[dict[str, Any]]]:
+    """OpenAI's chat form of it, and the tools it leaves."""
+    if not isinstance(choice, dict):
+        return choice, tools
+    item = Item(choice, "tool_choice")
+    if item.get("type") == "function":
+        return {"type": "function", "function": {"name": item.text("name")}}, tools
+    if item.get("type") == "allowed_tools":
+        names = {tool.text("name") for tool in item.items("tools")}
+        return item.text("mode"), [t for t in tools if t["function"].get("name") in names]
+    raise wrong("tool_choice.type", item.get("type"), "'function' or 'allowed_tools'")
+
+
+# ------------------------------------------------------------ the conversation
+
+
+def _messages(fields: ResponsesFields) -> list[dict[str, Any]]:
+    transcript = Transcript()
+    if fields.instructions is not None:
+        transcript.instruct(fields.instructions)
+    if isinstance(fields.input, str):
+        transcript.say("user", fields.input)
+    else:
+        for i, item in enumerate(fields.input):
+            _add_item(transcript, Item(item, f"input[{i}]"))
+    return transcript.messages
+
+
+def _add_item(transcript: Transcript, item: Item) -> None:
+    kind = item.get("type")
+    if kind is None or kind == "message":
+        _add_message(transcript, item)
+    elif kind == "function_call":
+        arguments = item.text("arguments")
+        transcript.call(item.text("call_id"), item.text("name"), arguments)
+    elif kind == "function_call_output":
+        transcript.result(item.text("call_id"), _content(item, "output"))
+    elif kind == "reasoning":
+        transcript.think("\n".join(_part(part) for part in item.items("content")))
+    elif kind == "item_reference":
+        raise wrong(
+            f"{item.where}.type", kind, "the item itself: nothing is stored that it could refer to"
+        )
+    else:
+        wanted = "message, function_call, function_call_output or reasoning"
+        raise wrong(f"{item.where}.type", kind, wanted)
+
+
+def _add_message(transcript: Transcript, item: Item) -> None:
+    role = item.get("role")
+    if role not in ROLES:
+        raise wrong(f"{item.where}.role", role, " or ".join(ROLES))
+    text = _content(item, "content")
+    if role in ("system", "developer"):
+        transcript.instruct(text)
+    else:
+        transcript.say(role, text)
+
+
+def _content(item: Item, key: str) -> str:
+    if isinstance(item.get(key), str):
+        return item.text(key)
+    if not isinstance(item.get(key), list):
+        raise wrong(f"{item.where}.{key}", item.get(key), "a string or a list of text parts")
+    return "\n".join(_part(part) for part in item.items(key))
+
+
+def _part(part: Item) -> str:
+    kind = part.get("type")
+    key = TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        wanted = "input_text or output_text: this server takes text, not images, audio or files"
+        raise wrong(f"{part.where}.type", kind, wanted)
+    return part.text(key)

@@ -1,0 +1,47 @@
+"""The route table: every path the server answers, who may call it, and which file does the work."""
+
+from __future__ import annotations
+
+from quire.server import admin, looking, page_files
+from quire.server.app import ADMIN, KEY, PUBLIC, Route
+from quire.server.chat import chat_completions
+from quire.server.completions import completions
+from quire.server.embeddings import embeddings
+from quire.server.generate import generate
+from quire.server.inside import inside
+from quire.server.messages import count_tokens, messages
+from quire.server.openapi import openapi
+from quire.server.responses import responses
+from quire.server.settings import ServeSettings
+
+
+def routes(settings: ServeSettings) -> list[Route]:
+    metrics_access = PUBLIC if settings.public_metrics else KEY
+    return [
+        Route("POST", "/v1/chat/completions", chat_completions),
+        Route("POST", "/v1/completions", completions),
+        Route("POST", "/v1/responses", responses),
+        Route("POST", "/v1/embeddings", embeddings),
+        Route("POST", "/v1/messages", messages, style="anthropic"),
+        Route("POST", "/v1/messages/count_tokens", count_tokens, style="anthropic"),
+        Route("POST", "/v1/generate", generate),
+        Route("GET", "/v1/models", looking.models),
+        Route("GET", "/v1/models/{}", looking.model),
+        Route("GET", "/v1/metrics", looking.metrics_summary),
+        Route("POST", "/tokenize", looking.tokenize),
+        Route("POST", "/detokenize", looking.detokenize),
+        Route("GET", "/health", looking.live, PUBLIC),
+        Route("GET", "/live", looking.live, PUBLIC),
+        Route("GET", "/ready", looking.ready, PUBLIC),
+        Route("GET", "/metrics", looking.metrics, metrics_access),
+        Route("GET", "/version", looking.version),
+        Route("GET", "/openapi.json", openapi),
+        Route("GET", "/inside", inside),
+        Route("POST", "/admin/flush_cache", admin.flush_cache, ADMIN),
+        Route("POST", "/admin/pause", admin.pause, ADMIN),
+        Route("POST", "/admin/resume", admin.resume, ADMIN),
+        Route("POST", "/admin/abort", admin.abort, ADMIN),
+        Route("POST", "/admin/profile", admin.profile, ADMIN),
+        Route("GET", "/", page_files.index, PUBLIC),
+        Route("GET", "/page/{}", page_files.asset, PUBLIC),
+    ]

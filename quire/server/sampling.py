@@ -1,0 +1,156 @@
+"""Request fields -> SamplingParams, within the server's limits.
+
+`SamplingParams` checks ranges itself; here are only the bounds a shared server adds (how many
+answers, logprobs, stops), aliases, and the several spellings of structured output.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from quire.errors import BadRequest
+from quire.params import SamplingParams, StructuredOutputsParams
+from quire.server.fields import SamplingFields
+from quire.server.settings import Limits
+
+_PASSED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "seed",
+    "stop",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop_token_ids",
+    "allowed_token_ids",
+    "bad_words",
+    "ignore_eos",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "prompt_logprobs",
+)
+
+
+def sampling_params(
+    fields: SamplingFields,
+    limits: Limits,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    structured: StructuredOutputsParams | None = None,
+) -> SamplingParams:
+    """Raises BadRequest naming the field."""
+    _check_bounds(fields, limits, logprobs)
+    values: dict[str, Any] = {}
+    for name in _PASSED:
+        if (value := getattr(fields, name)) is not None:
+            values[name] = value
+    if fields.repeat_penalty is not None:
+        values.setdefault("repetition_penalty", fields.repeat_penalty)
+    if fields.logit_bias is not None:
+        values["logit_bias"] = _biases(fields.logit_bias)
+    return SamplingParams(
+        **values, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=structured
+    )
+
+
+def _check_bounds(fields: SamplingFields, limits: Limits, logprobs: int | None) -> None:
+    for name, value, most in (
+        ("n", fields.n, limits.max_n),
+        ("logprobs", logprobs, limits.max_logprobs),
+        ("prompt_logprobs", fields.prompt_logprobs, limits.max_logprobs),
+    ):
+        if value is not None and value > most:
+            raise BadRequest(f"got {name}={value}, want at most {most}", param=name)
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    if len(stops) > limits.max_stops or any(len(s) > limits.max_stop_chars for s in stops):
+        raise BadRequest(
+            f"want at most {limits.max_stops} stop strings of {limits.max_stop_chars} characters,"
+            f" got {len(stops)}",
+            param="stop",
+        )
+    for name, words in (
+        ("bad_words", fields.bad_words),
+        ("stop_token_ids", fields.stop_token_ids),
+    ):
+        if words is not None and len(words) > limits.max_bad_words:
+            raise BadRequest(
+                f"got {len(words)} {name}, want at most {limits.max_bad_words}", param=name
+            )
+    if fields.timeout is not None and not (0 < fields.timeout < math.inf):
+        raise BadRequest(f"got timeout={fields.timeout}, want seconds above 0", param="timeout")
+
+
+def _biases(biases: dict[str, float]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for token, bias in biases.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise BadRequest(
+                f"got logit_bias for {token[:40]!r}, want token ids as keys", param="logit_bias"
+            )
+        found[int(token)] = bias
+    return found
+
+
+# ------------------------------------------------------------ structured output
+
+
+def structured_outputs(fields: SamplingFields) -> StructuredOutputsParams | None:
+    """OpenAI's response_format, vLLM's structured_outputs or the older guided_* fields."""
+    asked: dict[str, StructuredOutputsParams] = {}
+    if fields.response_format is not None:
+        made = _response_format(fields.response_format)
+        if made is not None:
+            asked["response_format"] = made
+    if (own := fields.structured_outputs) is not None:
+        given = {
+            name: value
+            for name in ("json", "regex", "choice", "grammar", "json_object")
+            if (value := getattr(own, name)) is not None and value is not False
+        }
+        if given:
+            asked["structured_outputs"] = StructuredOutputsParams(**given)
+    for name in ("json", "regex", "choice", "grammar"):
+        value = getattr(fields, f"guided_{name}")
+        if value is not None:
+            asked[f"guided_{name}"] = StructuredOutputsParams(**{name: value})
+    if len(asked) > 1:
+        raise BadRequest(f"got {' and '.join(asked)}, want only one of them", param=list(asked)[1])
+    return next(iter(asked.values()), None)
+
+
+def _response_format(given: dict[str, Any]) -> StructuredOutputsParams | None:
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if kind == "json_schema":
+        holder = given.get("json_schema")
+        schema = holder.get("schema") if isinstance(holder, dict) else given.get("schema")
+        if isinstance(holder, dict) and schema is None:
+            schema = {}  # OpenAI lets the schema be absent: any JSON
+        if not isinstance(schema, dict):
+            raise BadRequest(
+                "response_format of type json_schema needs json_schema.schema, an object",
+                param="response_format",
+            )
+        return StructuredOutputsParams(json=schema)
+    if kind in ("regex", "grammar", "ebnf", "choice"):
+        value = given.get(kind, given.get("value"))
+        if value is None:
+            raise BadRequest(
+                f"response_format of type {kind} needs {kind}", param=f"response_format.{kind}"
+            )
+        wanted: dict[str, Any] = {"grammar" if kind == "ebnf" else kind: value}
+        return StructuredOutputsParams(**wanted)
+    raise BadRequest(
+        f"got response_format.type={str(kind)[:40]!r},"
+        " want text, json_object, json_schema, regex, choice or grammar",
+        param="response_format.type",
+    )

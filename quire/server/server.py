@@ -1,0 +1,157 @@
+"""Server: what every handler may use, put together once per API process.
+
+The engine link, the text side (tokenizer, templates, parsers), admission, keys, metrics. Handlers
+get this and the request, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from quire.engine.commands import Hello
+from quire.engine.intake import Intake
+from quire.engine.intake import Limits as IntakeLimits
+from quire.errors import EngineDead
+from quire.grammar.checker import GrammarChecker
+from quire.obs.log import log_event
+from quire.obs.metrics import ServerMetrics
+from quire.obs.trace import NullTracer, Tracer
+from quire.server.admission import Admission
+from quire.server.keys import KeyRing
+from quire.server.link import EngineLink
+from quire.server.problems import Problem
+from quire.server.settings import ServeSettings
+from quire.server.watch import Watchman
+
+if TYPE_CHECKING:
+    from quire.server.inside import Inside
+    from quire.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+LARGE_TEXT = 16_384  # characters; shorter ones are handled on the loop in well under a millisecond
+
+
+class Server:
+    def __init__(
+        self,
+        settings: ServeSettings,
+        tokenizer: Tokenizer,
+        link: EngineLink,
+        checker: GrammarChecker | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.settings, self.limits = settings, settings.limits
+        self.tokenizer, self.link, self._checker = tokenizer, link, checker
+        self.tracer = tracer or NullTracer()
+        self.keys = KeyRing(settings.api_keys, settings.admin_keys)
+        self.model_names = settings.served_model_names or (model_name(settings.engine.model),)
+        self.created = int(time.time())
+        self.begun = time.monotonic()
+        self.metrics = ServerMetrics(self.model_names[0], settings.engine.max_model_len or 0)
+        self.admission = Admission(settings.limits)
+        self.watchman = Watchman(settings.limits)
+        self.is_draining = False
+        self.inside: Inside | None = None  # set by the composition root
+        self._intake: Intake | None = None
+        self._ids = itertools.count(1)
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="text")
+        link.on_hello.append(self._greet)
+        link.on_beat.append(lambda beat: self.metrics.engine(beat.counts, self._engine_pid()))
+
+    # ------------------------------------------------------------ engine
+
+    def _greet(self, hello: Hello) -> None:
+        limits = IntakeLimits(hello.max_model_len, hello.vocab_size)
+        eos = self.tokenizer.eos_ids or tuple(hello.eos_ids)
+        if self._checker is None:
+            self._checker = GrammarChecker(self.tokenizer.to_json, hello.vocab_size, eos)
+        if self._intake is not None:
+            self.metrics.engine_restarted()
+        # Ids go on across engines, so that no old one can be mistaken for a new one.
+        self._intake = Intake(self.tokenizer, limits, eos, self.settings.engine.seed, self._ids)
+        self.admission.max_running = hello.max_num_seqs
+        log_event("engine_ready", pid=hello.pid, load_seconds=round(hello.load_seconds, 2))
+
+    def _engine_pid(self) -> int:
+        return self.link.hello.pid if self.link.hello is not None else 0
+
+    @property
+    def hello(self) -> Hello:
+        """What the engine said of itself; raises EngineDead while there is none."""
+        if self.link.hello is None:
+            raise EngineDead(self.link.why_not_ready() or "the engine is not there")
+        return self.link.hello
+
+    @property
+    def intake(self) -> Intake:
+        if self._intake is None or not self.link.is_up:
+            raise EngineDead(self.link.why_not_ready() or "the engine is not there")
+        return self._intake
+
+    @property
+    def checker(self) -> GrammarChecker:
+        if self._checker is None:
+            raise EngineDead(self.link.why_not_ready() or "the engine is not there")
+        return self._checker
+
+    @property
+    def max_model_len(self) -> int:
+        return self.hello.max_model_len
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with; raises 404 for a model we do not serve."""
+        if name is None or name in self.model_names:
+            return name or self.model_names[0]
+        if self.settings.accept_any_model:
+            return self.model_names[0]
+        raise Problem(
+            404,
+            f"the model {name[:200]!r} is not served here; served: {', '.join(self.model_names)}",
+            param="model",
+            code="model_not_found",
+        )
+
+    # ------------------------------------------------------------ text
+
+    async def in_thread(self, work: Callable[[], T], size: int = LARGE_TEXT) -> T:
+        """Run text work on the loop when it is small, in a thread when it may take a while."""
+        if size < LARGE_TEXT:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def check_text_size(self, num_bytes: int, param: str) -> None:
+        """Refuse what cannot fit before spending time on tokenising it."""
+        most = self.limits.max_bytes_per_token * self.max_model_len
+        if num_bytes > most:
+            raise Problem(
+                400,
+                f"the prompt has {num_bytes} bytes, more than {most}, which is the most that"
+                f" max_model_len={self.max_model_len} could hold; shorten it",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    async def encode(self, text: str, param: str, add_special_tokens: bool = True) -> list[int]:
+        self.check_text_size(len(text), param)
+        return await self.in_thread(
+            lambda: self.tokenizer.encode(text, add_special_tokens), len(text)
+        )
+
+    async def aclose(self) -> None:
+        if self._checker is not None:
+            await self._checker.aclose()
+        self.tracer.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def model_name(model: str) -> str:
+    """A path's last part without its ending; names and repositories stay as they are."""
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else (path.name if path.is_absolute() else model)

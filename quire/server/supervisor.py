@@ -1,0 +1,206 @@
+"""Supervisor: two children and the rules of their lives. It imports nothing heavy, serves nobody.
+
+    supervisor ── api      HTTP, text; restarted at once
+               └─ engine   the model; restarted with growing pauses, given up after too many crashes
+
+Children die with this process (see `lifeline.py`). SIGTERM drains: the API process finishes what it
+has and exits, then the engine goes, then we do, with 0. A second SIGTERM does not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from quire.obs.log import log_event
+from quire.server.settings import ServeSettings
+
+TICK_S = 0.05
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+MAX_CRASHES, CRASH_WINDOW_S = 5, 600.0
+SILENT_S = 60.0  # a child that has not beaten for this long is taken for dead
+STOP_S = 5.0
+BAD_INPUT, FAILED = 2, 1
+
+
+@dataclass(slots=True)
+class Child:
+    """A process we keep alive, and what we know of it."""
+
+    name: str
+    module: str
+    process: subprocess.Popen[bytes] | None = None
+    beat_fd: int = -1
+    beaten: float = 0.0
+    crashes: deque[float] = field(default_factory=deque)
+    not_before: float = 0.0
+
+    def start(self, settings: bytes) -> None:
+        beat_read, beat_write = os.pipe()
+        os.set_blocking(beat_read, False)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", self.module, str(beat_write)],
+            stdin=subprocess.PIPE,
+            pass_fds=(beat_write,),
+            start_new_session=True,  # Ctrl-C is ours to pass on
+        )
+        os.close(beat_write)
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it died already; its exit code will say so
+            self.process.stdin.write(settings + b"\n")
+            self.process.stdin.flush()
+        self.beat_fd, self.beaten = beat_read, time.monotonic()
+
+    def listen(self) -> None:
+        if self.beat_fd < 0:
+            return
+        try:
+            if os.read(self.beat_fd, 4096):
+                self.beaten = time.monotonic()
+        except BlockingIOError:
+            pass
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def exit_code(self) -> int | None:
+        return None if self.process is None else self.process.poll()
+
+    def clear(self) -> None:
+        """Forget the process that ended."""
+        if self.process is not None and self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+        if self.beat_fd >= 0:
+            os.close(self.beat_fd)
+        self.process, self.beat_fd = None, -1
+
+
+class Supervisor:
+    def __init__(self, settings: ServeSettings) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="quire-")  # 0700
+        settings = replace(settings, runtime_folder=self._folder.name)
+        self.settings = settings
+        self._encoded = msgspec.json.encode(settings)
+        self.api = Child("api", "quire.server.api_main")
+        self.engine = Child("engine", "quire.server.engine_main")
+        self._terms = 0
+        self._was_up = False
+
+    def run(self) -> int:
+        """Until told to stop or out of hope; the exit code of the whole server."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_term)
+        try:
+            for child in (self.engine, self.api):
+                child.start(self._encoded)
+            while not self._terms:
+                code = self._tick()
+                if code is not None:
+                    return code
+                time.sleep(TICK_S)
+            return self._drain()
+        finally:
+            for child in (self.api, self.engine):
+                self._kill(child)
+            self._folder.cleanup()
+
+    def _on_term(self, number: int, frame: FrameType | None) -> None:
+        self._terms += 1
+
+    # ------------------------------------------------------------ alive
+
+    def _tick(self) -> int | None:
+        for child in (self.engine, self.api):
+            child.listen()
+            if (code := child.exit_code()) is not None:
+                if (verdict := self._ended(child, code)) is not None:
+                    return verdict
+            elif child.process is None:
+                if time.monotonic() >= child.not_before:
+                    child.start(self._encoded)
+            elif time.monotonic() - child.beaten > SILENT_S:
+                log_event("child_silent", child=child.name, seconds=SILENT_S)
+                self._dump_and_kill(child)
+        self._was_up = self._was_up or self._marker.exists()
+        return None
+
+    @property
+    def _marker(self) -> Path:
+        """The engine's socket exists once its model is loaded."""
+        return Path(self._folder.name) / "engine.sock"
+
+    def _ended(self, child: Child, code: int) -> int | None:
+        child.clear()
+        is_first = child is self.engine and not self._was_up
+        if is_first and code not in (BAD_INPUT, FAILED):  # else it said why on stderr
+            log_event("engine_did_not_start", severity=logging.ERROR, exit_code=code)
+        # An engine that was up and finds no memory now will find it when its forerunner's is free.
+        if is_first or (code == BAD_INPUT and child is self.api):
+            return BAD_INPUT if code == BAD_INPUT else FAILED
+        now = time.monotonic()
+        child.crashes.append(now)
+        while child.crashes and now - child.crashes[0] > CRASH_WINDOW_S:
+            child.crashes.popleft()
+        if len(child.crashes) > MAX_CRASHES:
+            log_event(
+                "gave_up",
+                severity=logging.ERROR,
+                child=child.name,
+                crashes=len(child.crashes),
+                exit_code=code,
+            )
+            return FAILED
+        pause = min(FIRST_PAUSE_S * 2 ** (len(child.crashes) - 1), LONGEST_PAUSE_S)
+        pause = pause if child is self.engine else 0.0
+        child.not_before = now + pause
+        if child is self.engine:
+            self._marker.unlink(missing_ok=True)
+        log_event("child_ended", child=child.name, exit_code=code, restart_in_s=pause)
+        return None
+
+    def _dump_and_kill(self, child: Child) -> None:
+        child.signal(signal.SIGUSR1)
+        time.sleep(0.2)
+        child.signal(signal.SIGKILL)
+
+    # ------------------------------------------------------------ going
+
+    def _drain(self) -> int:
+        """The API process finishes what it has; a second signal, or its own deadline, ends that."""
+        log_event("draining", seconds=self.settings.drain_s)
+        self.api.signal(signal.SIGTERM)
+
+        def is_over() -> bool:
+            return self.api.process is None or self.api.exit_code() is not None or self._terms > 1
+
+        _wait(is_over, self.settings.drain_s + STOP_S)
+        return 0  # what is still there is told again, and then killed
+
+    def _kill(self, child: Child) -> None:
+        child.signal(signal.SIGTERM)
+        _wait(lambda: child.exit_code() is not None or child.process is None, STOP_S)
+        child.signal(signal.SIGKILL)
+        if child.process is not None:
+            child.process.wait()
+        child.clear()
+
+
+def _wait(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        time.sleep(TICK_S)

@@ -1,0 +1,224 @@
+"""The API process's end of the engine socket, against an engine played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.engine import commands as msg
+from quire.engine.wire import Codec, receive_async
+from quire.errors import EngineDead
+from quire.params import SamplingParams
+from quire.request import Request
+from quire.server import link as link_module
+from quire.server.link import EngineLink, Tap
+from quire.step import TokenEvent
+
+HELLO = msg.Hello(1, "0", "Fake", 64, 8, 64, 7, 8, [1], [], 0.5)
+BEAT = msg.Beat({}, has_work=True, is_paused=False, stalled_s=0.0)
+
+
+class PlayedEngine:
+    """Listens where the link looks; says what the test wants said."""
+
+    def __init__(self, address: Path) -> None:
+        self.address = address
+        self.heard: list[msg.Command] = []
+        self._reports: Codec[msg.Report] = Codec(msg.Report)  # type: ignore[arg-type]
+        self._commands: Codec[msg.Command] = Codec(msg.Command)  # type: ignore[arg-type]
+        self._writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self.address.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, str(self.address))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        self.say(HELLO)
+        while (body := await receive_async(reader)) is not None:
+            self.heard.append(self._commands.decode(body))
+
+    def say(self, report: msg.Report) -> None:
+        self.write(self._reports.frame(report))
+
+    def write(self, data: bytes) -> None:
+        self._writers[-1].write(data)
+
+    async def die(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.address.unlink(missing_ok=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+def with_engine(folder: Path, work: Callable[[EngineLink, PlayedEngine], Awaitable[None]]) -> None:
+    async def run() -> None:
+        engine, link = PlayedEngine(folder / "e.sock"), EngineLink(folder / "e.sock", stall_s=3.0)
+        await engine.start()
+        task = asyncio.ensure_future(link.run())
+        try:
+            await until(lambda: link.is_up)
+            await asyncio.wait_for(work(link, engine), 20)
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await engine.die()
+
+    asyncio.run(run())
+
+
+def request(id: int) -> Request:
+    return Request.new(id, [1, 2], SamplingParams(max_tokens=4))
+
+
+def test_tokens_reach_their_own_tap(tmp_path: Path) -> None:
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        one, two = link.open([request(1)]), link.open([request(2)])
+        engine.say(msg.Events([TokenEvent(2, [5]), TokenEvent(1, [6]), TokenEvent(77, [1])]))
+        assert [e.tokens for e in await one.take()] == [[6]]
+        assert [e.tokens for e in await two.take()] == [[5]]
+        engine.say(msg.Events([TokenEvent(1, [], "stop")]))
+        await one.take()
+        assert link.num_open == 1
+
+    with_engine(tmp_path, work)
+
+
+def test_closing_tells_the_engine_once(tmp_path: Path) -> None:
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        link.open([request(1)])
+        link.close([1])
+        link.close([1])
+        link.close([99])
+        await until(lambda: len(engine.heard) >= 2)
+        await asyncio.sleep(0.02)
+        assert [c.ids for c in engine.heard if isinstance(c, msg.Abort)] == [[1]]
+
+    with_engine(tmp_path, work)
+
+
+def test_when_the_engine_dies_every_tap_ends_and_the_next_engine_is_found(tmp_path: Path) -> None:
+    """Red when a request waits for an engine that is gone, or the link for one that has come."""
+
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        taps = [link.open([request(i)]) for i in range(5)]
+        asked = asyncio.ensure_future(link.ask(msg.Flush))
+        await until(lambda: len(engine.heard) == 6)
+        await engine.die()
+        for tap in taps:
+            with pytest.raises(EngineDead):
+                await asyncio.wait_for(tap.take(), 2)
+        with pytest.raises(EngineDead):
+            await asked
+        assert link.num_open == 0 and not link.is_up
+        assert "restarting" in (link.why_not_ready() or "")
+        with pytest.raises(EngineDead):
+            link.open([request(9)])
+        link.close([1, 9])
+        await engine.start()
+        await until(lambda: link.is_up)
+        assert link.num_restarts == 1 and link.why_not_ready() is None
+
+    with_engine(tmp_path, work)
+
+
+def test_closing_while_the_connection_closes(tmp_path: Path) -> None:
+    """Red when clean-up raises in the moment the engine goes, and a place is never given back."""
+
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        link.open([request(1)])
+        assert link._writer is not None
+        link._writer.close()  # is_closing, but the link has not noticed yet
+        link.close([1])
+        link.watch(5.0)
+        assert link.num_open == 0
+
+    with_engine(tmp_path, work)
+
+
+@pytest.mark.parametrize("junk", [b"\xff" * 50, b"\x05\x00\x00\x00\x01junk!", b"\x00" * 5])
+def test_junk_ends_the_connection_and_nothing_else(tmp_path: Path, junk: bytes) -> None:
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        tap = link.open([request(1)])
+        engine.write(junk)
+        with pytest.raises(EngineDead):
+            await asyncio.wait_for(tap.take(), 2)
+        await until(lambda: link.num_restarts == 1)
+
+    with_engine(tmp_path, work)
+
+
+def test_silence_and_standstill_are_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a stopped or stuck engine still counts as ready."""
+    monkeypatch.setattr(link_module, "SILENT_S", 0.2)
+
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        assert link.why_not_ready() is None
+        await asyncio.sleep(0.25)
+        assert "silent" in (link.why_not_ready() or "")
+        engine.say(BEAT)
+        await until(lambda: link.why_not_ready() is None)
+        engine.say(msg.Beat({}, True, False, stalled_s=4.0))
+        await until(lambda: "no step for 4 s" in (link.why_not_ready() or ""))
+
+    with_engine(tmp_path, work)
+
+
+def test_an_unanswered_question_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "REPLY_S", 0.05)
+
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        with pytest.raises(EngineDead, match="did not answer"):
+            await link.ask(msg.Flush)
+        assert link._replies == {}
+        engine.say(msg.Reply(1, 5))  # late: nobody asks any more
+        engine.say(BEAT)
+        await until(lambda: link.beat is not None)
+
+    with_engine(tmp_path, work)
+
+
+def test_a_tap_gives_what_came_before_the_failure() -> None:
+    """Red when tokens that did arrive are lost to the error that came after them."""
+
+    async def work() -> None:
+        tap = Tap()
+        tap.put(TokenEvent(1, [5]))
+        tap.fail(EngineDead("gone"))
+        assert [e.tokens for e in await tap.take()] == [[5]]
+        with pytest.raises(EngineDead):
+            await tap.take()
+
+    asyncio.run(work())
+
+
+def test_replies_find_who_asked(tmp_path: Path) -> None:
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        first = asyncio.ensure_future(link.ask(msg.Flush))
+        second = asyncio.ensure_future(link.ask(msg.Flush))
+        await until(lambda: len(engine.heard) == 2)
+        numbers: list[Any] = [c.number for c in engine.heard if isinstance(c, msg.Flush)]
+        engine.say(msg.Reply(numbers[1], 22))
+        engine.say(msg.Reply(numbers[0], None, error="no"))
+        assert await second == 22
+        with pytest.raises(EngineDead, match="no"):
+            await first
+
+    with_engine(tmp_path, work)

@@ -1,0 +1,274 @@
+"""The engine process's loop, in a thread or a process of its own, over a real socket."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quire.engine import commands as msg
+from quire.engine import process as process_module
+from quire.engine.process import STUCK, EngineProcess, Patience, Peer
+from quire.engine.wire import Codec, receive
+from quire.params import SamplingParams
+from quire.request import Request
+from quire.step import StepPlan
+from tests.unit.case import Case, expected
+
+ROOT = Path(__file__).parents[2]
+COMMANDS: Codec[msg.Command] = Codec(msg.Command)  # type: ignore[arg-type]
+REPORTS: Codec[msg.Report] = Codec(msg.Report)  # type: ignore[arg-type]
+
+
+@dataclass
+class Slowly:
+    """A runner that takes a moment for each step, so that a test can act between two."""
+
+    case: Case
+    step_s: float = 0.0
+
+    def execute(self, plan: StepPlan) -> Any:
+        time.sleep(self.step_s)
+        return self.case.execute(plan)
+
+
+class Running:
+    """An EngineProcess around the page-content runner, in a thread."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.case = Case(**options)
+        self.runner = Slowly(self.case)
+        self.case.core.runner = self.runner
+        self.case.scheduler.clock = time.monotonic
+        sched = self.case.config
+        config = SimpleNamespace(sched=sched, decisions=())
+        spec = SimpleNamespace(architecture="Fake", vocab_size=7, hidden_size=1, eos_ids=())
+        engine: Any = SimpleNamespace(core=self.case.core, config=config, spec=spec)
+        self.address = folder / "engine.sock"
+        self.process = EngineProcess(engine, self.address, 0.0, Patience(60, 60, queue_s=0.6))
+        threading.Thread(target=self.process.run, daemon=True).start()
+
+    def connect(self) -> Connected:
+        return Connected(self.address)
+
+    @property
+    def num_live(self) -> int:
+        return self.case.kv.allocator.num_live
+
+
+class Connected:
+    """The API process's side, blocking."""
+
+    def __init__(self, address: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(10)
+        self.socket.connect(str(address))
+        assert isinstance(self.next(), msg.Hello)
+
+    def next(self) -> msg.Report:
+        body = receive(self.socket)
+        assert body is not None, "the engine closed the connection"
+        return REPORTS.decode(body)
+
+    def say(self, command: msg.Command) -> None:
+        self.socket.sendall(COMMANDS.frame(command))
+
+    def submit(self, id: int, prompt: list[int], max_tokens: int, n: int = 1) -> Request:
+        params = SamplingParams(max_tokens=max_tokens)
+        made = [Request.new(id + i, prompt, params, seed=0) for i in range(n)]
+        made[0].children = made[1:]
+        made[0].timing.arrival = time.monotonic()
+        self.say(msg.submit_of(made[0]))
+        return made[0]
+
+    def tokens_until_end(self, *ids: int) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {id: [] for id in ids}
+        left = set(ids)
+        while left:
+            report = self.next()
+            for event in report.events if isinstance(report, msg.Events) else []:
+                found[event.request_id] += event.tokens
+                if event.finish is not None:
+                    left.discard(event.request_id)
+        return found
+
+    def error_of(self, id: int) -> str | None:
+        while True:
+            report = self.next()
+            for event in report.events if isinstance(report, msg.Events) else []:
+                if event.request_id == id and event.finish is not None:
+                    return event.error
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Running:
+    return Running(tmp_path, max_num_seqs=2)
+
+
+def wait(is_so: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_requests_are_answered(running: Running) -> None:
+    peer = running.connect()
+    made = [peer.submit(i, [i, 2, 3], 6) for i in range(1, 5)]
+    found = peer.tokens_until_end(1, 2, 3, 4)
+    for request in made:
+        assert found[request.id] == expected(request, 6)
+    assert running.num_live == 0
+
+
+def test_when_the_other_process_goes_its_requests_go_too(running: Running) -> None:
+    """Red when a killed API process leaves its requests running, or the engine waits for it."""
+    running.runner.step_s = 0.01
+    peer = running.connect()
+    for i in range(1, 7):
+        peer.submit(i, [1, 2, 3], 50, n=2 if i == 3 else 1)
+    wait(lambda: running.num_live > 0)
+    peer.socket.close()
+    wait(lambda: running.num_live == 0 and not running.case.core.has_work)
+    assert running.process._requests == {}
+    running.runner.step_s = 0.0
+    other = running.connect()
+    request = other.submit(20, [1, 2], 5)
+    assert other.tokens_until_end(20)[20] == expected(request, 5)
+
+
+def test_an_abort_takes_effect_within_two_steps(running: Running) -> None:
+    running.runner.step_s = 0.02
+    peer = running.connect()
+    peer.submit(1, [1, 2, 3], 50)
+    wait(lambda: running.num_live > 0)
+    steps = len(running.case.plans)
+    peer.say(msg.Abort([1]))
+    wait(lambda: running.num_live == 0)
+    assert len(running.case.plans) - steps <= 2
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\x03\x00\x00\x00\x01abc", b"\xff\xff\xff\xff\x01", b"GET / HTTP/1.1\r\n\r\n"]
+)
+def test_junk_costs_the_connection_not_the_engine(running: Running, junk: bytes) -> None:
+    peer = running.connect()
+    peer.submit(1, [1, 2], 60)
+    peer.socket.sendall(junk)
+    wait(lambda: running.process._peer is None)
+    assert running.num_live == 0
+    again = running.connect()
+    again.submit(5, [1], 3)
+    assert len(again.tokens_until_end(5)[5]) == 3
+
+
+def test_ids_outside_the_vocabulary_are_refused_alone(running: Running) -> None:
+    peer = running.connect()
+    peer.submit(1, [1, 700], 3)
+    assert "outside" in (peer.error_of(1) or "")
+    peer.submit(2, [1, 6], 3)
+    assert len(peer.tokens_until_end(2)[2]) == 3
+
+
+def test_waiting_too_long_to_start_ends(running: Running) -> None:
+    """Red when a request may wait for ever behind others."""
+    running.runner.step_s = 0.05
+    peer = running.connect()
+    for i in (1, 2):
+        peer.submit(i, [1], 50)
+    peer.submit(3, [1], 5)
+    assert peer.error_of(3) == msg.QUEUE_TIMEOUT
+    peer.say(msg.Abort([1, 2]))
+    wait(lambda: running.num_live == 0)
+
+
+def test_a_pause_ends_with_the_connection(running: Running) -> None:
+    """Red when an API process that paused the engine and died leaves it paused."""
+    peer = running.connect()
+    peer.say(msg.Pause(1))
+    while not isinstance(peer.next(), msg.Reply):
+        pass
+    peer.submit(1, [1], 3)
+    peer.socket.close()
+    other = running.connect()
+    other.submit(2, [1], 3)
+    assert len(other.tokens_until_end(2)[2]) == 3
+
+
+def test_a_peer_that_does_not_read_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when reports for a stopped API process pile up without end, or hold a step."""
+    monkeypatch.setattr(process_module, "MAX_UNSENT", 1 << 20)
+    left, right = socket.socketpair()
+    peer = Peer(left, lambda: None)
+    begun = time.monotonic()
+    report = msg.Snapshot({"filler": "x" * 100_000})
+    for _ in range(100):
+        peer.send(report)
+    assert peer.is_gone and time.monotonic() - begun < 5
+    right.close()
+
+
+def test_what_was_sent_is_counted_exactly() -> None:
+    """Red when two threads that send at once lose count, and a good peer is taken for slow."""
+    left, right = socket.socketpair()
+    peer = Peer(left, lambda: None)
+    drain = threading.Thread(target=lambda: [None for _ in iter(lambda: right.recv(65536), b"")])
+    drain.start()
+    beat = msg.Beat({"a": 1.0}, False, False, 0.0)
+    senders = [
+        threading.Thread(target=lambda: [peer.send(beat) for _ in range(3_000)]) for _ in range(3)
+    ]
+    for thread in senders:
+        thread.start()
+    for thread in senders:
+        thread.join()
+    wait(lambda: peer._unsent == 0)
+    peer.close()
+    drain.join(5)
+    right.close()
+
+
+HANGS = """
+import sys, time, threading
+from pathlib import Path
+from types import SimpleNamespace
+from quire.engine import process
+from quire.engine.process import EngineProcess, Patience
+from tests.unit.case import Case
+
+process.BEAT_S = 0.05
+case = Case()
+class Hangs:
+    def execute(self, plan):
+        {how}
+case.core.runner = Hangs()
+spec = SimpleNamespace(vocab_size=7)
+engine = SimpleNamespace(core=case.core, spec=spec, config=None)
+case.add([1, 2, 3])
+EngineProcess(engine, Path(sys.argv[1]), 0.0, Patience(0.2, 0.5, 60.0)).run()
+"""
+
+
+def test_a_step_that_never_returns_ends_the_process(tmp_path: Path) -> None:
+    """Red when a hung kernel hangs the server: stacks are printed, then the process gives up."""
+    code = HANGS.format(how="time.sleep(60)")
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "e.sock")],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=ROOT,
+    )
+    assert done.returncode == STUCK, done.stderr
+    assert "in execute" in done.stderr  # where it hangs
+    assert time.monotonic() - begun < 20
