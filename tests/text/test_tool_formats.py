@@ -188,6 +188,7 @@ MALFORMED = [
     ("pythonic", "[f(a=1e999)]"),
     ("pythonic", "[f(a='\\ud800')]"),
     ("pythonic", "[f(a=1) g()]"),
+    ("pythonic", "[f(a=٣)]"),
     ("pythonic", "[f(a=" + "[" * 80 + "]" * 80 + ")]"),
     ("pythonic", "[__import__('os').system('id')]"),
     ("forced", '{"name": 3}'),
@@ -265,6 +266,8 @@ def test_calls_are_bounded(name: str, unit: str) -> None:
         reading = read(tool_parser(name), cut(unit * (MAX_CALLS + 3), size))
         assert len(reading.calls) == MAX_CALLS
         assert reading.text.lstrip(";") == unit * 3
+    too_long = f"[{'clock(),' * (MAX_CALLS + 1)}]"
+    assert read(tool_parser("pythonic"), [too_long]).plain() == (too_long, [])
 
 
 def test_ids_suit_the_model() -> None:

@@ -48,6 +48,8 @@ def skip_space(text: str, start: int) -> int:
 def is_scalar(token: str) -> bool:
     if len(token) > MAX_SCALAR_CHARS:
         return False
+    if token.isascii() and token.isdigit():
+        return token[0] != "0" or len(token) == 1
     return token in ("true", "false", "null") or _NUMBER.fullmatch(token) is not None
 
 
@@ -64,7 +66,7 @@ class JsonScan:
     _expects = _START
     _in_string = False
     _is_key = False
-    _num_hex = 0  # digits of a \\u escape under way
+    _num_hex = 0  # digits of a unicode escape under way
     _token = ""  # a scalar under way
     _from = 0  # where in this piece the text begins that was not put away yet
     _sound_to = -1  # where in this piece the text stops being sound; -1: nowhere
@@ -219,6 +221,10 @@ class JsonScan:
 
     def _escape(self, text: str, i: int) -> int:
         if text[i] == "u":
+            digits = text[i + 1 : i + 5]
+            if len(digits) == 4:
+                is_sound = _HEX.issuperset(digits)
+                return self._end_escape(text, i + 4 if is_sound else i, is_sound)
             self._num_hex, self._step = 0, JsonScan._unicode_escape
             return i + 1
         return self._end_escape(text, i, is_sound=text[i] in _SHORT_ESCAPES)

@@ -11,7 +11,7 @@ from quire.text.tools.json_scan import MAX_DEPTH
 from quire.text.tools.marked import MarkedParser, Markup
 from quire.text.tools.parser import NewId, openai_call_id
 from quire.text.tools.python_calls import NotACall, read_calls
-from quire.text.tools.writer import PartWriter
+from quire.text.tools.writer import MAX_CALLS, PartWriter
 
 OPENER = "<|python_start|>"
 CLOSER = "<|python_end|>"
@@ -87,6 +87,8 @@ class PythonicBody:
         try:
             calls = read_calls(self.leftover)
         except NotACall:
+            return
+        if self._writer.num_calls + len(calls) > MAX_CALLS:
             return
         for call in calls:
             self._writer.start(call.name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from quire.text.tools.parser import CallArguments, CallCut, CallStart, NewId, Part, TextPart
 
-
 MAX_CALLS = 1_000
 
 
