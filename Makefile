@@ -8,9 +8,11 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_
 
 .PHONY: serve test check fix clean
 
+# The default model and the page on http://127.0.0.1:8000; for example
+#   make serve ARGS="--port 9000 --api-key secret"
 serve: $(VENV)/.core
 	@$(BIN)/quire pull default
-	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/quire chat; else $(BIN)/quire chat --demo; fi
+	@exec $(BIN)/quire serve $(ARGS)
 
 test: $(VENV)/.test
 	@$(BIN)/quire pull default
@@ -32,7 +34,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) -e .
+	$(INSTALL) -e ".[serve]"
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
