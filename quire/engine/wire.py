@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from quire.errors import EngineDead
+from quire.errors import BadRequest, EngineDead
 
 VERSION = 1
 MAX_FRAME = 64 << 20
@@ -33,7 +33,11 @@ class Codec(Generic[T]):
         self._decoder = msgspec.msgpack.Decoder(messages)
 
     def frame(self, message: T) -> bytes:
-        body = self._encoder.encode(message)
+        """Raises BadRequest for what only a client can have put into a message."""
+        try:
+            body = self._encoder.encode(message)
+        except OverflowError:
+            raise BadRequest("got a whole number beyond 64 bits, want a smaller one") from None
         assert len(body) <= MAX_FRAME, f"a message of {len(body)} bytes"
         return _HEAD.pack(len(body), VERSION) + body
 

@@ -91,7 +91,6 @@ _TILES = {
         TileConfig(32, 64, 128, 8, 4, swap=True),
         TileConfig(64, 64, 128, 6, 4, swap=True, tma=True),
         TileConfig(128, 64, 128, 4, 4, swap=True, tma=True),
-        TileConfig(128, 128, 64, 6, 8, tma=True),
     ),
     2: (
         TileConfig(16, 64, 128, 5, 4, swap=True, reduce="last"),
@@ -133,7 +132,7 @@ def pick_config(m: int, n: int, k: int) -> TileConfig:
     """The measured tiles for m rows of x and a weight of [n, k]."""
     num_splits = split_plan(n, k).num_splits
     kind = num_splits if num_splits <= 2 else 4
-    if m <= _LIMITS[-1]:
+    if m <= _LIMITS[-2 if num_splits == 1 else -1]:
         return _TILES[kind][sum(m > limit for limit in _LIMITS)]
 
     def seconds(choice: tuple[TileConfig, float]) -> float:

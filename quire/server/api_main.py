@@ -13,9 +13,10 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from quire.engine.commands import Hello
 from quire.errors import QuireError
@@ -24,6 +25,7 @@ from quire.obs.log import configure_logging, log_event
 from quire.obs.trace import make_tracer
 from quire.server.app import App
 from quire.server.engine_main import SOCKET
+from quire.server.http_servers import make_http_server, stop_http_server
 from quire.server.inside import Inside
 from quire.server.lifeline import begin
 from quire.server.link import EngineLink
@@ -35,12 +37,6 @@ from quire.text.tokenizer import Tokenizer
 
 POLL_S, STOP_S = 0.05, 2.0
 BAD_INPUT, FAILED = 2, 1
-
-
-class HttpServer(Protocol):
-    """Granian's and uvicorn's servers, as much of them as we use."""
-
-    async def serve(self) -> None: ...
 
 
 def main() -> int:
@@ -85,9 +81,10 @@ async def _serve(settings: ServeSettings, tokenizer: Tokenizer) -> int:
     server = build_server(settings, tokenizer)
     server.link.on_hello.append(lambda hello: _banner(settings, server, hello))
     app = App(server, routes(settings))
-    http = _http_server(settings, app)
+    http = make_http_server(settings, app)
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_on_loop_error)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     # None of these ever ends by itself: one that does leaves half a server, which is worse than
@@ -103,12 +100,19 @@ async def _serve(settings: ServeSettings, tokenizer: Tokenizer) -> int:
         log_event("ended", severity=logging.ERROR, what=tasks[task], error=repr(task.exception()))
         return FAILED
     await _drain(server, settings.drain_s, hurry)
-    _stop_http(http)
+    stop_http_server(http)
     await asyncio.wait(tasks, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
     await server.aclose()
     # Idle connections would keep some servers waiting; everything that matters is done.
     sys.stdout.flush()
     os._exit(0)
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a task left behind that nobody waits for; one line, as everything else."""
+    error = context.get("exception")
+    trace = "" if error is None else "".join(traceback.format_exception(error))
+    log_event("loop_error", severity=logging.ERROR, what=context["message"], traceback=trace)
 
 
 async def _until(event: asyncio.Event) -> None:
@@ -125,61 +129,6 @@ async def _drain(server: Server, seconds: float, hurry: asyncio.Event) -> None:
         generation.tap.fail(Problem(503, "the server is shutting down", code="draining"))
     await asyncio.sleep(POLL_S)
     log_event("drained", unfinished=len(server.watchman.generations))
-
-
-# ------------------------------------------------------------ HTTP servers
-
-
-def _http_server(settings: ServeSettings, app: App) -> HttpServer:
-    if settings.http_server == "uvicorn":
-        return _uvicorn(settings, app)
-    from granian.constants import HTTPModes, Interfaces
-    from granian.http import HTTP1Settings
-    from granian.server.embed import Server as Granian
-
-    server: HttpServer = Granian(
-        app,
-        address=settings.host,
-        port=settings.port,
-        interface=Interfaces.ASGINL,
-        http=HTTPModes.http1,
-        http1_settings=HTTP1Settings(header_read_timeout=10_000, max_buffer_size=128 << 10),
-        websockets=False,
-        backlog=2_048,
-        backpressure=20_000,
-        log_enabled=False,
-    )
-    return server
-
-
-def _uvicorn(settings: ServeSettings, app: App) -> HttpServer:
-    import uvicorn
-
-    asgi: Any = app
-    server: Any = uvicorn.Server(
-        uvicorn.Config(
-            asgi,
-            host=settings.host,
-            port=settings.port,
-            lifespan="off",
-            log_level="error",  # a warning for each odd request would be for clients to write
-            access_log=False,
-            h11_max_incomplete_event_size=128 << 10,
-            http="h11",  # httptools accepts headers of any size
-            ws="none",
-            timeout_graceful_shutdown=2,
-        )
-    )
-    server.install_signal_handlers = lambda: None  # ours drain first
-    made: HttpServer = server
-    return made
-
-
-def _stop_http(http: Any) -> None:
-    if hasattr(http, "stop"):
-        http.stop()
-    else:
-        http.should_exit = True
 
 
 # ------------------------------------------------------------ banner

@@ -29,6 +29,7 @@ from quire.server.http import (
     Reply,
     Scope,
     Send,
+    discard_body,
     end_stream,
     read_body,
     read_head,
@@ -132,6 +133,7 @@ class Exchange:
             )
             return await self._handle(request, route)
         except ClientGone:
+            await self._end_unread()
             raise
         except Exception as error:
             return await self._fail(error)
@@ -228,6 +230,13 @@ class Exchange:
         await send_reply(reply, self._send, self._headers())
         return reply.status
 
+    async def _end_unread(self) -> None:
+        """A body that broke off: its sender has left, or sent what is no body and still listens."""
+        if self.request is not None and not self.request.has_body:
+            problem = Problem(400, "the body broke off", closes=True)
+            with suppress(Exception):
+                await self._reply(Reply(problem.body(), 400, headers=problem.headers))
+
     async def _fail(self, error: Exception) -> int:
         problem = problem_of(error)
         if problem is None:
@@ -245,6 +254,9 @@ class Exchange:
                 with suppress(Exception):
                     await end_stream(self._send, self._stream.failure(problem))
             return problem.status
+        if self.request is not None and not self.request.has_body:
+            self.app.room.release(self.request)
+            await discard_body(self.request, self._receive, self.server.limits)
         style = self.route.style if self.route is not None else "openai"
         return await self._reply(
             Reply(problem.body(style), problem.status, headers=problem.headers)

@@ -77,7 +77,7 @@ class ChatAnswer:
         self.request, self.server, self.fields, self.plan = request, server, fields, plan
         self.shows_reasoning = fields.include_reasoning is not False
         self._num_thought = [0] * plan.params.n  # tokens, for each answer
-        self._num_told = [0] * plan.params.n  # tokens whose logprobs were sent
+        self._num_seen = [0] * plan.params.n  # tokens in the pieces that came
         self.head = {
             "id": f"chatcmpl-{request.id}",
             "object": "chat.completion",
@@ -92,8 +92,8 @@ class ChatAnswer:
             messages = [Message() for _ in generation.requests]
             async for pieces in self.plan.choices(generation):
                 for piece in pieces:
+                    self._see(piece)
                     messages[piece.index].take(piece)
-                    self._num_thought[piece.index] = piece.num_reasoning
             outputs = generation.conversation.result()
             choices = []
             for message, output in zip(messages, outputs.outputs, strict=True):
@@ -126,7 +126,15 @@ class ChatAnswer:
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
         thinks = self.plan.reasoning is not None
-        return usage_of(generation, reasoning_tokens=sum(self._num_thought) if thinks else None)
+        return usage_of(
+            generation,
+            num_output=sum(self._num_seen),
+            reasoning_tokens=sum(self._num_thought) if thinks else None,
+        )
+
+    def _see(self, piece: Piece) -> None:
+        self._num_seen[piece.index] += len(piece.event.token_ids)
+        self._num_thought[piece.index] = piece.num_reasoning
 
     # ------------------------------------------------------------ streamed
 
@@ -152,8 +160,8 @@ class ChatAnswer:
                 if not pieces:
                     yield sse.PING
                 for piece in pieces:
+                    self._see(piece)
                     parts = piece.parts
-                    self._num_thought[piece.index] = piece.num_reasoning
                     only = parts[0] if len(parts) == 1 else None
                     if plain and piece.finish is None and isinstance(only, TextPart):
                         yield text_chunks[piece.index](only.text)
@@ -201,8 +209,8 @@ class ChatAnswer:
     def _new_records(self, piece: Piece, generation: Generation) -> Sequence[Mapping[int, Logprob]]:
         """Of this piece's tokens: the answer may already know of tokens in later pieces."""
         answers = list(generation.conversation.answers.values())
-        start = self._num_told[piece.index]
-        end = self._num_told[piece.index] = start + len(piece.event.token_ids)
+        end = self._num_seen[piece.index]
+        start = end - len(piece.event.token_ids)
         return (answers[piece.index].output.logprobs or [])[start:end]
 
 

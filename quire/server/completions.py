@@ -135,8 +135,8 @@ class Completion:
         """Only the prompt is wanted: the one token that was drawn is not shown."""
         return bool(self.fields.echo) and self.fields.max_tokens == 0
 
-    def usage(self, generations: list[Generation]) -> dict[str, Any]:
-        usage = usage_of(*generations)
+    def usage(self, generations: list[Generation], num_output: int | None = None) -> dict[str, Any]:
+        usage = usage_of(*generations, num_output=num_output)
         if self.is_echo_alone:
             usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
         return usage
@@ -189,7 +189,7 @@ class Completion:
                 for job in jobs
             ]
             shown = [[Shown(self, g, i) for i in range(self.params.n)] for g in generations]
-            has_begun = [False] * len(jobs)
+            has_begun, num_sent = [False] * len(jobs), 0
             async for index, piece in _merged(generations):
                 if piece is None:
                     yield sse.PING
@@ -198,9 +198,10 @@ class Completion:
                     # Not sooner: what the prompt's logprobs are is known with the first token.
                     has_begun[index] = True
                     for chunk in self._beginning(index, shown[index]):
-                        yield self._data(chunk, generations)
+                        yield self._data(chunk, generations, num_sent)
+                num_sent += len(piece.token_ids)
                 if (found := self._news(index, piece, shown[index][piece.index])) is not None:
-                    yield self._data(found, generations)
+                    yield self._data(found, generations, num_sent)
             if options is not None and options.include_usage:
                 timings = generations[0].timings()
                 usage = self.usage(generations)
@@ -234,11 +235,11 @@ class Completion:
         has_news = piece.text or piece.finish_reason or choice["logprobs"] is not None
         return choice if has_news or self.fields.return_token_ids else None
 
-    def _data(self, choice: dict[str, Any], generations: list[Generation]) -> bytes:
+    def _data(self, choice: dict[str, Any], generations: list[Generation], num_sent: int) -> bytes:
         chunk = self.head | {"choices": [choice]}
         options = self.fields.stream_options
         if options is not None and options.continuous_usage_stats:
-            chunk = chunk | {"usage": self.usage(generations)}
+            chunk = chunk | {"usage": self.usage(generations, num_sent)}
         elif options is not None and options.include_usage:
             chunk = chunk | {"usage": None}
         return sse.data(chunk)

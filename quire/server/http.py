@@ -24,6 +24,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 64 << 10
 MAX_QUERY_FIELDS = 32
+DISCARD_S, DISCARD_TIMES = 3.0, 4  # of a refused body: seconds, and times the largest accepted one
 JSON_TYPE = "application/json"
 SSE_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -42,6 +43,7 @@ class HttpRequest:
     headers: Mapping[str, str]
     id: str
     body: bytes = b""
+    has_body: bool = False  # all of it was read, or there is no point in reading on
     num_held_bytes: int = 0  # of a `BodyRoom`
     caller: Caller | None = None
     path_value: str = ""  # what a route's trailing {} matched
@@ -119,9 +121,10 @@ def _check_framing(scope: Scope, headers: Mapping[str, str]) -> None:
     """Refuse what a proxy before us may have read otherwise than we do."""
     if "transfer-encoding" in headers:
         if "content-length" in headers:
-            raise Problem(400, "got both Content-Length and Transfer-Encoding, want one of them")
+            why = "got both Content-Length and Transfer-Encoding, want one of them"
+            raise Problem(400, why, closes=True)
         if headers["transfer-encoding"].strip().lower() != "chunked":
-            raise Problem(400, "want Transfer-Encoding: chunked or none")
+            raise Problem(400, "want Transfer-Encoding: chunked or none", closes=True)
     if scope.get("http_version") == "1.1" and not headers.get("host"):
         raise Problem(400, "HTTP/1.1 needs a Host header")
 
@@ -142,6 +145,7 @@ async def read_body(
         try:
             message = await asyncio.wait_for(receive(), max(0.0, patience))
         except TimeoutError:
+            request.has_body = True
             raise Problem(408, "the body did not arrive in time") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
@@ -151,7 +155,24 @@ async def read_body(
         if len(body) > limits.max_body_bytes:
             raise _too_large(f"over {limits.max_body_bytes}", limits)
         if not message.get("more_body", False):
+            request.has_body = True
             return bytes(body)
+
+
+async def discard_body(request: HttpRequest, receive: Receive, limits: Limits) -> None:
+    """Let a client we refuse finish sending, within reason: one that is cut off in the middle sees
+    a broken connection and never our answer."""
+    if "expect" in request.headers:
+        return  # it is waiting for our word before it sends anything
+    size, deadline = 0, time.monotonic() + DISCARD_S
+    while size <= DISCARD_TIMES * limits.max_body_bytes:
+        try:
+            message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            return
+        size += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return
 
 
 def _too_large(size: str, limits: Limits) -> Problem:

@@ -40,9 +40,11 @@ class Problem(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        closes: bool = False,
     ) -> None:
+        """`closes`: what else came over this connection cannot be trusted."""
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param, self.code, self.closes = status, param, code, closes
         self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
         self.retry_after_s = retry_after_s
 
@@ -57,6 +59,8 @@ class Problem(Exception):
             found.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.status == 401:
             found.append((b"www-authenticate", b"Bearer"))
+        if self.closes or self.status in (408, 413, 431):
+            found.append((b"connection", b"close"))
         return tuple(found)
 
     def body(self, style: str = "openai") -> bytes:

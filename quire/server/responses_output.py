@@ -106,6 +106,7 @@ class ResponseShape:
         return self._grew(change)
 
     def _opened(self, segment: Segment) -> bytes:
+        segment = segment.blank()
         empty = self.item(segment, "in_progress")
         place = {"item_id": empty["id"], "output_index": segment.index, "content_index": 0}
         if segment.kind is Kind.CALL:

@@ -42,6 +42,10 @@ class Segment:
     def text(self) -> str:
         return "".join(self._pieces)
 
+    def blank(self) -> Segment:
+        """The same before it said anything: it may have grown by the time its opening is told."""
+        return Segment(self.kind, self.index, self.name, self.call_id)
+
     def grow(self, delta: str, logprobs: Sequence[TokenLogprob]) -> None:
         self._pieces.append(delta)
         self.logprobs += logprobs

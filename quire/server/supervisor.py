@@ -125,6 +125,7 @@ class Supervisor:
     # ------------------------------------------------------------ alive
 
     def _tick(self) -> int | None:
+        self._was_up = self._was_up or self._marker.exists()
         for child in (self.engine, self.api):
             child.listen()
             if (code := child.exit_code()) is not None:
@@ -136,7 +137,6 @@ class Supervisor:
             elif time.monotonic() - child.beaten > SILENT_S:
                 log_event("child_silent", child=child.name, seconds=SILENT_S)
                 self._dump_and_kill(child)
-        self._was_up = self._was_up or self._marker.exists()
         return None
 
     @property

@@ -19,9 +19,12 @@ LOWEST = -9999.0  # what OpenAI writes for minus infinity
 Record = Mapping[int, Logprob]  # the chosen token first, then the most likely ones
 
 
-def usage_of(*generations: Generation, reasoning_tokens: int | None = None) -> dict[str, Any]:
+def usage_of(
+    *generations: Generation, num_output: int | None = None, reasoning_tokens: int | None = None
+) -> dict[str, Any]:
+    """`num_output`: the tokens sent so far, where they are fewer than those generated."""
     prompt = sum(g.num_prompt for g in generations)
-    output = sum(g.num_output for g in generations)
+    output = sum(g.num_output for g in generations) if num_output is None else num_output
     usage: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,

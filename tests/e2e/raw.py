@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +29,8 @@ def dial(port: int, timeout: float = 15.0) -> socket.socket:
 def exchange(port: int, data: bytes, timeout: float = 15.0) -> tuple[int, bytes]:
     """Send bytes, read until the server has answered or closed; status 0 when it only closed."""
     with dial(port, timeout) as connection:
-        try:
+        with suppress(OSError):  # it closed early; there may be an answer all the same
             connection.sendall(data)
-        except OSError:
-            pass  # it closed early; there may be an answer all the same
         return read_answer(connection)
 
 
@@ -66,8 +65,9 @@ class Stream:
     """One streamed answer, as far as it came."""
 
     status: int = 0
-    tokens: int = 0
+    num_events: int = 0  # with text
     errors: list[dict[str, Any]] = field(default_factory=list)
+    num_tokens: int = 0  # by the usage at the end, when asked for
     is_done: bool = False
     seconds: float = 0.0
 
@@ -76,7 +76,8 @@ class StreamClient:
     """One request over a socket of its own; read as much of its stream as you like."""
 
     def __init__(self, port: int, path: str, body: dict[str, Any]) -> None:
-        self.port, self._data = port, request_bytes(path, body | {"stream": True})
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        self.port, self._data = port, request_bytes(path, options | body)
         self.seen = Stream()
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -95,7 +96,9 @@ class StreamClient:
         """So many events with text, or all until the stream ends."""
         assert self._reader is not None
         begun, wanted = time.monotonic(), events
-        while wanted is None or self.seen.tokens < wanted:
+        if self.seen.status != 200:
+            return self.seen
+        while wanted is None or self.seen.num_events < wanted:
             try:
                 line = await self._reader.readline()
             except ConnectionError:
@@ -118,8 +121,15 @@ class StreamClient:
         if "error" in event:
             self.seen.errors.append(event["error"])
         elif event.get("choices"):
-            self.seen.tokens += 1
+            self.seen.num_events += 1
+        elif event.get("usage"):
+            self.seen.num_tokens = event["usage"]["completion_tokens"]
         return False
+
+    async def run(self) -> Stream:
+        """From the request to the end of the answer."""
+        await self.open()
+        return await self.read()
 
     def hang_up(self) -> None:
         if self._writer is not None:

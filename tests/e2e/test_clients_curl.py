@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,6 +115,18 @@ def test_options_and_origins(served: Served) -> None:
         curl("-i", "-X", "OPTIONS", *origin, f"{served.url}/v1/chat/completions")
     )
     assert " 403" in status and "access-control-allow-origin" not in headers
+
+
+API_PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+EXAMPLES = re.findall(r"```bash\n(curl .*?)```", API_PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_the_documentation_s_examples_work(served: Served, example: str) -> None:
+    """Red when docs/api.md shows a request the server does not take, or takes with a warning."""
+    words = shlex.split(example.replace("http://127.0.0.1:8000", served.url))
+    status, headers, body = headed(curl("-i", *words[1:]))
+    assert " 200" in status and "x-quire-warning" not in headers, body
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ __all__ = ["browser"]  # the fixture
 
 
 @pytest.fixture
-def open_page(browser: Browser, served: Served) -> Iterator[OpenPage]:  # noqa: F811
+def open_page(browser: Browser, served: Served) -> Iterator[OpenPage]:
     with opener(browser, served, Console()) as open_:
         yield open_
 

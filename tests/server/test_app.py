@@ -262,7 +262,7 @@ def written(log: io.StringIO) -> list[dict[str, Any]]:
 def test_one_line_an_exchange_and_no_text_or_key_in_it(log: io.StringIO) -> None:
     """Red when a prompt, an answer or a key is logged, or a client can start a line of its own."""
     bench = Bench(**KEYS)
-    nasty = "two\r\nlines \x1b[31m {\"event\": \"forged\"} SECRETPROMPT"
+    nasty = 'two\r\nlines \x1b[31m {"event": "forged"} SECRETPROMPT'
     body = {"prompt": nasty, "max_tokens": 2, "user": nasty, "model": "tiny", nasty[:30]: 1}
     assert ask(bench, "POST", "/v1/completions", body, user_agent=nasty, **USER).status == 200
     assert ask(bench, "POST", "/v1/completions", body | {"model": nasty}, **USER).status == 404

@@ -113,7 +113,7 @@ def test_a_client_that_leaves_before_its_body_is_there() -> None:
         await until(lambda: bench.app.room.num_bytes > 0)
         made.leave()
         await made.end()
-        assert made.status == 0 and held(bench) == nothing()
+        assert made.status == 400 and held(bench) == nothing()
         assert bench.link.submitted == []
 
     run(work)

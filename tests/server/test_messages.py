@@ -306,8 +306,11 @@ def test_a_forced_call(bench: Bench, choice: dict[str, Any]) -> None:
 
 
 def test_no_tools_are_shown_when_none_may_be_used(bench: Bench) -> None:
-    whole(bench, tools=[TOOL], tool_choice={"type": "none"})
+    choice = {"type": "none"}
+    cost = whole(bench, tools=[TOOL], tool_choice=choice)["usage"]["input_tokens"]
     assert "tools:" not in bench.link.prompt()
+    counted = bench.post(COUNT, {"messages": HI, "tools": [TOOL], "tool_choice": choice})
+    assert counted.json() == {"input_tokens": cost}
 
 
 def test_thinking_can_be_switched_off(bench: Bench) -> None:

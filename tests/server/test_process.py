@@ -135,7 +135,7 @@ def test_when_the_other_process_goes_its_requests_go_too(running: Running) -> No
     running.runner.step_s = 0.01
     peer = running.connect()
     for i in range(1, 7):
-        peer.submit(i, [1, 2, 3], 50, n=2 if i == 3 else 1)
+        peer.submit(10 * i, [1, 2, 3], 50, n=2 if i == 3 else 1)
     wait(lambda: running.num_live > 0)
     peer.socket.close()
     wait(lambda: running.num_live == 0 and not running.case.core.has_work)

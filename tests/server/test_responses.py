@@ -155,6 +155,8 @@ def test_events_of_every_kind_in_order(bench: Bench) -> None:
     assert [event.data["sequence_number"] for event in events] == list(range(len(events)))
     assert all(event.name == event.data["type"] for event in events)
     assert events[0].data["response"]["status"] == "in_progress"
+    added = [e.data["item"] for e in events if e.name == "response.output_item.added"]
+    assert [item.get("content", item.get("arguments")) for item in added] == [[], [], ""]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -169,7 +171,9 @@ def test_stream_and_whole_agree(text: str) -> None:
     assert without_ids(last) == without_ids(whole(bench, **body))
     for index, item in enumerate(last["output"]):
         mine = [e.data for e in events if e.data.get("output_index") == index]
-        deltas = "".join(data.get("delta", "") for data in mine)
+        begun = [d["part"]["text"] for d in mine if d["type"] == "response.content_part.added"]
+        begun += [mine[0]["item"].get("arguments", "")]
+        deltas = "".join(begun + [data.get("delta", "") for data in mine])
         said = item.get("arguments")
         assert deltas == (said if said is not None else item["content"][0]["text"])
         assert mine[-1]["item"] == item
@@ -265,6 +269,8 @@ def test_logprobs_belong_to_their_text(bench: Bench, burst: int) -> None:
         if event.name == "response.output_text.delta":
             assert "".join(one["token"] for one in event.data["logprobs"]) == event.data["delta"]
     assert whole(bench)["output"][1]["content"][0]["logprobs"] == []
+    alone = whole(bench, include=["message.output_text.logprobs"])["output"][1]["content"][0]
+    assert [one["top_logprobs"] for one in alone["logprobs"]] == [[]] * len(ids)
 
 
 def test_cached_tokens_are_told(bench: Bench) -> None:
@@ -281,11 +287,13 @@ def test_system_texts_at_the_beginning_are_one(bench: Bench) -> None:
         {"role": "developer", "content": [{"type": "input_text", "text": "Short."}]},
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": [{"type": "output_text", "text": "Yes?"}]},
+        {"role": "assistant", "content": "What?"},
         {"type": "message", "role": "user", "content": "go"},
     ]
     whole(bench, instructions="Be kind.", input=items)
     assert bench.link.prompt() == (
-        "<s>system: Be kind.\n\nShort.|<s>user: hi|<s>assistant: Yes?|<s>user: go|<s>assistant: "
+        "<s>system: Be kind.\n\nShort.|<s>user: hi|<s>assistant: Yes?\nWhat?|<s>user: go|"
+        "<s>assistant: "
     )
 
 
