@@ -16,7 +16,8 @@ from quire.models.spec import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-CPU_SEQS, CUDA_SEQS = 32, 256
+CPU_SEQS, CUDA_SEQS, LARGE_CUDA_SEQS = 32, 256, 512
+LARGE_CUDA = 64 << 30  # bytes: cards whose cache holds that many requests of usual length
 CPU_TOKENS, CUDA_TOKENS = 512, 8192
 DEFAULT_CPU_LEN = 8192
 
@@ -35,8 +36,8 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
     dtype, why = pick_dtype(args.dtype, spec.dtype, device)
     decide("dtype", str(dtype).removeprefix("torch."), why)
     max_len = _max_model_len(args, spec, device.type, decide)
-    seqs = _default(args.max_num_seqs, CPU_SEQS if device.type == "cpu" else CUDA_SEQS)
-    decide("max_num_seqs", seqs, "asked for" if args.max_num_seqs else f"default on {device.type}")
+    seqs, why = _max_num_seqs(args, device)
+    decide("max_num_seqs", seqs, why)
     tokens = _default(
         args.max_num_batched_tokens, CPU_TOKENS if device.type == "cpu" else CUDA_TOKENS
     )
@@ -76,6 +77,18 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
 
 def _default(value: int | None, default: int) -> int:
     return default if value is None else value
+
+
+def _max_num_seqs(args: EngineArgs, device: torch.device) -> tuple[int, str]:
+    from quire.runner.device import total_memory
+
+    if args.max_num_seqs is not None:
+        return args.max_num_seqs, "asked for"
+    if device.type == "cpu":
+        return CPU_SEQS, "default on cpu"
+    if total_memory(device) >= LARGE_CUDA:
+        return LARGE_CUDA_SEQS, "default on cuda with 64 GiB or more"
+    return CUDA_SEQS, "default on cuda"
 
 
 def _max_model_len(
