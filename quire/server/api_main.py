@@ -128,7 +128,8 @@ async def _drain(server: Server, seconds: float, hurry: asyncio.Event) -> None:
     for generation in list(server.watchman.generations):
         generation.tap.fail(Problem(503, "the server is shutting down", code="draining"))
     await asyncio.sleep(POLL_S)
-    log_event("drained", unfinished=len(server.watchman.generations))
+    if server.link.num_restarts >= 0:  # else there was nothing to drain: no model, no requests
+        log_event("drained", unfinished=len(server.watchman.generations))
 
 
 # ------------------------------------------------------------ banner

@@ -47,7 +47,7 @@ def _params(fields: CompletionFields, server: Server) -> SamplingParams:
         fields.prompt_logprobs = fields.logprobs
     return sampling_params(
         fields,
-        server.limits,
+        server.settings,
         max_tokens=max_tokens,
         logprobs=fields.logprobs,
         structured=structured_outputs(fields),

@@ -22,7 +22,7 @@ async def generate(request: HttpRequest, server: Server) -> Reply | EventStream:
     values = {k: v for k in _PASSED if (v := getattr(fields, k)) is not None}
     max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
     params = sampling_params(
-        SamplingFields(**values), server.limits, max_tokens=max_tokens, logprobs=None
+        SamplingFields(**values), server.settings, max_tokens=max_tokens, logprobs=None
     )
     ids = await server.encode(fields.prompt, "prompt")
     check_length(ids, server, "prompt")

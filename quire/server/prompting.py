@@ -130,8 +130,8 @@ class _Choice:
         if not self._is_answering:
             self._num_before_answer += len(event.token_ids)
         finish = event.finish_reason
-        if finish == "stop" and self.has_calls and not self.is_cut:
-            finish = "tool_calls"
+        if finish == "stop" and self.has_calls:  # a call without its end is not one to run
+            finish = "length" if self.is_cut else "tool_calls"
         num_reasoning = self._num_before_answer if self._has_thought else 0
         return Piece(event.index, parts, finish, event, num_reasoning)
 
@@ -155,7 +155,7 @@ async def prepare(server: Server, request: HttpRequest, ask: ChatAsk) -> ChatPla
         tool_format = server.settings.tool_call_parser or _tool_format(server)
     params = sampling_params(
         ask.fields,
-        server.limits,
+        server.settings,
         max_tokens=ask.max_tokens,
         logprobs=ask.logprobs,
         structured=structured,
@@ -246,7 +246,8 @@ async def render(
         tokenizer = tokenizer.with_chat_template(template)
     checked = template_messages(messages)
     definitions = [tool.definition() for tool in tools] or None
-    if tools and detect_tool_format(tokenizer.chat_template) is None:
+    has_calls = any(m.get("tool_calls") or m["role"] == "tool" for m in checked)
+    if (tools or has_calls) and detect_tool_format(tokenizer.chat_template) is None:
         checked, definitions = spell_out_tools(checked, tools), None
 
     def work() -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from quire.errors import BadRequest
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.server.fields import SamplingFields
-from quire.server.settings import Limits
+from quire.server.settings import Limits, ServeSettings
 
 _PASSED = (
     "temperature",
@@ -38,20 +38,20 @@ _PASSED = (
 
 def sampling_params(
     fields: SamplingFields,
-    limits: Limits,
+    settings: ServeSettings,
     *,
     max_tokens: int | None,
     logprobs: int | None,
     structured: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
     """Raises BadRequest naming the field."""
-    _check_bounds(fields, limits, logprobs)
-    values: dict[str, Any] = {}
+    _check_bounds(fields, settings.limits, logprobs)
+    values: dict[str, Any] = dict(settings.default_sampling)
     for name in _PASSED:
         if (value := getattr(fields, name)) is not None:
             values[name] = value
-    if fields.repeat_penalty is not None:
-        values.setdefault("repetition_penalty", fields.repeat_penalty)
+    if fields.repetition_penalty is None and fields.repeat_penalty is not None:
+        values["repetition_penalty"] = fields.repeat_penalty
     if fields.logit_bias is not None:
         values["logit_bias"] = _biases(fields.logit_bias)
     return SamplingParams(

@@ -55,6 +55,7 @@ class ServeSettings:
     share_prefix_cache: bool = False  # False: keys do not see each other's cached prefixes
     chat_template: str | None = None  # text of a template that replaces the model's
     trust_request_chat_template: bool = False
+    default_sampling: dict[str, float] = field(default_factory=dict)  # where a request is silent
     tool_call_parser: str | None = None  # None: from the model's template
     reasoning_parser: str | None = None
     cors_origins: tuple[str, ...] = ()

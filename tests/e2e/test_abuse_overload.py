@@ -16,7 +16,7 @@ from tests.tiny_folder import write_tiny_folder
 
 FLAGS = (
     *("--device", "cpu", "--load-format", "dummy", "--page-size", "8", "--max-num-seqs", "8"),
-    *("--kv-cache-memory", "280KiB", "--max-model-len", "512", "--dtype", "float32"),
+    *("--kv-cache-memory", "140KiB", "--max-model-len", "512", "--dtype", "float32"),
     *("--max-queued-requests", "8", "--queue-timeout", "2", "--request-timeout", "30"),
 )
 LONG = {"prompt": "once upon a time", "max_tokens": 400, "ignore_eos": True}

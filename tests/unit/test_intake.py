@@ -198,3 +198,22 @@ def test_salt_comes_from_the_prompt() -> None:
     prompt = {"prompt_token_ids": [1], "cache_salt": "tenant"}
     _, (request,) = intake().requests(prompt, SamplingParams())
     assert request.cache_salt == "tenant"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"allowed_token_ids": [ord("a")], "bad_words": ["a"]},
+        {"allowed_token_ids": [2], "min_tokens": 1},  # only the end is allowed, and not yet
+        {"allowed_token_ids": [2, 7], "stop_token_ids": [7], "min_tokens": 3},
+    ],
+)
+def test_what_is_allowed_must_not_all_be_banned(changes: dict[str, Any]) -> None:
+    """Red when such a request reaches the sampler, which would draw what nobody allowed."""
+    error = refused("hello", SamplingParams(**changes), PlainTokenizer())
+    assert error.param == "allowed_token_ids"
+
+
+def test_some_of_the_allowed_may_be_banned() -> None:
+    params = SamplingParams(allowed_token_ids=[2, 9], min_tokens=1)
+    assert intake().requests([5], params)
