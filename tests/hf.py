@@ -96,6 +96,34 @@ FAMILIES: dict[str, Any] = {
     "mistral": lambda: _llama_like("Mistral", sliding_window=None, head_dim=12),
     "qwen2": lambda: _llama_like("Qwen2"),
     "qwen3": lambda: _llama_like("Qwen3", head_dim=16),
+    "mixtral": lambda: _llama_like("Mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "qwen2-moe": lambda: _llama_like(
+        "Qwen2Moe",
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=56,
+    ),
+    "qwen3-moe": lambda: _llama_like(
+        "Qwen3Moe",
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+    ),
+    # A dense layer by name, one by the step, and weights that do not sum to one.
+    "qwen3-moe-mixed": lambda: _llama_like(
+        "Qwen3Moe",
+        head_dim=16,
+        num_hidden_layers=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        norm_topk_prob=False,
+        decoder_sparse_step=2,
+        mlp_only_layers=[1],
+    ),
     "gpt2": lambda: transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=VOCAB,

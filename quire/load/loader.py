@@ -58,10 +58,7 @@ def _with_prefix(name: str) -> str:
 def _copy(parameter: Parameter, tensor: Tensor, target: Target, theirs: str) -> None:
     if target.transposed:
         tensor = tensor.t()
-    into = parameter.tensor
-    if target.part is not None:
-        start, size = parameter.parts[target.part]
-        into = into.narrow(0, start, size)
+    into = parameter.tensor if target.part is None else parameter.parts[target.part]
     if tensor.shape != into.shape:
         raise CheckpointError(
             f"tensor {theirs} has shape {tuple(tensor.shape)}, the config asks for"

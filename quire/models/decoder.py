@@ -13,31 +13,39 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.attn.backend import AttnSpec
+from quire.errors import NotSupported
 from quire.forward import ForwardContext
 from quire.models.spec import ModelSpec
 from quire.nn.attention import Attention
+from quire.nn.experts import Experts
 from quire.nn.linear import KernelChoice, Linear
 from quire.nn.mlp import MLP
+from quire.nn.moe import SparseMLP
 from quire.nn.norm import LayerNorm, RMSNorm
 from quire.nn.rope import rope_tables
 
 
 class Parameter(NamedTuple):
-    """A tensor to be filled, and the row ranges of its parts when it is fused from several."""
+    """A tensor to be filled, and views of its parts when it is fused from several."""
 
     tensor: Tensor
-    parts: dict[str, tuple[int, int]]
+    parts: dict[str, Tensor]
 
 
 class Block:
     def __init__(
-        self, spec: ModelSpec, heads: AttnSpec, dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        heads: AttnSpec,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         norm = RMSNorm if spec.norm == "rms" else LayerNorm
         self.attn_norm = norm(spec.hidden_size, spec.norm_eps, dtype, device)
         self.attn = Attention(spec, heads, dtype, device)
         self.mlp_norm = norm(spec.hidden_size, spec.norm_eps, dtype, device)
-        self.mlp = MLP(spec, dtype, device)
+        self.mlp = (SparseMLP if spec.is_sparse(layer) else MLP)(spec, dtype, device)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, ctx: ForwardContext, layer: int
@@ -58,6 +66,7 @@ class Decoder:
         device: torch.device,
     ) -> None:
         self.spec, self.num_positions, self.dtype, self.device = spec, num_positions, dtype, device
+        self._loads: Tensor | None = None
         hidden = spec.hidden_size
         self.embed = torch.empty(spec.vocab_size, hidden, dtype=dtype, device=device)
         self.positions = (
@@ -65,7 +74,7 @@ class Decoder:
             if spec.rope is not None
             else torch.empty(spec.max_positions, hidden, dtype=dtype, device=device)
         )
-        self.blocks = [Block(spec, heads, dtype, device) for _ in range(spec.num_layers)]
+        self.blocks = [Block(spec, heads, i, dtype, device) for i in range(spec.num_layers)]
         norm = RMSNorm if spec.norm == "rms" else LayerNorm
         self.norm = norm(hidden, spec.norm_eps, dtype, device)
         self.head = Linear(
@@ -96,9 +105,26 @@ class Decoder:
             cos, sin = rope_tables(self.spec.rope, self.num_positions, self.device)
         for block in self.blocks:
             block.attn.finish(cos, sin)
-            for linear in (block.attn.qkv, block.attn.out, block.mlp.up, block.mlp.down):
-                linear.finish(choose)
+            block.attn.qkv.finish(choose)
+            block.attn.out.finish(choose)
+            block.mlp.finish(choose)
         self.head.finish(choose, keep_weight=self.spec.tied)
+
+    def count_expert_loads(self) -> Tensor:
+        """[sparse layers, experts] tokens each expert got, counted from now on; again: from zero.
+
+        Graphs keep what they were captured with, so the first call comes before the first step.
+        Rows that pad a graph's batch are counted like all others.
+        """
+        sparse = [block.mlp for block in self.blocks if isinstance(block.mlp, SparseMLP)]
+        if self.spec.moe is None or not sparse:
+            raise NotSupported(f"{self.spec.architecture} has no experts whose loads to count")
+        if self._loads is None:
+            shape = (len(sparse), self.spec.moe.router.num_experts)
+            self._loads = torch.empty(shape, dtype=torch.int64, device=self.device)
+            for mlp, loads in zip(sparse, self._loads, strict=True):
+                mlp.loads = loads
+        return self._loads.zero_()
 
     def parameters(self) -> dict[str, Parameter]:
         """Every tensor the loader must fill, by our name."""
@@ -111,8 +137,10 @@ class Decoder:
             _add_norm(found, at + "mlp_norm", block.mlp_norm)
             _add_linear(found, at + "qkv", block.attn.qkv)
             _add_linear(found, at + "out", block.attn.out)
-            _add_linear(found, at + "up", block.mlp.up)
-            _add_linear(found, at + "down", block.mlp.down)
+            for name, linear in block.mlp.linears().items():
+                _add_linear(found, at + name, linear)
+            if isinstance(block.mlp, SparseMLP):
+                _add_experts(found, at + "experts", block.mlp.experts)
             if block.attn.q_norm is not None and block.attn.k_norm is not None:
                 found[at + "q_norm"] = Parameter(block.attn.q_norm, {})
                 found[at + "k_norm"] = Parameter(block.attn.k_norm, {})
@@ -129,11 +157,20 @@ def _add_norm(found: dict[str, Parameter], name: str, norm: RMSNorm | LayerNorm)
 
 
 def _add_linear(found: dict[str, Parameter], name: str, linear: Linear) -> None:
-    ranges, start = {}, 0
-    for part, size in linear.parts.items():
-        ranges[part] = (start, size)
-        start += size
     assert linear.weight is not None
-    found[name + ".weight"] = Parameter(linear.weight, ranges)
-    if linear.bias is not None:
-        found[name + ".bias"] = Parameter(linear.bias, ranges)
+    for kind, tensor in (("weight", linear.weight), ("bias", linear.bias)):
+        if tensor is not None:
+            views = tensor.split(list(linear.parts.values()))
+            parts = dict(zip(linear.parts, views, strict=True))
+            found[f"{name}.{kind}"] = Parameter(tensor, parts)
+
+
+def _add_experts(found: dict[str, Parameter], name: str, experts: Experts) -> None:
+    assert experts.up is not None and experts.down is not None
+    ups: dict[str, Tensor] = {}
+    for e, weight in enumerate(experts.up):
+        ups[f"{e}.gate"], ups[f"{e}.up"] = weight.chunk(2)
+    found[name + ".up"] = Parameter(experts.up, ups)
+    found[name + ".down"] = Parameter(
+        experts.down, {str(e): weight for e, weight in enumerate(experts.down)}
+    )

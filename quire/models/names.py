@@ -1,7 +1,8 @@
 """Checkpoint names -> our parameters, as plain tables.
 
-A table line maps a Hugging Face tensor name to one of ours; `{i}` stands for the layer, a part
-after a colon for a slice of a fused weight (q|k|v), and a trailing `^T` for a stored transpose.
+A table line maps a Hugging Face tensor name to one of ours; `{i}` stands for the layer, `{e}` for
+the expert, a part after a colon for a slice of a fused weight (q|k|v), and a trailing `^T` for a
+stored transpose.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ def target_of(line: str) -> Target:
     return Target(name, part or None, transposed)
 
 
-def expand(table: dict[str, str], num_layers: int) -> dict[str, Target]:
-    """Every concrete checkpoint name of a model with this many layers."""
+def expand(table: dict[str, str], num_layers: int, num_experts: int = 0) -> dict[str, Target]:
+    """Every concrete checkpoint name of a model with this many layers and experts."""
     names: dict[str, Target] = {}
     for theirs, ours in table.items():
-        layers = range(num_layers) if "{i}" in theirs else (0,)
-        for i in layers:
-            names[theirs.replace("{i}", str(i))] = target_of(ours.replace("{i}", str(i)))
+        for i in range(num_layers) if "{i}" in theirs else (0,):
+            for e in range(num_experts) if "{e}" in theirs else (0,):
+                name, target = (
+                    line.replace("{i}", str(i)).replace("{e}", str(e)) for line in (theirs, ours)
+                )
+                names[name] = target_of(target)
     return names
 
 
@@ -53,6 +57,32 @@ LLAMA = {
     "model.layers.{i}.mlp.down_proj.bias": "layers.{i}.down.bias",
     "model.norm.weight": "norm.weight",
     "lm_head.weight": "head.weight",
+}
+
+MIXTRAL = {
+    **LLAMA,
+    "model.layers.{i}.block_sparse_moe.gate.weight": "layers.{i}.router.weight:experts",
+    "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight": "layers.{i}.experts.up:{e}.gate",
+    "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight": "layers.{i}.experts.up:{e}.up",
+    "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight": "layers.{i}.experts.down:{e}",
+    # As transformers holds it in memory: all experts in one tensor.
+    "model.layers.{i}.mlp.gate.weight": "layers.{i}.router.weight:experts",
+    "model.layers.{i}.mlp.experts.gate_up_proj": "layers.{i}.experts.up",
+    "model.layers.{i}.mlp.experts.down_proj": "layers.{i}.experts.down",
+}
+
+QWEN_MOE = {
+    **LLAMA,
+    "model.layers.{i}.mlp.gate.weight": "layers.{i}.router.weight:experts",
+    "model.layers.{i}.mlp.experts.{e}.gate_proj.weight": "layers.{i}.experts.up:{e}.gate",
+    "model.layers.{i}.mlp.experts.{e}.up_proj.weight": "layers.{i}.experts.up:{e}.up",
+    "model.layers.{i}.mlp.experts.{e}.down_proj.weight": "layers.{i}.experts.down:{e}",
+    "model.layers.{i}.mlp.experts.gate_up_proj": "layers.{i}.experts.up",
+    "model.layers.{i}.mlp.experts.down_proj": "layers.{i}.experts.down",
+    "model.layers.{i}.mlp.shared_expert_gate.weight": "layers.{i}.router.weight:shared",
+    "model.layers.{i}.mlp.shared_expert.gate_proj.weight": "layers.{i}.shared.up.weight:gate",
+    "model.layers.{i}.mlp.shared_expert.up_proj.weight": "layers.{i}.shared.up.weight:up",
+    "model.layers.{i}.mlp.shared_expert.down_proj.weight": "layers.{i}.shared.down.weight",
 }
 
 GPT2 = {

@@ -17,6 +17,9 @@ FAMILIES = Registry(
         "MistralForCausalLM": "quire.models.mistral",
         "Qwen2ForCausalLM": "quire.models.qwen",
         "Qwen3ForCausalLM": "quire.models.qwen",
+        "MixtralForCausalLM": "quire.models.mixtral",
+        "Qwen2MoeForCausalLM": "quire.models.qwen_moe",
+        "Qwen3MoeForCausalLM": "quire.models.qwen_moe",
         "GPT2LMHeadModel": "quire.models.gpt2",
     },
 )
@@ -40,4 +43,5 @@ def spec_of(config: Mapping[str, Any]) -> ModelSpec:
 
 def names_of(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, Target]:
     family = FAMILIES.get(architecture_of(config))
-    return expand(family.NAMES, spec.num_layers)
+    num_experts = spec.moe.router.num_experts if spec.moe else 0
+    return expand(family.NAMES, spec.num_layers, num_experts)

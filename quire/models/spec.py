@@ -33,6 +33,49 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """Which experts a token goes to, and with what weights."""
+
+    num_experts: int
+    top_k: int
+    score: str = "softmax"  # or "sigmoid"
+    normalize: bool = True  # the chosen weights are divided by their sum
+    rounds: bool = False  # weights are rounded to the model's dtype
+    # Experts stand in equal groups, and only those of the best `top_groups` may be chosen.
+    num_groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.top_k <= self.num_experts:
+            raise CheckpointError(
+                f"config.json: got num_experts_per_tok={self.top_k}, want at most the"
+                f" {self.num_experts} experts"
+            )
+        if self.num_experts % self.num_groups or not self.top_groups <= self.num_groups:
+            raise CheckpointError(
+                f"config.json: got topk_group={self.top_groups} of n_group={self.num_groups}, want"
+                f" groups that divide {self.num_experts} experts evenly, and at most all of them"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """Feed-forward blocks made of many experts, of which each token visits a few."""
+
+    router: RouterSpec
+    ffn_size: int  # of one expert
+    shared_ffn_size: int = 0  # of the expert all tokens visit, behind a sigmoid gate; 0: none
+    dense_layers: frozenset[int] = frozenset()  # these keep a plain feed-forward block
+
+    def num_params(self, hidden_size: int, num_experts: int) -> int:
+        """Weights of one layer, counting so many of its experts."""
+        ffn = num_experts * self.ffn_size + self.shared_ffn_size
+        num_scores = self.router.num_experts + (self.shared_ffn_size > 0)
+        return hidden_size * (3 * ffn + num_scores)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Everything the decoder's wiring depends on."""
 
@@ -58,14 +101,30 @@ class ModelSpec:
     sliding_window: int | None = None  # not yet executed: bounds the context instead
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = field(default=())
+    moe: MoeSpec | None = None  # None: every layer has one feed-forward block
+
+    def is_sparse(self, layer: int) -> bool:
+        return self.moe is not None and layer not in self.moe.dense_layers
 
     @property
     def num_params(self) -> int:
         """Weights, norms and biases left out."""
+        return self._count(self.moe.router.num_experts if self.moe else 0)
+
+    @property
+    def num_active_params(self) -> int:
+        """Weights that one token meets: all of a dense model, the chosen experts of a sparse one."""
+        return self._count(self.moe.router.top_k if self.moe else 0)
+
+    def _count(self, num_experts: int) -> int:
         attn = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         mlp = self.hidden_size * self.ffn_size * (3 if self.mlp == "gated" else 2)
         embed = self.vocab_size * self.hidden_size * (1 if self.tied else 2)
-        return self.num_layers * (attn + mlp) + embed
+        total = self.num_layers * attn + embed
+        sparse = sum(self.is_sparse(layer) for layer in range(self.num_layers))
+        if self.moe is not None:
+            total += sparse * self.moe.num_params(self.hidden_size, num_experts)
+        return total + (self.num_layers - sparse) * mlp
 
 
 class Config:

@@ -7,16 +7,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.models.spec import ModelSpec
-from quire.nn.linear import Linear
+from quire.nn.linear import KernelChoice, Linear
 
 
 class MLP:
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-        hidden, ffn, bias = spec.hidden_size, spec.ffn_size, spec.mlp_bias
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, ffn_size: int | None = None
+    ) -> None:
+        """`ffn_size` for a block of another width than the model's (a shared expert)."""
+        hidden, ffn, bias = spec.hidden_size, ffn_size or spec.ffn_size, spec.mlp_bias
         self.is_gated = spec.mlp == "gated"
         parts = {"gate": ffn, "up": ffn} if self.is_gated else {"up": ffn}
         self.up = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
         self.down = Linear(ffn, {"down": hidden}, bias=bias, dtype=dtype, device=device)
+
+    def linears(self) -> dict[str, Linear]:
+        return {"up": self.up, "down": self.down}
+
+    def finish(self, choose: KernelChoice) -> None:
+        for linear in self.linears().values():
+            linear.finish(choose)
 
     def __call__(self, x: Tensor) -> Tensor:
         x = self.up(x)  # [tokens, 2 * ffn] or [tokens, ffn]
