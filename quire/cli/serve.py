@@ -130,12 +130,6 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
             f"got --host {args.host} without an API key: anyone who reaches this port could use the"
             " server; give --api-key, or --allow-unauthenticated if that is meant"
         )
-    given = {
-        "max_queued_requests": args.max_queued_requests,
-        "max_requests_per_key": args.max_requests_per_key,
-        "request_timeout_s": args.request_timeout,
-        "queue_timeout_s": args.queue_timeout,
-    }
     template = None
     if args.chat_template is not None:
         template = _read(args.chat_template, "--chat-template")
@@ -167,8 +161,19 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         log_format=args.log_format,
         log_level=args.log_level,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
-        limits=Limits(**{name: value for name, value in given.items() if value is not None}),
+        limits=Limits(**_given_limits(args)),
     )
+
+
+def _given_limits(args: Namespace) -> dict[str, Any]:
+    """Fields of Limits that were asked for."""
+    given = {
+        "max_queued_requests": args.max_queued_requests,
+        "max_requests_per_key": args.max_requests_per_key,
+        "request_timeout_s": args.request_timeout,
+        "queue_timeout_s": args.queue_timeout,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _keys(args: Namespace) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from quire.server.http import (
     Reply,
     Scope,
     Send,
+    check_values,
     discard_body,
     end_stream,
     read_body,
@@ -131,6 +132,7 @@ class Exchange:
             request.body = await read_body(
                 request, self._receive, self.server.limits, self.app.room
             )
+            check_values(request.body, self.server.limits)
             return await self._handle(request, route)
         except ClientGone:
             await self._end_unread()

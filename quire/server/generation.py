@@ -106,10 +106,9 @@ class Generation:
         report = self._finish_report(reason)
         server.metrics.finished(report)
         self.http.notes.update(
-            prompt_tokens=report.prompt_tokens,
-            output_tokens=report.output_tokens,
-            finish_reason=reason,
+            prompt_tokens=report.prompt_tokens, output_tokens=report.output_tokens
         )
+        self.http.notes.setdefault("finish_reason", reason)
         first = self.requests[0].timing.first_token
         self._span.set(finish_attributes(report, None if first is None else first - self.begun))
         self._span.end(None if kind is None else kind.__name__)

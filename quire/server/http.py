@@ -46,6 +46,7 @@ class HttpRequest:
     has_body: bool = False  # all of it was read, or there is no point in reading on
     num_held_bytes: int = 0  # of a `BodyRoom`
     caller: Caller | None = None
+    client: tuple[str, int] | None = None  # address of the other end
     path_value: str = ""  # what a route's trailing {} matched
     begun: float = field(default_factory=time.monotonic)
     sending_since: float | None = None  # a write the client has not taken yet
@@ -114,7 +115,10 @@ def read_head(scope: Scope, request_id: str) -> HttpRequest:
         query = dict(parse_qsl(text, max_num_fields=MAX_QUERY_FIELDS))
     except ValueError:
         raise Problem(400, f"want at most {MAX_QUERY_FIELDS} query fields") from None
-    return HttpRequest(scope["method"], scope["path"], query, headers, request_id)
+    made = HttpRequest(scope["method"], scope["path"], query, headers, request_id)
+    if client := scope.get("client"):
+        made.client = (str(client[0]), int(client[1]))
+    return made
 
 
 def _check_framing(scope: Scope, headers: Mapping[str, str]) -> None:
@@ -157,6 +161,23 @@ async def read_body(
         if not message.get("more_body", False):
             request.has_body = True
             return bytes(body)
+
+
+def check_values(body: bytes, limits: Limits) -> None:
+    """Refuse a large body that is mostly brackets: parsing it would hold up everyone for seconds.
+
+    Counts what is within strings too, which only errs on a text of that many brackets.
+    """
+    if len(body) <= limits.max_json_values:
+        return
+    count = body.count(b"[") + body.count(b"{") + body.count(b'":')
+    if count > limits.max_json_values:
+        raise Problem(
+            413,
+            f"got {count} lists, objects and keys in one body, want at most"
+            f" {limits.max_json_values}",
+            code="too_large",
+        )
 
 
 async def discard_body(request: HttpRequest, receive: Receive, limits: Limits) -> None:

@@ -31,6 +31,7 @@ class Limits:
     max_bytes_per_token: int = 8  # a prompt of more bytes than this x context is not even tokenised
     body_idle_s: float = 10.0  # between two reads of a body
     body_total_s: float = 60.0
+    max_json_values: int = 200_000  # lists, objects and keys: the parser needs a microsecond each
     max_open_body_bytes: int = 256 * MIB  # of all requests whose bodies are held at this moment
     write_stall_s: float = 30.0  # a reader that takes nothing for this long is dropped
     template_s: float = 5.0

@@ -10,6 +10,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from quire.server.hang_up import Address, hang_up
 from quire.server.problems import Expired
 from quire.server.settings import Limits
 
@@ -26,6 +27,7 @@ class Watchman:
         self.limits = limits
         self._requests: dict[int, HttpRequest] = {}
         self.generations: set[Generation] = set()
+        self._dropped: list[Address] = []
 
     def enter(self, request: HttpRequest) -> None:
         self._requests[id(request)] = request
@@ -46,9 +48,12 @@ class Watchman:
         for request in list(self._requests.values()):
             since = request.sending_since
             if since is not None and now - since > self.limits.write_stall_s:
-                _drop(request)
+                self._drop(request)
         for generation in list(self.generations):
             self._look_at(generation, now)
+        if self._dropped:
+            hang_up(self._dropped)
+            self._dropped.clear()
 
     def _look_at(self, generation: Generation, now: float) -> None:
         if now > generation.deadline:
@@ -58,13 +63,14 @@ class Watchman:
             )
             # All tokens may be here, on their way to a client that sips them.
             if now > generation.deadline + self.limits.write_stall_s:
-                _drop(generation.http)
+                self._drop(generation.http)
         elif now - generation.heard > PING_S:
             generation.heard = now
             generation.tap.poke()
 
-
-def _drop(request: HttpRequest) -> None:
-    request.notes["finish_reason"] = "slow reader"
-    if request.task is not None:
-        request.task.cancel()
+    def _drop(self, request: HttpRequest) -> None:
+        request.notes["finish_reason"] = "slow reader"
+        if request.task is not None:
+            request.task.cancel()
+        if request.client is not None:
+            self._dropped.append(request.client)

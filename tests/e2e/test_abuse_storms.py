@@ -181,6 +181,28 @@ def test_slow_readers_do_not_hold_the_engine(served: Served) -> None:
     served.wait_idle()
 
 
+@pytest.mark.skipif(not IS_LONG, reason="takes 40 s; set QUIRE_LONG_TESTS=1")
+def test_readers_that_never_read_are_hung_up_on(served: Served) -> None:
+    """CL-03. Red when a full buffer keeps its connection, its file and its memory for ever."""
+    before = Usage(served)
+    slow = []
+    for _ in range(4):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        connection.connect(("127.0.0.1", served.port))
+        body = LONG | {"stream": True, "logprobs": 20, "n": 2}
+        connection.sendall(request_bytes("/v1/completions", body))
+        slow.append(connection)
+    wait_until(lambda: served.log.read_text().count("slow reader") == 4, 60, "all dropped")
+    wait_until(lambda: served.api.num_fds() <= before.files[0], 5, "their files closed")
+    for connection in slow:
+        with pytest.raises(ConnectionResetError):
+            while connection.recv(65_536):
+                pass
+        connection.close()
+    served.wait_idle()
+
+
 def test_files_run_out_and_come_back(served: Served) -> None:
     """Red when a server that was out of file descriptors for a moment stays deaf."""
     api = served.api

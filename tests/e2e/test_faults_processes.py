@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import psutil
 import pytest
 
 from tests.e2e.harness import Served, wait_until
-from tests.e2e.raw import StreamClient
+from tests.e2e.raw import StreamClient, dial
 from tests.tiny_folder import write_tiny_folder
 
 FLAGS = ("--device", "cpu", "--load-format", "dummy", "--max-num-seqs", "32")
@@ -123,9 +122,8 @@ def test_kill_9_of_the_supervisor(served: Served) -> None:
     served.process.kill()
     served.process.wait()
     wait_until(lambda: not any(map(is_running, everyone)), 2.0, "everyone gone")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", served.port))
+    with pytest.raises(ConnectionRefusedError):
+        dial(served.port)
 
 
 def is_running(process: psutil.Process) -> bool:

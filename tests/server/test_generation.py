@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -69,6 +70,7 @@ async def until(is_so: Callable[[], bool], seconds: float = 5.0) -> None:
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(work(), 20))  # type: ignore[arg-type]
+    gc.collect()  # what a task left behind is reported here, not in somebody else's test
 
 
 # ------------------------------------------------------------ leaving

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from quire.server.http import BodyRoom, ClientGone, HttpRequest, read_body, read_head
+from quire.server.http import (
+    BodyRoom,
+    ClientGone,
+    HttpRequest,
+    check_values,
+    read_body,
+    read_head,
+)
 from quire.server.problems import Problem
 from quire.server.settings import Limits
 
@@ -151,3 +158,16 @@ def test_all_bodies_together_are_bounded() -> None:
     room.release(first)
     room.release(first)
     assert room.num_bytes == 0
+
+
+def test_a_large_body_of_brackets_is_not_even_parsed() -> None:
+    """Red when eight megabytes of `[],` may hold the event loop for more than a second."""
+    limits = Limits()
+    for body in (
+        b'{"messages":[' + b"[]," * 2_000_000 + b"0]}",
+        b'{"messages":[' + b"{}," * 2_000_000 + b"0]}",
+        b"{" + b'"k":0,' * 300_000 + b'"z":0}',
+    ):
+        assert status(lambda body=body: check_values(body, limits)) == 413
+    check_values(b'{"prompt": "' + b"a, " * 2_000_000 + b'"}', limits)
+    check_values(b'{"prompt": [' + b"1," * 2_000_000 + b"1]}", limits)

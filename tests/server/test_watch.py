@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from dataclasses import dataclass, field
 
 import pytest
 
+from quire.server.hang_up import OPEN_FILES, hang_up
 from quire.server.http import HttpRequest
 from quire.server.link import Tap
 from quire.server.problems import Expired
@@ -109,3 +112,52 @@ def test_requests_come_and_go() -> None:
     watchman.leave(one)
     watchman.leave(one)
     assert watchman.num_requests == 1
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """(the client's end, ours)"""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        client = socket.create_connection(listener.getsockname())
+        return client, listener.accept()[0]
+
+
+def test_hanging_up_resets_the_right_connections_and_throws_away_what_was_not_read() -> None:
+    """Red when a client that never reads can keep a file and its buffers for ever."""
+    pairs = [tcp_pair() for _ in range(3)]
+    files = len(os.listdir(OPEN_FILES))
+    for _, own in pairs:
+        own.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                own.send(b"x" * 65_536)
+    assert hang_up([pairs[0][0].getsockname(), pairs[2][0].getsockname(), ("10.0.0.1", 1)]) == 2
+    assert hang_up([]) == 0
+    assert len(os.listdir(OPEN_FILES)) == files
+    for number, (client, own) in enumerate(pairs):
+        if number != 1:
+            with pytest.raises(OSError):
+                own.send(b"x")
+            own.close()
+            with pytest.raises(ConnectionResetError):
+                while client.recv(65_536):
+                    pass
+        else:
+            assert client.recv(10) == b"x" * 10
+            own.close()
+        client.close()
+
+
+def test_a_dropped_reader_is_hung_up_on() -> None:
+    async def work() -> None:
+        client, own = tcp_pair()
+        watchman, generation = watched()
+        generation.http.client = client.getsockname()
+        generation.http.sending_since = 0.0
+        watchman.look(31.0)
+        assert own.recv(1) == b""
+        own.close()
+        client.close()
+
+    asyncio.run(work())
