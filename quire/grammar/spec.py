@@ -21,6 +21,7 @@ MAX_CHOICE_BYTES = 64 << 10
 MAX_GRAMMAR_BYTES = 64 << 10
 
 PARAM = "structured_outputs"
+NOTHING_LEFT = "no token is left that both the grammar and the other sampling parameters allow"
 
 # Without a bound a model may write blanks until it runs out of tokens.
 WHITESPACE = r"[ \t\n\r]{1,64}"

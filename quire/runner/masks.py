@@ -18,6 +18,7 @@ import torch
 
 from quire.grammar.live import LiveMatchers
 from quire.grammar.matcher import GrammarError, Words, num_words
+from quire.grammar.spec import NOTHING_LEFT
 from quire.request import RequestId
 from quire.runner.gather import StepShape
 from quire.runner.rows import GRAMMAR, RequestRows, RowInfo
@@ -27,8 +28,6 @@ from quire.step import Admission, Work
 
 if TYPE_CHECKING:
     from quire.runner.pending import PendingStep
-
-NOTHING_LEFT = "no token is left that both the grammar and the other sampling parameters allow"
 
 
 @dataclass(slots=True)

@@ -105,7 +105,8 @@ class App:
                 return route, path[len(stem) :]
         allowed = sorted({r.method for r in self.routes if r.path == path})
         if allowed:
-            raise Problem(405, f"got {method} {path}, want {' or '.join(allowed)}")
+            want = " or ".join(allowed)
+            raise Problem(405, f"got {method} {path}, want {want}", allow=", ".join(allowed))
         return None
 
 

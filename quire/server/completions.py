@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from quire.errors import BadRequest
@@ -15,6 +14,7 @@ from quire.server import sse
 from quire.server.fields import CompletionFields, decode
 from quire.server.generation import Generation, Job
 from quire.server.http import EventStream, HttpRequest, Reply
+from quire.server.merge import all_whole, merged
 from quire.server.problems import Problem
 from quire.server.sampling import sampling_params, structured_outputs
 from quire.server.server import Server
@@ -190,7 +190,8 @@ class Completion:
             ]
             shown = [[Shown(self, g, i) for i in range(self.params.n)] for g in generations]
             has_begun, num_sent = [False] * len(jobs), 0
-            async for index, piece in _merged(generations):
+            pieces = await stack.enter_async_context(aclosing(merged(generations)))
+            async for index, piece in pieces:
                 if piece is None:
                     yield sse.PING
                     continue
@@ -285,49 +286,3 @@ class Shown:
         start = self._num_tokens
         self._num_tokens += num_tokens
         return self._logprobs.answer((self._output.logprobs or [])[start : self._num_tokens])
-
-
-async def all_whole(generations: list[Generation]) -> None:
-    """Wait for all; the first failure ends the others."""
-    tasks = [asyncio.ensure_future(generation.whole()) for generation in generations]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _merged(
-    generations: list[Generation],
-) -> AsyncIterator[tuple[int, StreamEvent | None]]:
-    """Pieces of several prompts as they come; None is a sign of life."""
-    if len(generations) == 1:
-        async for pieces in generations[0].pieces():
-            if not pieces:
-                yield 0, None
-            for piece in pieces:
-                yield 0, piece
-        return
-    queue: asyncio.Queue[tuple[int, StreamEvent | None]] = asyncio.Queue()
-
-    async def pump(index: int, generation: Generation) -> None:
-        async for pieces in generation.pieces():
-            for piece in pieces or (None,):
-                queue.put_nowait((index, piece))
-
-    tasks = [asyncio.ensure_future(pump(i, g)) for i, g in enumerate(generations)]
-    everyone = asyncio.gather(*tasks)
-    try:
-        while not (everyone.done() and queue.empty()):
-            getter = asyncio.ensure_future(queue.get())
-            waited: set[asyncio.Future[Any]] = {getter, everyone}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if getter.done():
-                yield getter.result()
-            else:
-                getter.cancel()
-                everyone.result()  # raises what ended it
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,10 +11,11 @@ from typing import Any
 from quire.errors import BadRequest
 from quire.params import SamplingParams
 from quire.server import sse
-from quire.server.completions import all_whole, cache_salt, check_length, items_of
+from quire.server.completions import cache_salt, check_length, items_of
 from quire.server.fields import EmbeddingFields, decode
 from quire.server.generation import Generation, Job
 from quire.server.http import HttpRequest, Reply
+from quire.server.merge import all_whole
 from quire.server.server import Server
 
 POOLINGS = ("mean", "last")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.engine.commands import QUEUE_TIMEOUT
 from quire.engine.output import Conversation
-from quire.errors import QuireError
+from quire.errors import BadRequest, EngineDead, QuireError
+from quire.grammar.spec import NOTHING_LEFT
 from quire.obs.report import FinishReport
 from quire.obs.trace import finish_attributes, request_attributes
 from quire.outputs import RequestOutput, StreamEvent
@@ -102,7 +103,7 @@ class Generation:
         server.watchman.generations.discard(self)
         server.link.close(request.id for request in self.requests)
         server.admission.leave(self._ticket)
-        reason = "abort" if kind is not None else self._reason()
+        reason = self._reason() if kind is None else "error" if _is_ours(error) else "abort"
         report = self._finish_report(reason)
         server.metrics.finished(report)
         self.http.notes.update(
@@ -193,6 +194,8 @@ class Generation:
         if event.error == QUEUE_TIMEOUT:
             seconds = self.server.limits.queue_timeout_s
             return Expired(f"no room within {seconds:g} s; try again later", is_queue=True)
+        if event.error == NOTHING_LEFT:
+            return BadRequest(f"{event.error}; loosen one of them", param="structured_outputs")
         return Failed(event.error or "the engine could not go on with this request")
 
     def timings(self) -> dict[str, float]:
@@ -208,3 +211,8 @@ class Generation:
             "decode_ms": round(decode * 1e3, 3),
             "tokens_per_s": round(rate, 3),
         }
+
+
+def _is_ours(error: BaseException | None) -> bool:
+    """Whether the engine ended it, and not the client."""
+    return isinstance(error, (Failed, EngineDead))

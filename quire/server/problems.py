@@ -41,12 +41,13 @@ class Problem(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
         closes: bool = False,
+        allow: str | None = None,
     ) -> None:
-        """`closes`: what else came over this connection cannot be trusted."""
+        """`closes`: what else came over this connection cannot be trusted. `allow`: methods."""
         super().__init__(message)
         self.status, self.param, self.code, self.closes = status, param, code, closes
         self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.allow = retry_after_s, allow
 
     @property
     def type(self) -> str:
@@ -57,6 +58,8 @@ class Problem(Exception):
         found: list[tuple[bytes, bytes]] = []
         if self.retry_after_s is not None:
             found.append((b"retry-after", str(self.retry_after_s).encode()))
+        if self.allow is not None:
+            found.append((b"allow", self.allow.encode()))
         if self.status == 401:
             found.append((b"www-authenticate", b"Bearer"))
         if self.closes or self.status in (408, 413, 431):

@@ -1,4 +1,4 @@
-"""A real `quire serve` in processes of its own, with a tiny random model, for tests from outside."""
+"""A real `quire serve` in processes of its own, with a tiny random model, tested from outside."""
 
 from __future__ import annotations
 

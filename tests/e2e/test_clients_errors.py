@@ -226,3 +226,15 @@ def test_nulls_stand_for_defaults(served: Served) -> None:
     nulls = dict.fromkeys([*names, "logprobs", "top_logprobs"])
     body = {"model": None, "messages": ASK, "max_tokens": 2, **nulls}
     assert served.post("/v1/chat/completions", body)[0] == 200
+
+
+def test_a_grammar_that_other_wishes_forbid_is_the_callers_mistake(client: openai.OpenAI) -> None:
+    """Red when contradicting parameters look like a fault of the server."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(
+            model="tiny",
+            prompt="hello",
+            max_tokens=40,
+            extra_body={"structured_outputs": {"choice": ["ab"]}, "min_tokens": 20},
+        )
+    assert caught.value.param == "structured_outputs"

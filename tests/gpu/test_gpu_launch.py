@@ -1,4 +1,4 @@
-"""Launcher: a variant kept from one launch must not serve another that Triton would compile anew."""
+"""Launcher: a variant kept from one launch must not serve one that Triton would compile anew."""
 
 from __future__ import annotations
 
