@@ -17,7 +17,7 @@ from tests.cli.conftest import ROOT, quire
     ("words", "told"),
     [
         (["genrate"], "unknown command 'genrate': did you mean 'generate'?"),
-        (["zzz"], "known: chat, generate"),
+        (["zzz"], "known: serve, chat, generate"),
         (["bench", "latencyy"], "did you mean 'latency'?"),
         (["bench"], "required: KIND"),
         (["generate", "--max-token", "3", "x"], "did you mean --max-tokens?"),

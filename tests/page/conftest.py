@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, its driver's event loop counts as running
 def browser() -> Iterator[Browser]:
     driver = pytest.importorskip("playwright.sync_api", reason="the playwright package is absent")
     path = next(filter(None, map(shutil.which, CHROMIUMS)), None)
