@@ -96,6 +96,27 @@ FAMILIES: dict[str, Any] = {
     "mistral": lambda: _llama_like("Mistral", sliding_window=None, head_dim=12),
     "qwen2": lambda: _llama_like("Qwen2"),
     "qwen3": lambda: _llama_like("Qwen3", head_dim=16),
+    "phi3": lambda: _llama_like("Phi3", sliding_window=None),
+    "phi3-longrope": lambda: _llama_like(
+        "Phi3",
+        max_position_embeddings=1024,
+        original_max_position_embeddings=256,
+        **rope(
+            "longrope",
+            partial_rotary_factor=0.75,
+            short_factor=[1.0, 1.2, 1.5],
+            long_factor=[1.0, 3.0, 9.0],
+        ),
+    ),
+    "olmo2": lambda: _llama_like("Olmo2"),
+    "granite": lambda: _llama_like(
+        "Granite",
+        tie_word_embeddings=True,
+        embedding_multiplier=6.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.2,
+        logits_scaling=4.0,
+    ),
     "mixtral": lambda: _llama_like("Mixtral", num_local_experts=4, num_experts_per_tok=2),
     "qwen2-moe": lambda: _llama_like(
         "Qwen2Moe",
@@ -136,6 +157,8 @@ FAMILIES: dict[str, Any] = {
         )
     ),
 }
+
+SPARSE = ("mixtral", "qwen2-moe", "qwen3-moe", "qwen3-moe-mixed")
 
 
 def tiny_model(family: str, seed: int = 0) -> Any:

@@ -93,6 +93,7 @@ def _model_facts(spec: ModelSpec, opened: OpenModel) -> list[Fact]:
         Fact("file size", file_bytes(opened.path), "bytes"),
         Fact("architecture", spec.architecture),
         Fact("parameters", spec.num_params, f"{spec.num_params / 1e6:.1f} M, norms left out"),
+        *_expert_facts(spec),
         Fact("layers", spec.num_layers),
         Fact("hidden size", spec.hidden_size, f"feed-forward {spec.ffn_size}, {spec.mlp}"),
         Fact("heads", spec.num_heads, f"of {spec.head_dim} dimensions"),
@@ -102,6 +103,22 @@ def _model_facts(spec: ModelSpec, opened: OpenModel) -> list[Fact]:
         Fact("positions", positions, f"up to {spec.max_positions}"),
         Fact("vocabulary", spec.vocab_size, "output head tied to it" if spec.tied else ""),
         Fact("stored dtype", spec.dtype),
+    ]
+
+
+def _expert_facts(spec: ModelSpec) -> list[Fact]:
+    if spec.moe is None:
+        return []
+    router, active = spec.moe.router, spec.num_active_params
+    sparse = sum(spec.is_sparse(layer) for layer in range(spec.num_layers))
+    shared = f", shared {spec.moe.shared_ffn_size}" if spec.moe.shared_ffn_size else ""
+    return [
+        Fact("active parameters", active, f"{active / 1e6:.1f} M, what one token meets"),
+        Fact(
+            "experts",
+            router.num_experts,
+            f"{router.top_k} per token in {sparse} layers, each of {spec.moe.ffn_size}{shared}",
+        ),
     ]
 
 

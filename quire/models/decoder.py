@@ -47,13 +47,30 @@ class Block:
         self.mlp_norm = norm(spec.hidden_size, spec.norm_eps, dtype, device)
         self.mlp = (SparseMLP if spec.is_sparse(layer) else MLP)(spec, dtype, device)
 
+        self.scale = spec.residual_scale
+
     def __call__(
         self, x: Tensor, residual: Tensor | None, ctx: ForwardContext, layer: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
+        """What this block adds last, and the stream it is yet to be added to."""
         x, residual = self.attn_norm(x, residual)
-        x = self.attn(x, ctx, layer)
-        x, residual = self.mlp_norm(x, residual)
-        return self.mlp(x), residual
+        x, residual = self.mlp_norm(self._scaled(self.attn(x, ctx, layer)), residual)
+        return self._scaled(self.mlp(x)), residual
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.scale == 1.0 else x * self.scale
+
+
+class NormAfterBlock(Block):
+    """Reads the stream as it is and norms what it adds (OLMo 2)."""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, ctx: ForwardContext, layer: int
+    ) -> tuple[Tensor, Tensor | None]:
+        added, _ = self.attn_norm(self.attn(x, ctx, layer), None)
+        x = x + added
+        added, _ = self.mlp_norm(self.mlp(x), None)
+        return x + added, None
 
 
 class Decoder:
@@ -74,7 +91,8 @@ class Decoder:
             if spec.rope is not None
             else torch.empty(spec.max_positions, hidden, dtype=dtype, device=device)
         )
-        self.blocks = [Block(spec, heads, i, dtype, device) for i in range(spec.num_layers)]
+        kind = NormAfterBlock if spec.norm_after else Block
+        self.blocks = [kind(spec, heads, i, dtype, device) for i in range(spec.num_layers)]
         norm = RMSNorm if spec.norm == "rms" else LayerNorm
         self.norm = norm(hidden, spec.norm_eps, dtype, device)
         self.head = Linear(
@@ -89,6 +107,8 @@ class Decoder:
         x = F.embedding(batch.input_ids, self.embed)
         if self.positions is not None:
             x = x + F.embedding(batch.positions, self.positions)
+        if self.spec.embed_scale != 1.0:
+            x = x * self.spec.embed_scale
         residual: Tensor | None = None
         for layer, block in enumerate(self.blocks):
             x, residual = block(x, residual, ctx, layer)
@@ -97,7 +117,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[samples, hidden] -> [samples, vocab]."""
-        return self.head(hidden)
+        logits = self.head(hidden)
+        return logits if self.spec.logit_scale == 1.0 else logits * self.spec.logit_scale
 
     def finish(self, choose: KernelChoice) -> None:
         cos = sin = None
@@ -142,8 +163,8 @@ class Decoder:
             if isinstance(block.mlp, SparseMLP):
                 _add_experts(found, at + "experts", block.mlp.experts)
             if block.attn.q_norm is not None and block.attn.k_norm is not None:
-                found[at + "q_norm"] = Parameter(block.attn.q_norm, {})
-                found[at + "k_norm"] = Parameter(block.attn.k_norm, {})
+                _add_norm(found, at + "q_norm", block.attn.q_norm)
+                _add_norm(found, at + "k_norm", block.attn.k_norm)
         _add_norm(found, "norm", self.norm)
         if not self.spec.tied:
             _add_linear(found, "head", self.head)

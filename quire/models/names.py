@@ -44,8 +44,8 @@ LLAMA = {
     "model.layers.{i}.self_attn.q_proj.bias": "layers.{i}.qkv.bias:q",
     "model.layers.{i}.self_attn.k_proj.bias": "layers.{i}.qkv.bias:k",
     "model.layers.{i}.self_attn.v_proj.bias": "layers.{i}.qkv.bias:v",
-    "model.layers.{i}.self_attn.q_norm.weight": "layers.{i}.q_norm",
-    "model.layers.{i}.self_attn.k_norm.weight": "layers.{i}.k_norm",
+    "model.layers.{i}.self_attn.q_norm.weight": "layers.{i}.q_norm.weight",
+    "model.layers.{i}.self_attn.k_norm.weight": "layers.{i}.k_norm.weight",
     "model.layers.{i}.self_attn.o_proj.weight": "layers.{i}.out.weight",
     "model.layers.{i}.self_attn.o_proj.bias": "layers.{i}.out.bias",
     "model.layers.{i}.post_attention_layernorm.weight": "layers.{i}.mlp_norm.weight",
@@ -83,6 +83,18 @@ QWEN_MOE = {
     "model.layers.{i}.mlp.shared_expert.gate_proj.weight": "layers.{i}.shared.up.weight:gate",
     "model.layers.{i}.mlp.shared_expert.up_proj.weight": "layers.{i}.shared.up.weight:up",
     "model.layers.{i}.mlp.shared_expert.down_proj.weight": "layers.{i}.shared.down.weight",
+}
+
+PHI3 = {
+    **LLAMA,
+    "model.layers.{i}.self_attn.qkv_proj.weight": "layers.{i}.qkv.weight",
+    "model.layers.{i}.mlp.gate_up_proj.weight": "layers.{i}.up.weight",
+}
+
+OLMO2 = {
+    **{theirs: ours for theirs, ours in LLAMA.items() if "layernorm" not in theirs},
+    "model.layers.{i}.post_attention_layernorm.weight": "layers.{i}.attn_norm.weight",
+    "model.layers.{i}.post_feedforward_layernorm.weight": "layers.{i}.mlp_norm.weight",
 }
 
 GPT2 = {

@@ -16,5 +16,5 @@ def spec(config: Config) -> ModelSpec:
         window = config.count("sliding_window")
     base = replace(llama.spec(config), sliding_window=window)
     if config.values.get("model_type") == "qwen3":
-        return replace(base, architecture="qwen3", qk_norm=True)
+        return replace(base, architecture="qwen3", qk_norm="head")
     return replace(base, architecture="qwen2", qkv_bias=True, out_bias=False)

@@ -6,7 +6,7 @@ Family files turn a `Config` into a ModelSpec; everything after this reads typed
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.errors import CheckpointError
@@ -16,7 +16,7 @@ from quire.errors import CheckpointError
 class RopeSpec:
     """Rotary embedding; names of kinds and fields as in Hugging Face configs."""
 
-    kind: str  # default | linear | dynamic | llama3 | yarn | freq_factors
+    kind: str  # default | linear | dynamic | llama3 | yarn | longrope | freq_factors
     theta: float
     dim: int  # rotated dims of each head
     original_max: int  # positions the model was first trained for
@@ -29,7 +29,8 @@ class RopeSpec:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
-    factors: tuple[float, ...] = ()
+    factors: tuple[float, ...] = ()  # divisors of the frequencies; longrope: up to original_max
+    long_factors: tuple[float, ...] = ()  # longrope: beyond it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,12 @@ class RouterSpec:
                 f"config.json: got num_experts_per_tok={self.top_k}, want at most the"
                 f" {self.num_experts} experts"
             )
-        if self.num_experts % self.num_groups or not self.top_groups <= self.num_groups:
+        is_even = self.num_experts % self.num_groups == 0
+        allowed = self.num_experts // self.num_groups * self.top_groups
+        if not (is_even and self.top_k <= allowed <= self.num_experts):
             raise CheckpointError(
                 f"config.json: got topk_group={self.top_groups} of n_group={self.num_groups}, want"
-                f" groups that divide {self.num_experts} experts evenly, and at most all of them"
+                f" groups that divide {self.num_experts} experts evenly and leave {self.top_k}"
             )
 
 
@@ -94,7 +97,8 @@ class ModelSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: str = "none"  # or "head": of each head of q and k, or "width": of all their heads
+    norm_after: bool = False  # blocks norm what they add instead of what they read
     rope: RopeSpec | None = None  # None: learned positions
     tied: bool = False
     dtype: str = "float32"  # as stored
@@ -102,6 +106,10 @@ class ModelSpec:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = field(default=())
     moe: MoeSpec | None = None  # None: every layer has one feed-forward block
+    attn_scale: float | None = None  # of the logits of attention; None: 1 / sqrt(head_dim)
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0  # of what blocks add
+    logit_scale: float = 1.0
 
     def is_sparse(self, layer: int) -> bool:
         return self.moe is not None and layer not in self.moe.dense_layers
@@ -113,7 +121,7 @@ class ModelSpec:
 
     @property
     def num_active_params(self) -> int:
-        """Weights that one token meets: all of a dense model, the chosen experts of a sparse one."""
+        """Weights that one token meets: of a sparse model's experts the chosen ones alone."""
         return self._count(self.moe.router.top_k if self.moe else 0)
 
     def _count(self, num_experts: int) -> int:
@@ -181,16 +189,19 @@ def rope_spec(config: Config, head_dim: int, max_positions: int) -> RopeSpec:
         raise CheckpointError(f"config.json: got rope_parameters={nested!r}, want an object")
     rope = Config(nested)
     kind = str(nested.get("rope_type") or nested.get("type") or "default")
-    known = ("default", "linear", "dynamic", "llama3", "yarn", "freq_factors")
+    if rope.has("short_factor"):
+        kind = "longrope"  # early Phi-3 configs call it su or yarn
+    known = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "freq_factors")
     if kind not in known:
         raise CheckpointError(f"config.json: got rope_type={kind!r}, known: {', '.join(known)}")
     partial = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     attention_factor = nested.get("attention_factor")
-    return RopeSpec(
+    original = config.values.get("original_max_position_embeddings") or max_positions
+    spec = RopeSpec(
         kind=kind,
         theta=rope.number("rope_theta", config.number("rope_theta", 10000.0)),
         dim=int(head_dim * partial),
-        original_max=rope.count("original_max_position_embeddings", max_positions),
+        original_max=rope.count("original_max_position_embeddings", original),
         factor=rope.number("factor", 1.0),
         low_freq_factor=rope.number("low_freq_factor", 1.0),
         high_freq_factor=rope.number("high_freq_factor", 4.0),
@@ -202,6 +213,21 @@ def rope_spec(config: Config, head_dim: int, max_positions: int) -> RopeSpec:
         truncate=rope.flag("truncate", True),
         factors=tuple(float(f) for f in nested.get("factors", ())),
     )
+    return _longrope(spec, rope, max_positions) if kind == "longrope" else spec
+
+
+def _longrope(spec: RopeSpec, rope: Config, max_positions: int) -> RopeSpec:
+    """With its two lists of factors; the stretch defaults to what the positions grew by."""
+    lists = []
+    for key in ("short_factor", "long_factor"):
+        values = rope.values.get(key)
+        if not isinstance(values, list) or len(values) != spec.dim // 2:
+            raise CheckpointError(
+                f"config.json: got {key}={str(values)[:64]}, want a list of {spec.dim // 2} numbers"
+            )
+        lists.append(tuple(float(value) for value in values))
+    factor = rope.number("factor", max_positions / spec.original_max)
+    return replace(spec, factor=factor, factors=lists[0], long_factors=lists[1])
 
 
 def head_counts(config: Config) -> tuple[int, int, int]:

@@ -1,8 +1,8 @@
 """Rotary tables: inverse frequencies of every variant, then cos and sin for all positions.
 
 The formulas are those of Hugging Face's rope utilities, which the model tests hold us to.
-`dynamic` depends on the longest sequence there; here it is fixed by the engine's context limit,
-so that keys cached at one length stay right at another.
+`dynamic` and `longrope` depend on the longest sequence there; here they are fixed by the engine's
+context limit, so that keys cached at one length stay right at another.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ def inverse_frequencies(spec: RopeSpec, num_positions: int) -> tuple[Tensor, flo
         longest = max(num_positions, spec.original_max)
         grown = spec.factor * longest / spec.original_max - (spec.factor - 1)
         return _plain(spec.theta * grown ** (spec.dim / (spec.dim - 2)), spec.dim), 1.0
+    if spec.kind == "longrope":
+        factors = spec.long_factors if num_positions > spec.original_max else spec.factors
+        return plain / torch.tensor(factors, dtype=torch.float32), _longrope_scale(spec)
     if spec.kind == "llama3":
         return _llama3(spec, plain), 1.0
     if spec.kind == "yarn":
@@ -74,6 +77,14 @@ def _yarn(spec: RopeSpec, plain: Tensor) -> Tensor:
     ramp = (torch.arange(spec.dim // 2, dtype=torch.float32) - low) / (high - low)
     keep = 1 - ramp.clamp(0, 1)
     return plain / spec.factor * (1 - keep) + plain * keep
+
+
+def _longrope_scale(spec: RopeSpec) -> float:
+    if spec.attention_factor is not None:
+        return spec.attention_factor
+    if spec.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(spec.factor) / math.log(spec.original_max))
 
 
 def _yarn_scale(spec: RopeSpec) -> float:
