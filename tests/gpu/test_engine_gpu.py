@@ -35,6 +35,9 @@ FAMILIES = {
     "mistral": lambda: hf._llama_like("Mistral", **{**SIZES, "sliding_window": None}),
     "qwen2": lambda: hf._llama_like("Qwen2", **SIZES),
     "qwen3": lambda: hf._llama_like("Qwen3", **{**SIZES, "head_dim": 64}),
+    "phi3": lambda: hf._llama_like("Phi3", **{**SIZES, "sliding_window": None}),
+    "olmo2": lambda: hf._llama_like("Olmo2", **SIZES),
+    "granite": lambda: hf._llama_like("Granite", **{**SIZES, "attention_multiplier": 0.125}),
     "gpt2": lambda: hf.transformers.GPT2LMHeadModel(
         hf.transformers.GPT2Config(
             vocab_size=VOCAB, n_embd=256, n_layer=3, n_head=8, n_positions=1024
