@@ -86,14 +86,22 @@ def _add_model_flags(parser: VerbParser) -> None:
 
 
 def _add_limit_flags(parser: VerbParser) -> None:
-    limits = parser.add_argument_group("limits")
-    add = limits.add_argument
-    add("--max-queued-requests", type=positive, metavar="N", help="waiting past those running")
-    add("--max-requests-per-key", type=positive, metavar="N", help="open at once for one key")
-    add("--request-timeout", type=seconds, metavar="S", help="the most any request may take")
-    add("--queue-timeout", type=seconds, metavar="S", help="the most a request may wait to start")
-    add("--drain-timeout", type=seconds, default=30.0, metavar="S", help="on SIGTERM (default: 30)")
-    add("--stall-timeout", type=seconds, default=120.0, metavar="S", help="then restart the engine")
+    from quire.server.settings import Limits, ServeSettings
+
+    usual, settings = Limits(), ServeSettings()
+
+    def add(name: str, kind: Any, unit: str, help: str, shown: float, **options: Any) -> None:
+        text = f"{help} (default: {shown:g})" if shown else f"{help} (default: no limit)"
+        group.add_argument(name, type=kind, metavar=unit, help=text, **options)
+
+    group = parser.add_argument_group("limits")
+    add("--max-queued-requests", positive, "N", "past those running", usual.max_queued_requests)
+    add("--max-requests-per-key", positive, "N", "open at once", usual.max_requests_per_key)
+    add("--request-timeout", seconds, "S", "most a request may take", usual.request_timeout_s)
+    add("--queue-timeout", seconds, "S", "most it may wait to start", usual.queue_timeout_s)
+    drain, stall = settings.drain_s, settings.stall_kill_s
+    add("--drain-timeout", seconds, "S", "to finish after SIGTERM", drain, default=drain)
+    add("--stall-timeout", seconds, "S", "no step: restart engine", stall, default=stall)
 
 
 def seconds(text: str) -> float:

@@ -89,10 +89,11 @@ def log_event(event: str, /, *, severity: int = logging.INFO, **fields: Field) -
         logger.log(severity, event, extra={_FIELDS: safe})
 
 
-def log_access(record: AccessRecord) -> None:
+def log_access(record: AccessRecord, severity: int = logging.INFO) -> None:
     """The access line; fields that do not apply are left out."""
     fields = record._asdict() | {"seconds": round(record.seconds, 6)}
-    log_event("access", **{key: value for key, value in fields.items() if value is not None})
+    told = {key: value for key, value in fields.items() if value is not None}
+    log_event("access", severity=severity, **told)
 
 
 def _hidden(key: str, value: Field) -> Field:

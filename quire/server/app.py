@@ -90,7 +90,10 @@ class App:
         if status == 499:
             self.server.metrics.disconnected()
         notes: dict[str, Any] = dict(request.notes) if request is not None else {}
-        log_access(AccessRecord(exchange.id, scope["method"], name, status, seconds, **notes))
+        record = AccessRecord(exchange.id, scope["method"], name, status, seconds, **notes)
+        # Probes and page files come by the thousand and say nothing while all is well.
+        is_dull = route is not None and route.access == PUBLIC and status < 400
+        log_access(record, logging.DEBUG if is_dull else logging.INFO)
 
     # ------------------------------------------------------------ routing
 
