@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from quire.config import Decision
 from quire.engine.commands import Hello
 from quire.errors import QuireError
 from quire.load.open import open_tokenizer
@@ -135,15 +136,25 @@ async def _drain(server: Server, seconds: float, hurry: asyncio.Event) -> None:
 # ------------------------------------------------------------ banner
 
 
+def _own_decisions(settings: ServeSettings) -> list[Decision]:
+    """What was chosen on this side of the socket."""
+    sampling = ", ".join(f"{name} {value:g}" for name, value in settings.default_sampling.items())
+    if not sampling:
+        return []
+    why = "the model's makers recommend it; used where a request is silent"
+    return [Decision("sampling", sampling, why)]
+
+
 def _banner(settings: ServeSettings, server: Server, hello: Hello) -> None:
     """One table of what was decided and why, and where to go; on the first start only."""
     if server.link.num_restarts > 0 or settings.log_format == "json":
         return
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     url = f"http://{host}:{settings.port}"
-    width = max(len(d.what) for d in hello.decisions)
-    value_width = min(44, max(len(d.value) for d in hello.decisions))
-    rows = [f"  {d.what:<{width}}  {d.value:<{value_width}}  {d.why}" for d in hello.decisions]
+    decisions = [*hello.decisions, *_own_decisions(settings)]
+    width = max(len(d.what) for d in decisions)
+    value_width = min(44, max(len(d.value) for d in decisions))
+    rows = [f"  {d.what:<{width}}  {d.value:<{value_width}}  {d.why}" for d in decisions]
     name = server.model_names[0]
     example = (
         f"curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
