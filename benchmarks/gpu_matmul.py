@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from matmul_candidates import (
     CANDIDATES,
     LARGE_BATCHES,
+    MIDDLE_BATCHES,
     REFERENCE,
     SHAPES,
     SMALL_BATCHES,
@@ -84,6 +85,7 @@ def all_cases(args: argparse.Namespace) -> list[Case]:
             continue
         for n, k in shapes:
             batches = SMALL_BATCHES + (LARGE_BATCHES if model == "8B" else ())
+            batches += MIDDLE_BATCHES if args.batches else ()  # many: only when asked for
             for m in batches:
                 if not args.batches or str(m) in args.batches.split(","):
                     cases.extend(cases_of(n, k, m, CANDIDATES))
@@ -133,7 +135,7 @@ def compile_case(case: Case) -> str:
 def compile_all(cases: list[Case], num_workers: int) -> None:
     """Fill Triton's disk cache from forked processes; must run before CUDA is initialised."""
     started = time.monotonic()
-    unique = {str([call.options for call in host_calls(case)]): case for case in cases}
+    unique = {str([call.layout.options for call in host_calls(case)]): case for case in cases}
     with multiprocessing.get_context("fork").Pool(num_workers) as pool:
         errors = [e for e in pool.imap_unordered(compile_case, unique.values()) if e]
     print(f"compiled {len(unique)} of {len(cases)} in {time.monotonic() - started:.0f} s")
@@ -192,7 +194,7 @@ class Bench:
         self.space = MatmulWorkspace(device, max_partials=1 << 24)
         self.weights = torch.empty(0, dtype=torch.bfloat16, device=device)
         self.records: list[Record] = []
-        self.library: dict[tuple[int, int, int], float] = {}
+        self.cublas: dict[tuple[int, int, int], float] = {}
         self.errors: dict[tuple[int, int], tuple[float, float]] = {}
         self.failures: set[str] = set()
 
@@ -220,7 +222,7 @@ class Bench:
         # The first weights come last, so that what a replay leaves in y can be checked too.
         turns = [weights[i % len(weights)] for i in reversed(range(num_launches))]
         y = torch.empty(m, n, dtype=x.dtype, device=self.device)
-        self.library[n, k, m] = graph_micros([lambda w=w: F.linear(x, w) for w in turns], 3)
+        self.cublas[n, k, m] = graph_micros([lambda w=w: F.linear(x, w) for w in turns], 3)
         expected: dict[int, Tensor] = {}
         for case in cases:
             if case.splits not in expected:
@@ -264,21 +266,21 @@ def print_legend(lists: dict[int, list[TileConfig]]) -> None:
 
 def print_table(bench: Bench) -> None:
     """Per shape: cuBLAS, then the best of each split count, then of all early launches, in us."""
-    shapes = dict.fromkeys((n, k) for n, k, _ in bench.library)
+    shapes = dict.fromkeys((n, k) for n, k, _ in bench.cublas)
     for n, k in shapes:
-        batches = [m for a, b, m in bench.library if (a, b) == (n, k)]
+        batches = [m for a, b, m in bench.cublas if (a, b) == (n, k)]
         right = [r for r in bench.records if (r.case.n, r.case.k) == (n, k) and not r.wrong]
         ours, library = bench.errors.get((n, k), (0.0, 0.0))
         print(f"{n}x{k}".ljust(13) + "".join(f"M={m}".rjust(15) for m in batches), end="")
         print(f"   err {ours:.1e}/{library:.1e}")
-        print("  cuBLAS".ljust(13) + "".join(f"{bench.library[n, k, m]:15.1f}" for m in batches))
+        print("  cuBLAS".ljust(13) + "".join(f"{bench.cublas[n, k, m]:15.1f}" for m in batches))
         rows = {
             f"S={s}": [r for r in right if r.case.splits == s and not r.case.config.pdl]
             for s in split_options(n)
         }
         rows["early"] = [r for r in right if r.case.config.pdl]
         for name, records in rows.items():
-            cells = [cell(records, m, bench.library[n, k, m], name == "early") for m in batches]
+            cells = [cell(records, m, bench.cublas[n, k, m], name == "early") for m in batches]
             if records:
                 print(f"  {name}".ljust(13) + "".join(c.rjust(15) for c in cells))
 
@@ -306,8 +308,8 @@ def print_bits(bench: Bench) -> None:
 def save(bench: Bench, path: str) -> None:
     if not path:
         return
-    library = [{"n": n, "k": k, "m": m, "micros": t} for (n, k, m), t in bench.library.items()]
-    result = {"records": [asdict(r) for r in bench.records], "cublas": library}
+    cublas = [{"n": n, "k": k, "m": m, "micros": t} for (n, k, m), t in bench.cublas.items()]
+    result = {"records": [asdict(r) for r in bench.records], "cublas": cublas}
     Path(path).write_text(json.dumps(result))
 
 

@@ -14,6 +14,7 @@ SHAPES = {
     "0.6B": [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024)],
 }
 SMALL_BATCHES = (1, 8, 32, 64, 128, 256)
+MIDDLE_BATCHES = (288, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1280, 1536)
 LARGE_BATCHES = (2048, 8192)  # 8B only
 REFERENCE = TileConfig(64, 64, 64, 3, 4)
 
@@ -82,6 +83,18 @@ CANDIDATES: dict[int, list[TileConfig]] = {
         T(256, 64, 64, 5, 8, reduce="last", tma=True),
         T(256, 128, 64, 4, 8, reduce="last", tma=True),
         T(128, 256, 64, 4, 8, reduce="last", tma=True),
+    ],
+    1536: [
+        T(128, 256, 64, 4, 8, tma=True),
+        T(128, 128, 64, 6, 8, tma=True),
+        T(128, 128, 64, 5, 8, tma=True),
+        T(128, 128, 64, 4, 4, tma=True),
+        T(64, 256, 64, 4, 4, tma=True),
+        T(64, 256, 64, 4, 8, tma=True),
+        T(256, 128, 64, 4, 8, tma=True),
+        T(64, 128, 64, 6, 4, tma=True),
+        T(128, 128, 64, 6, 8, tma=True, reduce="last"),
+        T(64, 256, 64, 4, 8, tma=True, reduce="last"),
     ],
     1 << 30: [
         T(128, 128, 64, 4, 8),
