@@ -28,6 +28,8 @@ from quire.kernels.silu_mul import silu_mul
 from tests.paged_case import PagedCase, make_case
 
 ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    import tests.interpreter  # noqa: F401  mends the interpreter for this NumPy
 DEVICE = "cuda" if ON_GPU else "cpu"
 DTYPE = torch.bfloat16 if ON_GPU else torch.float16  # the interpreter cannot multiply bf16
 HEADS, KV_HEADS, DIM, PAGE = (32, 8, 128, 16) if ON_GPU else (4, 1, 32, 16)
