@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttnSpec:
-    """Shape of one model's attention, the same for all its layers."""
+    """Shape of one layer's attention."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
     page_size: int
+    window: int | None = None  # last positions a query sees, its own included; None: all
+    softcap: float | None = None  # logits become cap * tanh(logits / cap)
+    # Values are the first numbers of the keys, which alone are stored; None: stored apart.
+    value_dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,14 @@ class AttentionBackend(Protocol):
         batch's slots, return q as [tokens, heads, dim]. Mutates the cache only."""
         ...
 
-    def run(self, q: Tensor, cache: LayerCache, plan: object, spec: AttnSpec) -> Tensor:
-        """Causal attention of [tokens, heads, dim] queries over the pages -> same shape."""
+    def run(
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        plan: object,
+        spec: AttnSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention of [tokens, heads, dim] queries over the pages -> same shape. `sinks`
+        [heads] f32 are logits that take part in the softmax and bring no value."""
         ...

@@ -86,7 +86,14 @@ class CpuAttention:
         cache.values.view(-1, width).index_copy_(0, batch.slots, v.reshape(-1, width))
         return q
 
-    def run(self, q: Tensor, cache: LayerCache, plan: object, spec: AttnSpec) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        plan: object,
+        spec: AttnSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         assert isinstance(plan, CpuPlan)
         if len(plan.groups) == 1 and plan.groups[0].num_seqs * plan.groups[0].num_queries == len(q):
             return _attend(q, cache, plan.groups[0], spec)  # keeps order: one group is all

@@ -43,7 +43,14 @@ class ReferenceAttention:
         cache.values[page, :, offset] = v
         return q
 
-    def run(self, q: Tensor, cache: LayerCache, plan: object, spec: AttnSpec) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        plan: object,
+        spec: AttnSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         assert isinstance(plan, Batch)
         outs = []
         begin = 0

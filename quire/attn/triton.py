@@ -107,7 +107,14 @@ class TritonAttention:
             qkv, cache.keys, cache.values, batch.positions, batch.slots, rope, norm
         )
 
-    def run(self, q: Tensor, cache: LayerCache, plan: object, spec: AttnSpec) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        plan: object,
+        spec: AttnSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         assert isinstance(plan, TritonPlan)
         assert q.dtype == self.dtype, f"{q.dtype=} {self.dtype=}"
         batch = plan.batch

@@ -15,10 +15,11 @@ from torch import Tensor
 from quire.attn.backend import AttnSpec
 from quire.errors import NotSupported
 from quire.forward import ForwardContext
-from quire.models.spec import ModelSpec
-from quire.nn.attention import Attention
+from quire.models.spec import ModelSpec, RopeSpec
+from quire.nn.attention import Attention, Ropes, RopeTables
 from quire.nn.experts import Experts
 from quire.nn.linear import KernelChoice, Linear
+from quire.nn.mla import MlaAttention
 from quire.nn.mlp import MLP
 from quire.nn.moe import SparseMLP
 from quire.nn.norm import LayerNorm, RMSNorm
@@ -41,13 +42,15 @@ class Block:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        norm = RMSNorm if spec.norm == "rms" else LayerNorm
-        self.attn_norm = norm(spec.hidden_size, spec.norm_eps, dtype, device)
-        self.attn = Attention(spec, heads, dtype, device)
-        self.mlp_norm = norm(spec.hidden_size, spec.norm_eps, dtype, device)
+        attention = Attention if spec.mla is None else MlaAttention
+        self.attn_norm = norm_of(spec, dtype, device)
+        self.attn = attention(spec, heads, layer, dtype, device)
+        self.mlp_norm = norm_of(spec, dtype, device)
         self.mlp = (SparseMLP if spec.is_sparse(layer) else MLP)(spec, dtype, device)
-
         self.scale = spec.residual_scale
+
+    def norms(self) -> dict[str, RMSNorm | LayerNorm]:
+        return {"attn_norm": self.attn_norm, "mlp_norm": self.mlp_norm}
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, ctx: ForwardContext, layer: int
@@ -73,6 +76,47 @@ class NormAfterBlock(Block):
         return x + added, None
 
 
+class NormBothBlock(Block):
+    """Norms what it reads and what it adds (Gemma)."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        heads: AttnSpec,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(spec, heads, layer, dtype, device)
+        self.attn_out_norm = norm_of(spec, dtype, device)
+        self.mlp_out_norm = norm_of(spec, dtype, device)
+
+    def norms(self) -> dict[str, RMSNorm | LayerNorm]:
+        outer = {"attn_out_norm": self.attn_out_norm, "mlp_out_norm": self.mlp_out_norm}
+        return super().norms() | outer
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, ctx: ForwardContext, layer: int
+    ) -> tuple[Tensor, Tensor | None]:
+        x, residual = self.attn_norm(x, residual)
+        x, _ = self.attn_out_norm(self.attn(x, ctx, layer), None)
+        x, residual = self.mlp_norm(x, residual)
+        x, _ = self.mlp_out_norm(self.mlp(x), None)
+        return x, residual
+
+
+def norm_of(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> RMSNorm | LayerNorm:
+    if spec.norm == "rms":
+        return RMSNorm(spec.hidden_size, spec.norm_eps, dtype, device, spec.norm_offset)
+    return LayerNorm(spec.hidden_size, spec.norm_eps, dtype, device)
+
+
+def block_kind(spec: ModelSpec) -> type[Block]:
+    if spec.norm_both:
+        return NormBothBlock
+    return NormAfterBlock if spec.norm_after else Block
+
+
 class Decoder:
     def __init__(
         self,
@@ -91,13 +135,15 @@ class Decoder:
             if spec.rope is not None
             else torch.empty(spec.max_positions, hidden, dtype=dtype, device=device)
         )
-        kind = NormAfterBlock if spec.norm_after else Block
+        kind = block_kind(spec)
         self.blocks = [kind(spec, heads, i, dtype, device) for i in range(spec.num_layers)]
-        norm = RMSNorm if spec.norm == "rms" else LayerNorm
-        self.norm = norm(hidden, spec.norm_eps, dtype, device)
-        self.head = Linear(
-            hidden, {"head": spec.vocab_size}, bias=False, dtype=dtype, device=device
-        )
+        self.norm = norm_of(spec, dtype, device)
+
+        def linear(name: str, width: int) -> Linear:
+            return Linear(hidden, {name: width}, bias=False, dtype=dtype, device=device)
+
+        self.head = linear("head", spec.vocab_size)
+        self.score = linear("score", spec.num_labels) if spec.num_labels else None
         if spec.tied:
             self.head.weight = self.embed
 
@@ -118,18 +164,34 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """[samples, hidden] -> [samples, vocab]."""
         logits = self.head(hidden)
-        return logits if self.spec.logit_scale == 1.0 else logits * self.spec.logit_scale
+        if self.spec.logit_scale != 1.0:
+            logits = logits * self.spec.logit_scale
+        cap = self.spec.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def classify(self, hidden: Tensor) -> Tensor:
+        """[samples, hidden] -> [samples, labels]."""
+        assert self.score is not None, f"{self.spec.architecture} has no classification head"
+        return self.score(hidden)
 
     def finish(self, choose: KernelChoice) -> None:
-        cos = sin = None
-        if self.spec.rope is not None:
-            cos, sin = rope_tables(self.spec.rope, self.num_positions, self.device)
+        ropes = self._ropes()
         for block in self.blocks:
-            block.attn.finish(cos, sin)
-            block.attn.qkv.finish(choose)
-            block.attn.out.finish(choose)
+            block.attn.finish(choose, ropes)
             block.mlp.finish(choose)
         self.head.finish(choose, keep_weight=self.spec.tied)
+        if self.score is not None:
+            self.score.finish(choose)
+
+    def _ropes(self) -> Ropes:
+        def tables(rope: RopeSpec | None) -> RopeTables:
+            if rope is None:
+                return RopeTables(None, None)
+            return RopeTables(*rope_tables(rope, self.num_positions, self.device))
+
+        full = tables(self.spec.rope)
+        local = self.spec.local_rope
+        return Ropes(full, full if local is None else tables(local))
 
     def count_expert_loads(self) -> Tensor:
         """[sparse layers, experts] tokens each expert got, counted from now on; again: from zero.
@@ -154,20 +216,22 @@ class Decoder:
             found["positions.weight"] = Parameter(self.positions, {})
         for i, block in enumerate(self.blocks):
             at = f"layers.{i}."
-            _add_norm(found, at + "attn_norm", block.attn_norm)
-            _add_norm(found, at + "mlp_norm", block.mlp_norm)
-            _add_linear(found, at + "qkv", block.attn.qkv)
-            _add_linear(found, at + "out", block.attn.out)
-            for name, linear in block.mlp.linears().items():
+            for name, norm in (block.norms() | block.attn.norms()).items():
+                _add_norm(found, at + name, norm)
+            for name, linear in (block.attn.linears() | block.mlp.linears()).items():
                 _add_linear(found, at + name, linear)
+            if isinstance(block.attn, Attention) and block.attn.sinks is not None:
+                found[at + "sinks"] = Parameter(block.attn.sinks, {})
             if isinstance(block.mlp, SparseMLP):
                 _add_experts(found, at + "experts", block.mlp.experts)
-            if block.attn.q_norm is not None and block.attn.k_norm is not None:
-                _add_norm(found, at + "q_norm", block.attn.q_norm)
-                _add_norm(found, at + "k_norm", block.attn.k_norm)
+            else:
+                for name, norm in block.mlp.norms().items():
+                    _add_norm(found, at + name, norm)
         _add_norm(found, "norm", self.norm)
         if not self.spec.tied:
             _add_linear(found, "head", self.head)
+        if self.score is not None:
+            _add_linear(found, "score", self.score)
         return found
 
 

@@ -79,6 +79,17 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MlaSpec:
+    """Latent attention: keys and values of all heads are one vector per token until used."""
+
+    q_rank: int | None  # width queries are squeezed to first; None: they are not
+    kv_rank: int  # width of the latent that is cached ...
+    rope_dim: int  # ... beside one rotated key for all heads
+    nope_dim: int  # dims of each head's query and key that are not rotated
+    v_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Everything the decoder's wiring depends on."""
 
@@ -103,6 +114,18 @@ class ModelSpec:
     tied: bool = False
     dtype: str = "float32"  # as stored
     sliding_window: int | None = None  # not yet executed: bounds the context instead
+    # By layer: how many last positions it sees, itself included; None or no entry: all of them.
+    windows: tuple[int | None, ...] = ()
+    local_rope: RopeSpec | None = None  # of the windowed layers, where it differs
+    sinks: bool = False  # each head has a learned logit that takes part in its softmax
+    attn_softcap: float | None = None  # logits are bent to stay below it
+    logit_softcap: float | None = None
+    mla: MlaSpec | None = None
+    activation: str = "silu"  # or "gelu" (its tanh form), or "relu2"
+    norm_offset: float = 0.0  # added to the weights of norms
+    norm_both: bool = False  # blocks norm what they read and what they add
+    sub_norms: bool = False  # norms before the out and down projections
+    num_labels: int = 0  # of a classification head, which stands beside the vocabulary's
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = field(default=())
     moe: MoeSpec | None = None  # None: every layer has one feed-forward block
@@ -110,6 +133,9 @@ class ModelSpec:
     embed_scale: float = 1.0
     residual_scale: float = 1.0  # of what blocks add
     logit_scale: float = 1.0
+
+    def window_of(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
 
     def is_sparse(self, layer: int) -> bool:
         return self.moe is not None and layer not in self.moe.dense_layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,18 +11,42 @@ from torch import Tensor
 from quire.attn.backend import AttnSpec, HeadTransform
 from quire.forward import ForwardContext
 from quire.models.spec import ModelSpec
-from quire.nn.linear import Linear
+from quire.nn.linear import KernelChoice, Linear
 from quire.nn.norm import RMSNorm
+
+
+class RopeTables(NamedTuple):
+    """cos and sin, each [positions, dim / 2] f32; None: no rotation."""
+
+    cos: Tensor | None
+    sin: Tensor | None
+
+
+class Ropes(NamedTuple):
+    """Rotations of a model's layers: of those that see everything, and of the windowed ones."""
+
+    full: RopeTables
+    local: RopeTables
 
 
 class Attention:
     def __init__(
-        self, spec: ModelSpec, heads: AttnSpec, dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        heads: AttnSpec,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         dim = spec.head_dim
         parts = {"q": spec.num_heads * dim, "k": spec.num_kv_heads * dim}
         parts["v"] = parts["k"]
-        self.heads = heads if spec.attn_scale is None else replace(heads, scale=spec.attn_scale)
+        self.heads = replace(
+            heads,
+            scale=heads.scale if spec.attn_scale is None else spec.attn_scale,
+            window=spec.window_of(layer),
+            softcap=spec.attn_softcap,
+        )
         self.qkv = Linear(spec.hidden_size, parts, bias=spec.qkv_bias, dtype=dtype, device=device)
         self.out = Linear(
             parts["q"],
@@ -30,21 +55,36 @@ class Attention:
             dtype=dtype,
             device=device,
         )
+
+        def norm(width: int) -> RMSNorm:
+            return RMSNorm(width, spec.norm_eps, dtype, device, spec.norm_offset)
+
         self.is_wide = spec.qk_norm == "width"
         self.q_norm = self.k_norm = None
         if spec.qk_norm != "none":
             widths = (parts["q"], parts["k"]) if self.is_wide else (dim, dim)
-            self.q_norm, self.k_norm = (
-                RMSNorm(width, spec.norm_eps, dtype, device) for width in widths
-            )
-        self.eps = spec.norm_eps
+            self.q_norm, self.k_norm = norm(widths[0]), norm(widths[1])
+        self.sub_norm = norm(parts["q"]) if spec.sub_norms else None
+        # [heads] as stored; the backend reads it in f32.
+        self.sinks = torch.empty(spec.num_heads, device=device) if spec.sinks else None
         self.transform: HeadTransform | None = None
 
-    def finish(self, cos: Tensor | None, sin: Tensor | None) -> None:
+    def linears(self) -> dict[str, Linear]:
+        return {"qkv": self.qkv, "out": self.out}
+
+    def norms(self) -> dict[str, RMSNorm]:
+        norms = {"q_norm": self.q_norm, "k_norm": self.k_norm, "attn_sub_norm": self.sub_norm}
+        return {name: norm for name, norm in norms.items() if norm is not None}
+
+    def finish(self, choose: KernelChoice, ropes: Ropes) -> None:
+        for linear in self.linears().values():
+            linear.finish(choose)
         q_norm = k_norm = None  # of each head: the backend's work
+        eps = 0.0
         if self.q_norm is not None and self.k_norm is not None and not self.is_wide:
-            q_norm, k_norm = self.q_norm.weight, self.k_norm.weight
-        self.transform = HeadTransform(cos, sin, q_norm, k_norm, self.eps)
+            q_norm, k_norm, eps = self.q_norm.scale(), self.k_norm.scale(), self.q_norm.eps
+        cos, sin = ropes.full if self.heads.window is None else ropes.local
+        self.transform = HeadTransform(cos, sin, q_norm, k_norm, eps)
 
     def __call__(self, x: Tensor, ctx: ForwardContext, layer: int) -> Tensor:
         assert self.transform is not None, "Attention used before finish()"
@@ -53,8 +93,11 @@ class Attention:
         if self.is_wide:
             qkv = self._norm_wide(qkv)
         q = ctx.attention.prepare(qkv, self.transform, cache, ctx.attn_plan, self.heads)
-        y = ctx.attention.run(q, cache, ctx.attn_plan, self.heads)  # [tokens, H, D]
-        return self.out(y.reshape(y.shape[0], -1))
+        y = ctx.attention.run(q, cache, ctx.attn_plan, self.heads, self.sinks)  # [tokens, H, D]
+        y = y.reshape(y.shape[0], -1)
+        if self.sub_norm is not None:
+            y, _ = self.sub_norm(y, None)
+        return self.out(y)
 
     def _norm_wide(self, qkv: Tensor) -> Tensor:
         """q and k normed over all their heads at once."""

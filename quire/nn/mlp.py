@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.models.spec import ModelSpec
 from quire.nn.linear import KernelChoice, Linear
+from quire.nn.norm import RMSNorm
 
 
 class MLP:
@@ -20,9 +23,16 @@ class MLP:
         parts = {"gate": ffn, "up": ffn} if self.is_gated else {"up": ffn}
         self.up = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
         self.down = Linear(ffn, {"down": hidden}, bias=bias, dtype=dtype, device=device)
+        self.activation = spec.activation
+        self.sub_norm = None
+        if spec.sub_norms:
+            self.sub_norm = RMSNorm(ffn, spec.norm_eps, dtype, device, spec.norm_offset)
 
     def linears(self) -> dict[str, Linear]:
         return {"up": self.up, "down": self.down}
+
+    def norms(self) -> dict[str, RMSNorm]:
+        return {} if self.sub_norm is None else {"mlp_sub_norm": self.sub_norm}
 
     def finish(self, choose: KernelChoice) -> None:
         for linear in self.linears().values():
@@ -30,8 +40,27 @@ class MLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = self.up(x)  # [tokens, 2 * ffn] or [tokens, ffn]
-        x = silu_mul(x) if self.is_gated else F.gelu(x, approximate="tanh")
+        if not self.is_gated:
+            x = F.gelu(x, approximate="tanh")
+        elif self.activation == "silu":
+            x = silu_mul(x)
+        else:
+            gate, up = x.chunk(2, dim=-1)
+            x = ACTIVATIONS[self.activation](gate) * up
+        if self.sub_norm is not None:
+            x, _ = self.sub_norm(x, None)
         return self.down(x)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": _gelu, "relu2": _relu2}
 
 
 def silu_mul(x: Tensor) -> Tensor:

@@ -8,20 +8,35 @@ from torch import Tensor
 
 
 class RMSNorm:
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+    """`offset` is added to the weight, in fp32, before it scales (Gemma)."""
+
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        offset: float = 0.0,
+    ) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
-        self.eps = eps
+        self.eps, self.offset = eps, offset
+
+    def scale(self) -> Tensor:
+        """What the normed row is multiplied by: fp32 where there is an offset."""
+        return self.weight if self.offset == 0.0 else self.weight.float() + self.offset
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        if x.is_cuda:
+        if x.is_cuda and self.offset == 0.0:
             from quire.kernels.rms_norm import rms_norm
 
             return rms_norm(x, self.weight, self.eps, residual)
         if residual is not None:
             x = x + residual
         if x.dtype == torch.float32:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps), x
+            return F.rms_norm(x, self.weight.shape, self.scale(), self.eps), x
         normed = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
+        if self.offset != 0.0:
+            return (normed * self.scale()).to(x.dtype), x
         return normed.to(x.dtype) * self.weight, x
 
 
