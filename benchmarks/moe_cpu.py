@@ -1,8 +1,9 @@
-"""Mixture of experts on a CPU: the time of a decode step as experts are added at constant top-k.
+"""Mixture of experts on a CPU: the time of a decode step follows active parameters, not all.
 
-Random weights, one request at a time, the whole engine in every step. Each token visits two experts
-however many there are, so time should follow the two and not the many: a ratio near 1 is the claim,
-and the number of parameters beside it is what it is held against.
+Random weights, one request at a time, the whole engine in every step. First experts are added while
+each token goes on visiting two: the time should stay, a ratio near 1 beside one of parameters that
+grows. Then tokens visit more of the same experts: now the time should grow, with the parameters
+that are active. One JSON line with both.
 
     python benchmarks/moe_cpu.py [--steps 60] [--threads 1]
 """
@@ -25,7 +26,8 @@ from quire.errors import CheckpointError
 from quire.params import SamplingParams
 from quire.request import Request
 
-NUM_EXPERTS = (4, 8, 16, 32)
+NUM_EXPERTS, TOP_K = (4, 8, 16, 32), 2
+ALL_TOP_K = (1, 2, 4, 8)  # of the most experts
 PROMPT_LEN = 16
 CONFIG = {
     "architectures": ["MixtralForCausalLM"],
@@ -37,11 +39,10 @@ CONFIG = {
     "num_key_value_heads": 2,
     "vocab_size": 2048,
     "max_position_embeddings": 512,
-    "num_experts_per_tok": 2,
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ConfigOnly:
     """A checkpoint without tensors, for random weights."""
 
@@ -57,8 +58,9 @@ class ConfigOnly:
         raise CheckpointError(f"no tensor {name!r}: this checkpoint is a config alone")
 
 
-def start(num_experts: int, num_steps: int, num_threads: int) -> Engine:
+def start(num_experts: int, top_k: int, num_steps: int, num_threads: int) -> Engine:
     """An engine with its one request past the prompt."""
+    sizes = {"num_local_experts": num_experts, "num_experts_per_tok": top_k}
     args = EngineArgs(
         device="cpu",
         dtype="float32",
@@ -67,7 +69,7 @@ def start(num_experts: int, num_steps: int, num_threads: int) -> Engine:
         kv_cache_memory=64 << 20,
         max_num_seqs=1,
     )
-    engine = build_engine(args, ConfigOnly({**CONFIG, "num_local_experts": num_experts}))
+    engine = build_engine(args, ConfigOnly({**CONFIG, **sizes}))
     params = SamplingParams(temperature=1.0, max_tokens=num_steps + 1, ignore_eos=True)
     engine.core.add(Request.new(0, list(range(PROMPT_LEN)), params, seed=0))
     engine.core.step()
@@ -86,24 +88,38 @@ def step_times(engines: Sequence[Engine]) -> list[float]:
     return [statistics.quantiles(own, n=4)[0] for own in times]
 
 
+def ratios(engines: Sequence[Engine]) -> dict[str, list[float]]:
+    """Times and sizes, and what they are of the first engine's."""
+    times, specs = step_times(engines), [engine.spec for engine in engines]
+
+    def of_first(values: Sequence[float]) -> list[float]:
+        return [round(value / values[0], 2) for value in values]
+
+    return {
+        "step_ms": [round(t, 3) for t in times],
+        "time_ratio": of_first(times),
+        "param_ratio": of_first([spec.num_params for spec in specs]),
+        "active_param_ratio": of_first([spec.num_active_params for spec in specs]),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    engines = [start(num, args.steps, args.threads) for num in NUM_EXPERTS]
-    times, specs = step_times(engines), [engine.spec for engine in engines]
-    sizes, active = [s.num_params for s in specs], [s.num_active_params for s in specs]
+    more_experts = [start(num, TOP_K, args.steps, args.threads) for num in NUM_EXPERTS]
+    at_constant_top_k = {"top_k": TOP_K, "experts": NUM_EXPERTS, **ratios(more_experts)}
+    more_experts.clear()  # their memory
+    num = NUM_EXPERTS[-1]
+    more_visits = [start(num, top_k, args.steps, args.threads) for top_k in ALL_TOP_K]
+    at_constant_experts = {"experts": num, "top_k": ALL_TOP_K, **ratios(more_visits)}
     record = {
         "benchmark": "moe_cpu",
-        "top_k": CONFIG["num_experts_per_tok"],
         "threads": args.threads,
         "steps": args.steps,
-        "experts": NUM_EXPERTS,
-        "step_ms": [round(t, 3) for t in times],
-        "time_ratio": [round(t / times[0], 2) for t in times],
-        "param_ratio": [round(n / sizes[0], 2) for n in sizes],
-        "active_param_ratio": [round(n / active[0], 2) for n in active],
+        "at_constant_top_k": at_constant_top_k,
+        "at_constant_experts": at_constant_experts,
     }
     print(json.dumps(record))
 

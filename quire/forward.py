@@ -25,6 +25,8 @@ class Batch:
     Sequence i feeds tokens [query_starts[i], query_starts[i + 1]) of the flat token axis; after
     the step it has context_lens[i] tokens of keys and values, those fed now included. Its page j
     is page_table[rows[i], j]; the token at position p lives in that table's page p // page_size.
+    Layer groups (`kv/groups.py`) have a batch each, which differ in `slots` and `page_table`
+    alone; entries of a windowed group that lie behind the window are stale.
     """
 
     input_ids: Tensor  # [tokens] int64
@@ -38,6 +40,7 @@ class Batch:
     # The same lengths on the host, for planning without a device sync.
     host_query_lens: np.ndarray[Any, Any]  # [seqs] int32
     host_context_lens: np.ndarray[Any, Any]  # [seqs] int32
+    host_prompt_lens: np.ndarray[Any, Any] | None = None  # [seqs] int32; see `latent_forms.py`
 
     @property
     def num_seqs(self) -> int:
@@ -57,7 +60,10 @@ class Batch:
 class ForwardContext:
     """What a layer's forward receives besides its input."""
 
-    batch: Batch
+    batch: Batch  # the first group's
     attention: AttentionBackend
-    attn_plan: object  # whatever the backend's plan() returned for this batch
+    attn_plans: tuple[object, ...]  # by group: whatever the backend's plan() returned for it
     pool: PagePool
+
+    def plan_of(self, layer: int) -> object:
+        return self.attn_plans[self.pool.group_of(layer)]

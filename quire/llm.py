@@ -15,12 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import Decision, EngineArgs
 from quire.errors import BadRequest, EngineDead, NotSupported
-from quire.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, StreamEvent
+from quire.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    StreamEvent,
+)
 from quire.params import SamplingParams
 
 if TYPE_CHECKING:
     from quire.engine.intake import Prompt
     from quire.engine.output import Conversation
+    from quire.models.sequence_head import Verdict
     from quire.request import RequestId
     from quire.sched.stats import SchedStats
     from quire.text.tokenizer import Tokenizer
@@ -42,6 +54,7 @@ class LLM:
         from quire.engine.build import build_engine
         from quire.engine.intake import Intake, Limits
         from quire.load.open import open_model
+        from quire.models.sequence_head import Verdict
 
         if revision := kwargs.get("revision"):
             raise NotSupported(
@@ -56,6 +69,7 @@ class LLM:
         eos = self.tokenizer.eos_ids if self.tokenizer else spec.eos_ids
         limits = Limits(config.sched.max_model_len, spec.vocab_size)
         self._intake = Intake(self.tokenizer, limits, eos, args.seed)
+        self._verdict = Verdict.of(opened.checkpoint.config)
         self._names = itertools.count()
         self._live: dict[RequestId, Conversation] = {}
 
@@ -137,10 +151,62 @@ class LLM:
 
         Not normalised; divide by the length where a cosine is wanted.
         """
-        params = SamplingParams(pooling=pooling, temperature=0.0, detokenize=False)
-        conversations = [self._conversation(prompt, params, 0) for prompt in _prompt_list(prompts)]
-        self._run(conversations, use_tqdm)
-        return [_embedding(conversation) for conversation in conversations]
+        return [
+            EmbeddingRequestOutput(
+                p.request_id, p.prompt_token_ids, EmbeddingOutput(p.outputs.data)
+            )
+            for p in self._pool(prompts, pooling, use_tqdm)
+        ]
+
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
+    ) -> list[ClassificationRequestOutput]:
+        """How likely each label of a `...ForSequenceClassification` model is, for each prompt."""
+        verdict = self._head("classify")
+        made = []
+        for p in self.reward(prompts, use_tqdm=use_tqdm):
+            probs = verdict.probabilities(p.outputs.data)
+            label = verdict.labels[probs.index(max(probs))]
+            output = ClassificationOutput(probs, label)
+            made.append(ClassificationRequestOutput(p.request_id, p.prompt_token_ids, output))
+        return made
+
+    def reward(
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
+    ) -> list[PoolingRequestOutput]:
+        """The plain numbers of a classification head, one for each label: a reward's worth."""
+        self._head("reward")
+        return self._pool(prompts, "classify", use_tqdm)
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        pooling: str = "mean",
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together: one with each of several, or each with its own.
+
+        A model with a head of one label reads both as one prompt. Any other without a head embeds
+        each, pooled as `embed` does, and the score is the cosine between the two.
+        """
+        from quire.text.pairs import cosine, encode_pair, pair_up
+
+        first, second, pairs = pair_up(text_1, text_2)
+        if self._verdict is not None:
+            verdict, tokenizer = self._verdict.for_pairs(), self.get_tokenizer()
+            prompts = [encode_pair(tokenizer, first[i], second[j]) for i, j in pairs]
+            return [
+                _scored(p, p, verdict.probabilities(p.outputs.data)[0])
+                for p in self.reward(prompts, use_tqdm=use_tqdm)
+            ]
+        pooled = self._pool([*first, *second], pooling, use_tqdm)
+        ones, others = pooled[: len(first)], pooled[len(first) :]
+        return [
+            _scored(ones[i], others[j], cosine(ones[i].outputs.data, others[j].outputs.data))
+            for i, j in pairs
+        ]
 
     # ------------------------------------------------------------ looking
 
@@ -166,8 +232,32 @@ class LLM:
     def _conversation(self, prompt: Prompt, params: SamplingParams, priority: int) -> Conversation:
         from quire.engine.output import Conversation
 
+        self._check_task(params)
         text, requests = self._intake.requests(prompt, params, priority)
         return Conversation(str(next(self._names)), text, requests, self.tokenizer)
+
+    def _check_task(self, params: SamplingParams) -> None:
+        if params.pooling is None and self._verdict is not None:
+            raise NotSupported(
+                f"{self._engine.spec.architecture} here classifies and cannot generate;"
+                " use classify, reward, score or embed"
+            )
+        if params.pooling == "classify":
+            self._head("pooling='classify'")
+
+    def _head(self, what: str) -> Verdict:
+        if self._verdict is None:
+            raise NotSupported(
+                f"{what} needs a model with a classification head (...ForSequenceClassification),"
+                f" {self.args.model} has none; embed and score work with any model"
+            )
+        return self._verdict
+
+    def _pool(self, prompts: Any, pooling: str, show: bool) -> list[PoolingRequestOutput]:
+        params = SamplingParams(pooling=pooling, temperature=0.0, detokenize=False)
+        conversations = [self._conversation(prompt, params, 0) for prompt in _prompt_list(prompts)]
+        self._run(conversations, show)
+        return [_pooled(conversation) for conversation in conversations]
 
     def _run(self, conversations: Sequence[Conversation], show: bool) -> None:
         try:
@@ -238,13 +328,20 @@ class LLM:
         return done
 
 
-def _embedding(conversation: Conversation) -> EmbeddingRequestOutput:
+def _pooled(conversation: Conversation) -> PoolingRequestOutput:
     result = conversation.result()
     if not conversation.embedding:
-        raise EngineDead(f"prompt {result.request_id} ended without an embedding")
-    return EmbeddingRequestOutput(
-        result.request_id, result.prompt_token_ids, EmbeddingOutput(conversation.embedding)
+        raise EngineDead(f"prompt {result.request_id} ended without its numbers")
+    return PoolingRequestOutput(
+        result.request_id, result.prompt_token_ids, PoolingOutput(conversation.embedding)
     )
+
+
+def _scored(
+    first: PoolingRequestOutput, second: PoolingRequestOutput, score: float
+) -> ScoringRequestOutput:
+    ids = first.prompt_token_ids + (second.prompt_token_ids if second is not first else [])
+    return ScoringRequestOutput(second.request_id, ids, ScoringOutput(score))
 
 
 def _known_args(kwargs: dict[str, Any]) -> dict[str, Any]:

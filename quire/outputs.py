@@ -84,6 +84,56 @@ class EmbeddingRequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    probs: list[float]  # of each label
+    label: str  # the most likely one
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationRequestOutput:
+    """A prompt with what a classifier says of it."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ClassificationOutput
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """How well two texts go together; the ids of both when they were read apart."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    data: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput:
+    """A prompt with the plain numbers of the model's head."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: PoolingOutput
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEvent:
     """What one step added to one answer."""
 

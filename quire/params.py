@@ -18,7 +18,9 @@ MAX_LOGPROBS = 64
 MAX_N = 256
 MAX_STOPS = 64
 MAX_BIASED_TOKENS = 1024
-POOLINGS = ("mean", "last")
+# What a request that does not generate comes back with: the mean of its hidden states, the last
+# one, or what the model's classification head makes of the last one.
+POOLINGS = ("mean", "last", "classify")
 GRAMMAR_KINDS = ("json", "regex", "choice", "grammar")
 
 
@@ -120,7 +122,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     structured_outputs: StructuredOutputsParams | None = None
-    pooling: str | None = None  # "mean" or "last": the answer is an embedding of the prompt
+    pooling: str | None = None  # one of POOLINGS: the answer is numbers, and not text
     # Filled by the text layer: bad_words as token sequences; users pass bad_words.
     bad_word_ids: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 

@@ -95,15 +95,9 @@ def _max_model_len(
     args: EngineArgs, spec: ModelSpec, device: str, decide: Callable[[str, object, str], None]
 ) -> int:
     limit, why = spec.max_positions, "the model's own limit"
-    if spec.sliding_window is not None and spec.sliding_window < limit:
-        limit, why = spec.sliding_window, "the sliding window: no token may attend past it"
     if args.max_model_len is not None:
         scaled = spec.rope is not None and spec.rope.kind == "dynamic"
-        if (
-            spec.rope is not None
-            and spec.rope.kind in ("linear", "yarn")
-            and limit == spec.max_positions
-        ):
+        if spec.rope is not None and spec.rope.kind in ("linear", "yarn"):
             limit = max(limit, int(spec.rope.original_max * spec.rope.factor))
         if args.max_model_len > limit and not scaled:
             raise NotSupported(

@@ -39,11 +39,12 @@ class Work(NamedTuple):
 
 
 class PageWrite(NamedTuple):
-    """page_table[row, column] = page."""
+    """page_table[group, row, column] = page."""
 
     row: int
     column: int
     page: int
+    group: int = 0  # of layers that share a page table
 
 
 class PageCopy(NamedTuple):

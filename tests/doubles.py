@@ -2,7 +2,8 @@
 
 `PageContentRunner` keeps the *content* of every page and refuses to answer unless each request's
 page table spells exactly that request's tokens. A green run means scheduler, allocator, prefix
-tree, copy-on-write, preemption and chunking agree about memory, not only about output.
+tree, copy-on-write, preemption and chunking agree about memory, not only about output. Each layer
+group is asked for what its layers would read: all that came before, or the window.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.kv.allocator import SCRATCH_PAGE
-from quire.step import StepPlan, StepResult
+from quire.step import StepPlan, StepResult, Work
 
 VOCAB = 7
 
@@ -29,13 +30,23 @@ class Ready:
 
 
 class PageContentRunner:
-    def __init__(self, num_pages: int, page_size: int, max_rows: int, max_pages: int) -> None:
-        self.page_size = page_size
-        self.pages: list[list[tuple[int, int] | None]] = [
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        max_rows: int,
+        max_pages: int,
+        windows: tuple[int | None, ...] = (None,),
+    ) -> None:
+        self.page_size, self.windows = page_size, windows
+        # (group, position, token) of each slot
+        self.pages: list[list[tuple[int, int, int] | None]] = [
             [None] * page_size for _ in range(num_pages)
         ]
         self.tokens: list[list[int]] = [[] for _ in range(max_rows)]
-        self.tables: list[list[int]] = [[SCRATCH_PAGE] * max_pages for _ in range(max_rows)]
+        self.tables = [
+            [[SCRATCH_PAGE] * max_pages for _ in range(max_rows)] for _ in range(len(windows))
+        ]
         self.seeds = [0] * max_rows
         self.num_copied = 0
 
@@ -50,31 +61,40 @@ class PageContentRunner:
             self.pages[copy.target] = content
             self.num_copied += 1
         for write in plan.page_writes:
-            self.tables[write.row][write.column] = write.page
+            self.tables[write.group][write.row][write.column] = write.page
         for work in plan.works:  # all writes first, as one fused forward does
             assert work.num_tokens > 0, "a forward needs at least one query token"
-            for position in range(work.start, work.start + work.num_tokens):
-                page = self.tables[work.row][position // self.page_size]
-                assert page != SCRATCH_PAGE, "wrote to the scratch page"
-                token = self.tokens[work.row][position]
-                self.pages[page][position % self.page_size] = (position, token)
+            for group in range(len(self.windows)):
+                self._write(work, group)
         sampled = [self._read_and_draw(work) for work in plan.works]
         return Ready(StepResult(sampled))
 
-    def _read_and_draw(self, work) -> tuple[int, ...]:
-        end = work.start + work.num_tokens
-        seen = []
-        for position in range(end):
-            entry = self.pages[self.tables[work.row][position // self.page_size]][
-                position % self.page_size
-            ]
+    def _write(self, work: Work, group: int) -> None:
+        for position in range(work.start, work.start + work.num_tokens):
+            page = self.tables[group][work.row][position // self.page_size]
+            assert page != SCRATCH_PAGE, "wrote to the scratch page"
+            token = self.tokens[work.row][position]
+            self.pages[page][position % self.page_size] = (group, position, token)
+
+    def _read(self, work: Work, group: int) -> None:
+        """What the layers of a group see of this work's queries must be this request's tokens."""
+        end, window = work.start + work.num_tokens, self.windows[group]
+        first = 0 if window is None else max(0, work.start - window + 1)
+        table, tokens = self.tables[group][work.row], self.tokens[work.row]
+        for position in range(first, end):
+            entry = self.pages[table[position // self.page_size]][position % self.page_size]
             assert entry is not None, f"position {position} was never written"
-            assert entry[0] == position, f"page holds position {entry[0]}, want {position}"
-            seen.append(entry[1])
-        assert seen == self.tokens[work.row][:end], "pages spell other tokens than the request's"
+            assert entry[0] == group, f"group {group} reads what group {entry[0]} wrote"
+            assert entry[1] == position, f"page holds position {entry[1]}, want {position}"
+            assert entry[2] == tokens[position], "pages spell other tokens than the request's"
+
+    def _read_and_draw(self, work: Work) -> tuple[int, ...]:
+        for group in range(len(self.windows)):
+            self._read(work, group)
         if not work.sample:
             return ()
-        token = oracle_next(seen, self.seeds[work.row])
+        end = work.start + work.num_tokens
+        token = oracle_next(self.tokens[work.row][:end], self.seeds[work.row])
         self.tokens[work.row].append(token)  # the device row knows it before the host does
         assert len(self.tokens[work.row]) == end + 1
         return (token,)

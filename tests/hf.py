@@ -54,6 +54,29 @@ def _llama_like(cls: str, **changes: Any) -> Any:
     return getattr(transformers, f"{cls}ForCausalLM")(config)
 
 
+def _gemma3_config(**changes: Any) -> Any:
+    return transformers.Gemma3TextConfig(
+        **{
+            "vocab_size": VOCAB,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_hidden_layers": 7,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 256,
+            "sliding_window": 13,
+            "query_pre_attn_scalar": 24,
+            "sliding_window_pattern": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            **changes,
+        }
+    )
+
+
 def rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
 
@@ -145,6 +168,22 @@ FAMILIES: dict[str, Any] = {
         decoder_sparse_step=2,
         mlp_only_layers=[1],
     ),
+    "mistral-window": lambda: _llama_like("Mistral", sliding_window=11, head_dim=12),
+    "phi3-window": lambda: _llama_like("Phi3", sliding_window=17),
+    "qwen2-window": lambda: _llama_like(
+        "Qwen2", use_sliding_window=True, sliding_window=9, max_window_layers=1
+    ),
+    "gemma": lambda: _llama_like("Gemma", head_dim=16),
+    "gemma2": lambda: _llama_like(
+        "Gemma2",
+        head_dim=16,
+        num_hidden_layers=4,
+        sliding_window=13,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=7.0,
+    ),
+    "gemma3": lambda: transformers.Gemma3ForCausalLM(_gemma3_config()),
     "gpt2": lambda: transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=VOCAB,

@@ -26,6 +26,7 @@ class PagedCase:
     rows: Tensor  # [seqs] rows in use, out of order
     num_pages: int
     qkv: list[Tensor]  # per sequence [length, (heads + 2 * kv_heads) * dim]
+    sinks: Tensor | None = None  # [heads]
 
     def batch(
         self, query_lens: Sequence[int], context_lens: Sequence[int], seqs: Sequence[int]
@@ -50,17 +51,36 @@ class PagedCase:
             query_starts=torch.from_numpy(starts).to(device),
             context_lens=torch.from_numpy(contexts).to(device),
             rows=rows.to(torch.int32).to(device),
-            page_table=self.page_table,
+            page_table=self._table(query_lens, context_lens, seqs),
             page_size=size,
             host_query_lens=lens,
             host_context_lens=contexts,
         )
 
+    def _table(
+        self, query_lens: Sequence[int], context_lens: Sequence[int], seqs: Sequence[int]
+    ) -> Tensor:
+        """Pages behind the window of every query of the step have become the page of NaNs."""
+        if self.spec.window is None:
+            return self.page_table
+        needed: dict[int, int] = {}
+        for s, q, n in zip(seqs, query_lens, context_lens, strict=True):
+            oldest = max(0, n - q + 1 - self.spec.window)
+            needed[s] = min(needed.get(s, n), oldest)
+        table = self.page_table.clone()
+        for s, oldest in needed.items():
+            table[self.rows[s], : oldest // self.spec.page_size] = self.num_pages - 1
+        return table
+
     def cache(self, backend: AttentionBackend, fill: float = 0.0) -> LayerCache:
         shape = backend.cache_shape(self.num_pages, self.spec)
         like = self.qkv[0]
         make = lambda: torch.full(shape, fill, dtype=like.dtype, device=like.device)  # noqa: E731
-        return LayerCache(make(), make())
+        cache = LayerCache(make(), make())
+        if self.spec.window is not None:
+            for part in cache:
+                part[-1] = float("nan")
+        return cache
 
     def step(
         self,
@@ -81,7 +101,7 @@ class PagedCase:
         qkv = torch.cat([*parts, self.qkv[0][:0]])
         plan = backend.plan(batch, self.spec, max_context)
         q = backend.prepare(qkv, transform, cache, plan, self.spec)
-        return backend.run(q, cache, plan, self.spec)
+        return backend.run(q, cache, plan, self.spec, self.sinks)
 
     def feed(
         self,
@@ -109,8 +129,16 @@ class PagedCase:
             group = self.spec.num_heads // self.spec.num_kv_heads
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             logits = torch.einsum("qhd,khd->hqk", q, k) * self.spec.scale
+            if self.spec.softcap is not None:
+                logits = (logits / self.spec.softcap).tanh() * self.spec.softcap
             logits += torch.full_like(logits, float("-inf")).triu(1)
-            outs.append(torch.einsum("hqk,khd->qhd", logits.softmax(-1), v)[context - q_len :])
+            if self.spec.window is not None:
+                logits += torch.full_like(logits, float("-inf")).tril(-self.spec.window)
+            if self.sinks is not None:
+                sinks = self.sinks.double().view(-1, 1, 1).expand(-1, context, 1)
+                logits = torch.cat([logits, sinks], -1)
+            weights = logits.softmax(-1)[..., :context]
+            outs.append(torch.einsum("hqk,khd->qhd", weights, v)[context - q_len :])
         return torch.cat(outs)
 
 
@@ -142,10 +170,15 @@ def make_case(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     seed: int = 0,
+    window: int | None = None,
+    softcap: float | None = None,
+    has_sinks: bool = False,
 ) -> PagedCase:
-    """Sequences of at most lens[i] tokens, on pages dealt at random; page 0 is left alone."""
+    """Sequences of at most lens[i] tokens, on pages dealt at random; page 0 is left alone, and
+    with a window the last one stands for all pages that were given back."""
     rng = torch.Generator().manual_seed(seed)
-    spec = AttnSpec(heads[0], heads[1], head_dim, head_dim**-0.5, page_size)
+    scale = head_dim**-0.5
+    spec = AttnSpec(heads[0], heads[1], head_dim, scale, page_size, window, softcap)
     pages_of = [-(-n // page_size) for n in lens]
     deal = 1 + torch.randperm(sum(pages_of) + 2, generator=rng).int()
     rows = torch.randperm(len(lens) + 2, generator=rng)[: len(lens)]
@@ -156,4 +189,5 @@ def make_case(
         at += count
     width = (heads[0] + 2 * heads[1]) * head_dim
     qkv = [torch.randn(max(n, 1), width, generator=rng).to(device, dtype) for n in lens]
-    return PagedCase(spec, table.to(device), rows, len(deal) + 1, qkv)
+    sinks = torch.randn(heads[0], generator=rng).to(device) if has_sinks else None
+    return PagedCase(spec, table.to(device), rows, len(deal) + 2, qkv, sinks)

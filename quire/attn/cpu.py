@@ -2,16 +2,19 @@
 
 Decodes are grouped by similar context length; each group's pages are gathered in one indexed
 copy (12 KB rows, not tokens) and attended in one padded call. Prompt chunks go one by one. Heads
-that share a kv head are folded into the query axis, so grouped queries need no repeated keys.
+that share a kv head are folded into the query axis, so grouped queries need no repeated keys. With
+a window only its pages are gathered. Caps and sinks are beyond that kernel: see `cpu_softmax.py`.
 
 Bits do not depend on the company: masked keys contribute exact zeros, and the kernel's key
-blocks start at the same place for any query count. Two things must be kept from the library: odd
-key counts, whose tail is summed in another order (keys are padded to a multiple of 16), and blocks
-of a few query rows, which take another matrix multiplication (rows are padded to a multiple of 8).
+blocks start at the same place for any query count. Three things must be kept from the library: odd
+key counts, whose tail is summed in another order (keys are padded to a multiple of 16), blocks of a
+few query rows, which take another matrix multiplication (rows are padded to a multiple of 8, of 16
+for wide heads), and keys that do not start on a block's border (a window's are gathered from one).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.attn import cpu_softmax
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
 from quire.attn.heads import Rotation, rotation_at, split_heads
 from quire.forward import Batch
 from quire.kv.allocator import SCRATCH_PAGE
 
 MAX_PADDING = 1.25  # longest over shortest context allowed in one padded group
-KEY_ALIGN, ROW_ALIGN = 16, 8
+KEY_ALIGN = 16
+KEY_BLOCK = 512  # keys the library's kernel folds at a time
 MAX_MASK_ROWS = 512  # queries of one masked call: bounds the mask, which is queries x keys
 
 
@@ -69,7 +74,8 @@ class CpuAttention:
         for i in np.flatnonzero(batch.host_query_lens > 1):
             groups += _prompt_groups(batch, spec, int(i), int(starts[i]), self.dtype)
         singles = np.flatnonzero(batch.host_query_lens == 1)
-        for seqs in _similar(singles, batch.host_context_lens):
+        lens = batch.host_context_lens
+        for seqs in _similar(singles, lens - _first_keys(lens - 1, spec)):
             groups.append(_decode_group(batch, spec, seqs, starts[seqs], self.dtype))
         return CpuPlan(batch, tuple(groups))
 
@@ -96,24 +102,21 @@ class CpuAttention:
     ) -> Tensor:
         assert isinstance(plan, CpuPlan)
         if len(plan.groups) == 1 and plan.groups[0].num_seqs * plan.groups[0].num_queries == len(q):
-            return _attend(q, cache, plan.groups[0], spec)  # keeps order: one group is all
+            return _attend(q, cache, plan.groups[0], spec, sinks)  # keeps order: one group is all
         out = torch.empty_like(q)
         for group in plan.groups:
-            out[group.tokens] = _attend(q[group.tokens], cache, group, spec)
+            out[group.tokens] = _attend(q[group.tokens], cache, group, spec, sinks)
         return out
 
 
-def _similar(seqs: np.ndarray, context_lens: np.ndarray) -> list[np.ndarray]:
+def _similar(seqs: np.ndarray, key_counts: np.ndarray) -> list[np.ndarray]:
     """Split decodes into runs of similar context, so that padding stays small."""
-    if len(seqs) < 2 or context_lens[seqs].max() <= MAX_PADDING * context_lens[seqs].min():
+    if len(seqs) < 2 or key_counts[seqs].max() <= MAX_PADDING * key_counts[seqs].min():
         return [seqs] if len(seqs) else []
-    order = seqs[np.argsort(context_lens[seqs], kind="stable")]
+    order = seqs[np.argsort(key_counts[seqs], kind="stable")]
     groups, begin = [], 0
     for i in range(1, len(order) + 1):
-        if (
-            i == len(order)
-            or context_lens[order[i]] > MAX_PADDING * context_lens[order[begin]] + 32
-        ):
+        if i == len(order) or key_counts[order[i]] > MAX_PADDING * key_counts[order[begin]] + 32:
             groups.append(np.sort(order[begin:i]))  # batch order inside a group
             begin = i
     return groups
@@ -123,6 +126,20 @@ def _aligned(num: int, unit: int = KEY_ALIGN) -> int:
     return -(-num // unit) * unit
 
 
+def _row_align(spec: AttnSpec) -> int:
+    return 8 if spec.head_dim <= 128 else 16
+
+
+def _first_keys(positions: np.ndarray, spec: AttnSpec) -> np.ndarray:
+    """Where to gather keys from for queries at these positions and later: on a border of both
+    pages and blocks, at or before the first key that their windows hold."""
+    if spec.window is None:
+        return np.zeros_like(positions)
+    unit = math.lcm(KEY_BLOCK, spec.page_size)
+    first: np.ndarray = np.maximum(positions + 1 - spec.window, 0) // unit * unit
+    return first
+
+
 def _pages(batch: Batch, rows: Tensor, num_keys: int) -> Tensor:
     """[rows, pages] that hold at least num_keys; past a row's own pages any id will do."""
     num_pages = -(-num_keys // batch.page_size)
@@ -130,18 +147,38 @@ def _pages(batch: Batch, rows: Tensor, num_keys: int) -> Tensor:
     return F.pad(found, (0, num_pages - found.shape[1]), value=SCRATCH_PAGE)
 
 
+def _window_pages(
+    batch: Batch, rows: Tensor, positions: np.ndarray, num_keys: int, spec: AttnSpec
+) -> Tensor:
+    """The same from `_first_keys` on, leaving out what lies behind the windows: stale ids."""
+    if spec.window is None:
+        return _pages(batch, rows, num_keys)
+    size, table = batch.page_size, batch.page_table
+    first = torch.from_numpy(_first_keys(positions, spec) // size).view(-1, 1)
+    oldest = torch.from_numpy(np.maximum(positions + 1 - spec.window, 0) // size).view(-1, 1)
+    columns = first + torch.arange(-(-num_keys // size))
+    found = table[rows.long().view(-1, 1), columns.clamp(max=table.shape[1] - 1)].long()
+    return found.masked_fill_((columns < oldest) | (columns >= table.shape[1]), SCRATCH_PAGE)
+
+
 def _decode_group(
     batch: Batch, spec: AttnSpec, seqs: np.ndarray, tokens: np.ndarray, dtype: torch.dtype
 ) -> Group:
     lens = batch.host_context_lens[seqs]
-    num_keys = _aligned(int(lens.max()))
-    pages = _pages(batch, batch.rows[torch.from_numpy(seqs)], num_keys).reshape(-1)
+    first = _first_keys(lens - 1, spec)
+    num_keys = _aligned(int((lens - first).max()))
+    rows = batch.rows[torch.from_numpy(seqs)]
+    pages = _window_pages(batch, rows, lens - 1, num_keys, spec).reshape(-1)
     mask = torch.zeros(len(seqs), 1, 1, num_keys, dtype=dtype)
-    mask.masked_fill_(
-        torch.arange(num_keys) >= torch.from_numpy(lens).view(-1, 1, 1, 1), float("-inf")
-    )
+    ages = torch.from_numpy(lens - 1 - first).view(-1, 1, 1, 1) - torch.arange(num_keys)
+    mask.masked_fill_(_hidden(ages, spec), float("-inf"))
     index = torch.from_numpy(tokens.astype(np.int64))
     return Group(index, len(seqs), 1, pages, mask, num_keys)
+
+
+def _hidden(ages: Tensor, spec: AttnSpec) -> Tensor:
+    """Whether a query sees a key that lies so many positions before it."""
+    return ages < 0 if spec.window is None else (ages < 0) | (ages >= spec.window)
 
 
 def _prompt_groups(
@@ -149,34 +186,45 @@ def _prompt_groups(
 ) -> list[Group]:
     """A prompt chunk: in one piece from position zero, else in pieces with a mask each."""
     num_queries, end = int(batch.host_query_lens[seq]), int(batch.host_context_lens[seq])
-    pages = _pages(batch, batch.rows[seq : seq + 1], _aligned(end))[0]
+    row = batch.rows[seq : seq + 1]
     past = end - num_queries
-    if past == 0:  # keys past the end lie in everybody's future
+    sees_all = spec.window is None or end <= spec.window
+    if past == 0 and sees_all and spec.softcap is None:  # padding lies in everybody's future
         tokens = slice(first, first + num_queries)
+        pages = _pages(batch, row, _aligned(end))[0]
         return [Group(tokens, 1, num_queries, pages, None, _aligned(end))]
     groups = []
     for start in range(0, num_queries, MAX_MASK_ROWS):
         count = min(MAX_MASK_ROWS, num_queries - start)
-        num_keys = _aligned(past + start + count)
-        # Query j of the piece sees keys up to past + start + j.
-        hidden = ~torch.ones(count, num_keys, dtype=torch.bool).tril(past + start)
-        mask = torch.zeros(count, num_keys, dtype=dtype).masked_fill_(hidden, float("-inf"))
-        mask = mask.repeat_interleave(spec.num_heads // spec.num_kv_heads, 0)
-        mask = F.pad(mask, (0, 0, 0, _aligned(len(mask), ROW_ALIGN) - len(mask)))[None, None]
+        position = np.array([past + start])
+        behind = int(_first_keys(position, spec)[0])
+        num_keys = _aligned(past + start + count - behind)
+        pages = _window_pages(batch, row, position, num_keys, spec)[0]
+        mask = _piece_mask(past + start - behind, count, num_keys, spec).to(dtype)
         tokens = slice(first + start, first + start + count)
-        seen = pages[: -(-num_keys // spec.page_size)]
-        groups.append(Group(tokens, 1, count, seen, mask, num_keys))
+        groups.append(Group(tokens, 1, count, pages, mask, num_keys))
     return groups
 
 
-def _attend(q: Tensor, cache: LayerCache, group: Group, spec: AttnSpec) -> Tensor:
+def _piece_mask(first: int, count: int, num_keys: int, spec: AttnSpec) -> Tensor:
+    """[1, 1, rows, keys] of queries at the keys first, first + 1, ..."""
+    ages = torch.arange(first, first + count)[:, None] - torch.arange(num_keys)
+    mask = torch.zeros(count, num_keys).masked_fill_(_hidden(ages, spec), float("-inf"))
+    mask = mask.repeat_interleave(spec.num_heads // spec.num_kv_heads, 0)
+    return F.pad(mask, (0, 0, 0, -len(mask) % _row_align(spec)))[None, None]
+
+
+def _attend(
+    q: Tensor, cache: LayerCache, group: Group, spec: AttnSpec, sinks: Tensor | None
+) -> Tensor:
     seqs, queries, keys_each = group.num_seqs, group.num_queries, group.num_keys
     kv_heads, dim = spec.num_kv_heads, spec.head_dim
     k = cache.keys.index_select(0, group.pages).view(seqs, -1, kv_heads, dim)[:, :keys_each]
     v = cache.values.index_select(0, group.pages).view(seqs, -1, kv_heads, dim)[:, :keys_each]
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [seqs, kv_heads, keys, dim]
     ratio = spec.num_heads // kv_heads
-    if group.mask is None:
+    is_plain = spec.softcap is None and sinks is None
+    if group.mask is None and is_plain:
         # As many queries as keys: the kernel reads keys up to the end of each block of queries.
         x = F.pad(q, (0, 0, 0, 0, 0, keys_each - queries)).transpose(0, 1).unsqueeze(0)
         out = F.scaled_dot_product_attention(
@@ -186,7 +234,28 @@ def _attend(q: Tensor, cache: LayerCache, group: Group, spec: AttnSpec) -> Tenso
     rows = queries * ratio
     x = q.view(seqs, queries, kv_heads, ratio, dim).transpose(1, 2)
     x = x.reshape(seqs, kv_heads, rows, dim)
-    x = F.pad(x, (0, 0, 0, _aligned(rows, ROW_ALIGN) - rows))
-    out = F.scaled_dot_product_attention(x, k, v, attn_mask=group.mask, scale=spec.scale)
-    out = out[:, :, :rows].view(seqs, kv_heads, queries, ratio, dim)
+    if is_plain:
+        x = F.pad(x, (0, 0, 0, -rows % _row_align(spec)))
+        out = F.scaled_dot_product_attention(x, k, v, attn_mask=group.mask, scale=spec.scale)
+    elif group.mask is not None:
+        out = cpu_softmax.attend(x, k, v, group.mask, spec, sinks)
+    else:
+        out = _attend_from_zero(x, k, v, spec, sinks)
+    out = out[:, :, :rows].reshape(seqs, kv_heads, queries, ratio, dim)
     return out.transpose(1, 2).reshape(seqs * queries, spec.num_heads, dim)
+
+
+def _attend_from_zero(
+    x: Tensor, k: Tensor, v: Tensor, spec: AttnSpec, sinks: Tensor | None
+) -> Tensor:
+    """A prompt from its start, in pieces: caps and sinks know no causal mode, and a mask of all
+    queries by all keys would outgrow the keys."""
+    ratio = spec.num_heads // spec.num_kv_heads
+    pieces: list[Tensor] = []
+    for rows in x.split(MAX_MASK_ROWS * ratio, dim=2):
+        start = len(pieces) * MAX_MASK_ROWS
+        end = start + rows.shape[2] // ratio
+        mask = _piece_mask(start, end - start, end, spec)
+        seen = k[:, :, :end], v[:, :, :end]
+        pieces.append(cpu_softmax.attend(rows, *seen, mask, spec, sinks))
+    return torch.cat(pieces, dim=2)

@@ -34,13 +34,18 @@ def split_heads(
     x = qkv.view(qkv.shape[0], num_heads + 2 * num_kv, spec.head_dim)
     qk, v = x[:, : num_heads + num_kv], x[:, num_heads + num_kv :]
     if heads.q_norm is not None and heads.k_norm is not None:
-        q = F.rms_norm(qk[:, :num_heads].float(), (spec.head_dim,), None, heads.eps)
-        k = F.rms_norm(qk[:, num_heads:].float(), (spec.head_dim,), None, heads.eps)
-        q = q.to(qkv.dtype) * heads.q_norm
-        k = k.to(qkv.dtype) * heads.k_norm
+        q = _normed(qk[:, :num_heads], heads.q_norm, heads.eps)
+        k = _normed(qk[:, num_heads:], heads.k_norm, heads.eps)
         qk = torch.cat((q, k), dim=1)
     qk = rotate(qk, rotation)
     return qk[:, :num_heads], qk[:, num_heads:], v
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    normed = F.rms_norm(x.float(), weight.shape, None, eps)
+    if weight.dtype == x.dtype:
+        return normed.to(x.dtype) * weight
+    return (normed * weight).to(x.dtype)  # a weight in fp32: rounded once
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:

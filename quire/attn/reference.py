@@ -57,25 +57,35 @@ class ReferenceAttention:
         for i, length in enumerate(plan.host_query_lens.tolist()):
             context = int(plan.host_context_lens[i])
             num_pages = -(-context // plan.page_size)
-            pages = plan.page_table[plan.rows[i], :num_pages].long()
-            k = _dense(cache.keys, pages, context)  # [context, kv_heads, dim]
-            v = _dense(cache.values, pages, context)
-            outs.append(_causal(q[begin : begin + length].float(), k, v, spec.scale))
+            # Pages wholly behind the first query's window were given back: their ids are stale.
+            oldest = 0 if spec.window is None else max(0, context - length + 1 - spec.window)
+            column = oldest // plan.page_size
+            pages = plan.page_table[plan.rows[i], column:num_pages].long()
+            num_keys = context - column * plan.page_size
+            k = _dense(cache.keys, pages, num_keys)  # [keys, kv_heads, dim]
+            v = _dense(cache.values, pages, num_keys)
+            outs.append(_causal(q[begin : begin + length].float(), k, v, spec, sinks))
             begin += length
         return torch.cat(outs).to(q.dtype) if outs else torch.empty_like(q)
 
 
-def _dense(cache: Tensor, pages: Tensor, context: int) -> Tensor:
-    return cache[pages].transpose(1, 2).flatten(0, 1)[:context].float()
+def _dense(cache: Tensor, pages: Tensor, num_keys: int) -> Tensor:
+    return cache[pages].transpose(1, 2).flatten(0, 1)[:num_keys].float()
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """The queries are the last len(q) positions of the context."""
+def _causal(q: Tensor, k: Tensor, v: Tensor, spec: AttnSpec, sinks: Tensor | None) -> Tensor:
+    """The queries are the last len(q) positions of the keys."""
     group = q.shape[1] // k.shape[1]
-    k = k.repeat_interleave(group, 1)  # [context, heads, dim]
+    k = k.repeat_interleave(group, 1)  # [keys, heads, dim]
     v = v.repeat_interleave(group, 1)
-    logits = torch.einsum("qhd,khd->hqk", q, k) * scale
-    future = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)
-    future = future.triu(diagonal=len(k) - len(q) + 1)
-    weights = logits.masked_fill(future, float("-inf")).softmax(-1)
+    logits = torch.einsum("qhd,khd->hqk", q, k) * spec.scale
+    if spec.softcap is not None:
+        logits = spec.softcap * torch.tanh(logits / spec.softcap)
+    positions = torch.arange(len(k), device=q.device)
+    ages = positions[len(k) - len(q) :, None] - positions  # [queries, keys]
+    hidden = ages < 0 if spec.window is None else (ages < 0) | (ages >= spec.window)
+    logits = logits.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        logits = torch.cat((logits, sinks.view(-1, 1, 1).expand(-1, len(q), 1)), -1)
+    weights = logits.softmax(-1)[..., : len(k)]
     return torch.einsum("hqk,khd->qhd", weights, v)

@@ -17,6 +17,14 @@ BACKENDS = Registry(
         "reference": "quire.attn.reference:ReferenceAttention",
     },
 )
+LATENT_BACKENDS = Registry(
+    "latent attention backend",
+    {
+        "triton": "quire.attn.latent_triton:LatentTriton",
+        "cpu": "quire.attn.latent_cpu:LatentCpu",
+        "reference": "quire.attn.latent_reference:LatentReference",
+    },
+)
 DEVICES = {"triton": "cuda", "cpu": "cpu"}  # saves importing a backend the device rules out
 
 
@@ -24,12 +32,13 @@ def select_backend(
     name: str | None, device: torch.device, dtype: torch.dtype, spec: AttnSpec
 ) -> tuple[str, AttentionBackend]:
     """The named backend, or the first that can do the job."""
+    table = BACKENDS if spec.value_dim is None else LATENT_BACKENDS
     declined = []
-    for candidate in [name] if name else BACKENDS.entries:
+    for candidate in [name] if name else table.entries:
         if not name and DEVICES.get(candidate, device.type) != device.type:
             declined.append(f"{candidate}: not for {device.type}")
             continue
-        backend: AttentionBackend = BACKENDS.get(candidate)(dtype)
+        backend: AttentionBackend = table.get(candidate)(dtype)
         reason = why_not(backend.caps, device, dtype, spec)
         if reason is None:
             return candidate, backend

@@ -65,9 +65,12 @@ class TritonAttention:
         number of sequences and that bound, and stays right while contexts grow up to it: the form
         to capture in a graph. The bound costs scratch and idle programs, never correctness."""
         config = self._config_of(spec)
+        window = spec.window or 0
         if max_context is not None:
             assert batch.is_decode, "a bounded plan is for decode"
             num, splits = batch.num_seqs, -(-max_context // config.split_size)
+            if window:  # its keys may start with the last of a split
+                splits = min(splits, -(-(window - 1) // config.split_size) + 1)
             scratch = num * splits if splits > 1 else 0  # a single split bypasses scratch
             grid = self._grid(batch, spec, None, 1, splits, scratch)
             return TritonPlan(batch, config, grid, None)
@@ -82,6 +85,9 @@ class TritonAttention:
         many = many[np.argsort(-many[:, 2], kind="stable")]  # most keys first: an even tail
 
         splits_of = -(-few[:, 2] // config.split_size)
+        if window:
+            first = contexts[few[:, 0]] - lens[few[:, 0]] + few[:, 1]  # position of a tile
+            splits_of -= np.maximum(first + 1 - window, 0) // config.split_size
         needed = np.where(splits_of > 1, splits_of, 0)
         few[:, 2] = np.cumsum(needed) - needed  # from keys seen to first scratch row
         tiles = _upload(np.concatenate([few, many]), batch.page_table.device)
@@ -126,6 +132,9 @@ class TritonAttention:
             batch.query_starts,
             batch.context_lens,
             spec.scale,
+            spec.window or 0,
+            spec.softcap or 0.0,
+            sinks,
         )
         out = torch.empty_like(q)  # [tokens, heads, dim]
         if plan.prefill_tiles is not None:

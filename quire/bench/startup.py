@@ -1,7 +1,8 @@
 """Start-up: from a fresh process to the first token, and where the time goes.
 
 The parent starts `python -m quire.bench.startup` and stops the clock when the line with the first
-token arrives; the child reports how long importing, building and generating took of that.
+token arrives; the child reports how long importing, building and generating took of that. The one
+place of `bench` that starts processes: `child_records` runs any module that prints JSON lines.
 """
 
 from __future__ import annotations
@@ -10,11 +11,24 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from quire.errors import QuireError
+
+TRACE_LINES = 40
+
+
+class ChildFailed(QuireError):
+    """A process that was to measure something ended badly; `trace` is what it said last."""
+
+    def __init__(self, message: str, trace: list[str]) -> None:
+        super().__init__(message)
+        self.trace = trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +46,47 @@ class Startup:
 
 
 def measure_startup(model: str, options: dict[str, Any], repeats: int = 3) -> Startup:
-    runs = [_run_child(model, options) for _ in range(repeats)]
+    runs = [start_once(model, options) for _ in range(repeats)]
     middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
     return Startup(**middle, repeats=repeats)
 
 
-def _run_child(model: str, options: dict[str, Any]) -> dict[str, float]:
-    command = [sys.executable, "-m", "quire.bench.startup", json.dumps({"model": model, **options})]
+def start_once(
+    model: str, options: dict[str, Any], kernels: Path | None = None
+) -> dict[str, float]:
+    """One fresh process. `kernels` is the folder its compiled Triton kernels are kept in."""
+    found: dict[str, float] = {}
     start = time.perf_counter()
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None and child.stderr is not None
-        line = child.stdout.readline()
-        total = time.perf_counter() - start
-        reason = child.stderr.read()
-    if not line:
-        last = (reason.strip().splitlines() or ["no reason given"])[-1]
-        raise QuireError(f"the measured process gave no token: {last}")
-    return {"total": total, **json.loads(line)}
+    for phases in child_records("quire.bench.startup", {"model": model, **options}, kernels):
+        found = {"total": time.perf_counter() - start, **phases}
+    if not found:
+        raise ChildFailed("the measured process ended without a token", [])
+    return found
+
+
+def child_records(
+    module: str, task: dict[str, Any], kernels: Path | None = None
+) -> Iterator[dict[str, Any]]:
+    """The JSON lines that `python -m module TASK` prints, as they come.
+
+    When the process fails, what it said last is raised after the last line.
+    """
+    command = [sys.executable, "-m", module, json.dumps(task)]
+    if kernels is not None:
+        command = ["env", f"TRITON_CACHE_DIR={kernels}", *command]
+    with tempfile.TemporaryFile() as complaints:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=complaints, text=True
+        ) as child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                if line.startswith("{"):  # libraries print what they like
+                    yield json.loads(line)
+        if child.returncode != 0:
+            complaints.seek(0)
+            said = complaints.read().decode(errors="replace").strip().splitlines()
+            last = said[-1] if said else f"exit code {child.returncode}"
+            raise ChildFailed(f"the measured process failed: {last}", said[-TRACE_LINES:])
 
 
 def _child(options: dict[str, Any]) -> None:
@@ -62,7 +98,7 @@ def _child(options: dict[str, Any]) -> None:
     imported = time.perf_counter()
     llm = LLM(**options, skip_tokenizer_init=True)
     built = time.perf_counter()
-    llm.generate({"prompt_token_ids": list(range(16))}, greedy(1), use_tqdm=False)
+    llm.generate({"prompt_token_ids": list(range(32))}, greedy(1), use_tqdm=False)
     done = time.perf_counter()
     phases = {
         "importing": imported - begin,

@@ -11,30 +11,34 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.engine_flags import add_engine_flags, add_model, engine_args
-from quire.cli.parser import VerbParser
+from quire.cli.parser import VerbParser, positive
 from quire.cli.pull import file_bytes
 from quire.cli.show import print_json, print_table
-from quire.errors import CheckpointError, OutOfMemory
+from quire.errors import BadRequest, CheckpointError, OutOfMemory
 
 if TYPE_CHECKING:
     import torch
 
+    from quire.cli.layer_plan import Bandwidth, DecodeRate
     from quire.config import Decision, EngineArgs, EngineConfig
+    from quire.kv.groups import PageNeeds
     from quire.load.open import OpenModel
+    from quire.models.plan import ModelPlan
     from quire.models.spec import ModelSpec
     from quire.text.tokenizer import Tokenizer
 
 EXAMPLES = """
 quire inspect
-quire inspect qwen2.5-coder-0.5b-instruct --max-model-len 4096
+quire inspect qwen2.5-coder-0.5b-instruct --context 4096
 quire inspect ./model-folder --kv-cache-memory 512MiB --json
 """
 
 
 def build_parser() -> VerbParser:
-    purpose = "Show a model's sizes and the engine's decisions, without loading weights."
+    purpose = "Show a model layer by layer and the engine's decisions, without loading weights."
     parser = VerbParser("inspect", purpose, EXAMPLES, "[MODEL]")
     add_model(parser)
+    parser.flag("--context", "tokens of the request asked about", type=positive, metavar="N")
     parser.flag("--json", "one JSON object", action="store_true")
     add_engine_flags(parser)
     return parser
@@ -47,32 +51,138 @@ class Fact:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    facts: list[Fact]
+    context: int
+    plan: ModelPlan
+    bandwidth: Bandwidth
+    rates: list[DecodeRate]
+    decisions: list[Decision]
+
+
 def run(args: Namespace) -> int:
-    facts, decisions = inspect(engine_args(args))
+    found = inspect(engine_args(args), args.context)
     if args.json:
-        print_json(
-            {
-                "model": {fact.what: fact.value for fact in facts},
-                "decisions": [{"what": d.what, "value": d.value, "why": d.why} for d in decisions],
-            }
-        )
-        return 0
-    print_table(("model", "", ""), [(f.what, _shown(f.value), f.note) for f in facts])
-    print()
-    print_table(("decision", "", "why"), [(d.what, d.value, d.why) for d in decisions])
+        print_json(_record(found))
+    else:
+        _print_tables(found)
     return 0
 
 
-def inspect(args: EngineArgs) -> tuple[list[Fact], list[Decision]]:
+def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
+    """`context` is the length of the request whose pages are counted; None: the longest one."""
+    from quire.cli.layer_plan import BATCHES, bandwidth_of, decode_rates
+    from quire.engine.build import max_inflight
+    from quire.kv.groups import PageNeeds, layer_groups
+    from quire.models.plan import plan_of
     from quire.models.registry import spec_of
     from quire.resolve import resolve
 
     opened = _open(args)
     spec = spec_of(opened.checkpoint.config)
     config, device, dtype = resolve(args, spec)
-    facts = [*_model_facts(spec, opened), *_tokenizer_facts(opened.tokenizer)]
-    facts += _memory_facts(spec, config, dtype)
-    return facts, [*config.decisions, _cache_decision(spec, config, device, dtype)]
+    longest = config.sched.max_model_len
+    if context is not None and context > longest:
+        raise BadRequest(f"got --context {context}, want at most max_model_len={longest}")
+    windows = layer_groups(spec.windows, spec.num_layers).windows
+    needs = PageNeeds(config.cache.page_size, windows, max_inflight(config.sched, device))
+    plan = plan_of(spec, dtype.itemsize, context or longest, needs)
+    facts = [*_model_facts(spec, opened, plan), *_tokenizer_facts(opened.tokenizer)]
+    facts += _memory_facts(config, plan, needs, dtype)
+    bandwidth = bandwidth_of(device)
+    rates = decode_rates(spec, context or longest, dtype.itemsize, bandwidth, BATCHES)
+    decisions = [*config.decisions, _cache_decision(config, device, plan, dtype, needs)]
+    return Inspection(facts, context or longest, plan, bandwidth, rates, decisions)
+
+
+# ------------------------------------------------------------ printing
+
+
+def _record(found: Inspection) -> dict[str, object]:
+    plan = found.plan
+    return {
+        "model": {fact.what: fact.value for fact in found.facts},
+        "layers": [
+            {"layers": r.layers, "attention": r.attention, "feed_forward": r.feed_forward}
+            for r in plan.runs
+        ],
+        "cache": {
+            "token_bytes": plan.token_bytes,
+            "expanded_token_bytes": plan.expanded_token_bytes,
+            "page_bytes": plan.page_bytes,
+            "context": found.context,
+            "pages": plan.num_pages,
+            "groups": [
+                {
+                    "layers": list(g.layers),
+                    "window": g.window,
+                    "token_bytes": g.token_bytes,
+                    "pages": g.num_pages,
+                }
+                for g in plan.groups
+            ],
+        },
+        "decode_bound": {
+            "bytes_per_s": round(found.bandwidth.bytes_per_s),
+            "source": found.bandwidth.source,
+            "rates": [
+                {
+                    "batch": r.batch,
+                    "step_bytes": r.step_bytes,
+                    "tokens_per_s": round(r.tokens_per_s, 1),
+                }
+                for r in found.rates
+            ],
+        },
+        "decisions": [{"what": d.what, "value": d.value, "why": d.why} for d in found.decisions],
+    }
+
+
+def _print_tables(found: Inspection) -> None:
+    plan = found.plan
+    print_table(("model", "", ""), [(f.what, _shown(f.value), f.note) for f in found.facts])
+    print()
+    rows = [(run.layers, run.attention, run.feed_forward) for run in plan.runs]
+    print_table(("layers", "attention", "feed-forward"), rows)
+    print()
+    groups: list[tuple[object, ...]] = [
+        (_ranges(g.layers), g.window or "all", f"{g.token_bytes:,}", f"{g.num_pages:,}")
+        for g in plan.groups
+    ]
+    groups.append(("together", "", f"{plan.token_bytes:,}", f"{plan.num_pages:,}"))
+    pages = f"pages at {found.context:,} tokens"
+    print_table(("cache of layers", "sees", "bytes per token", pages), groups)
+    print()
+    gigabytes = found.bandwidth.bytes_per_s / 1e9
+    print_table(
+        ("decode at batch", "bytes a step", "tokens/s at most", "bound"),
+        [
+            (
+                r.batch,
+                f"{r.step_bytes:,}",
+                f"{r.tokens_per_s:,.1f}",
+                f"{gigabytes:,.0f} GB/s, {found.bandwidth.source}",
+            )
+            for r in found.rates
+        ],
+    )
+    print()
+    print_table(("decision", "", "why"), [(d.what, d.value, d.why) for d in found.decisions])
+
+
+def _ranges(layers: tuple[int, ...]) -> str:
+    """0-3, 7"""
+    parts: list[list[int]] = []
+    for layer in layers:
+        if parts and parts[-1][1] == layer - 1:
+            parts[-1][1] = layer
+        else:
+            parts.append([layer, layer])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+# ------------------------------------------------------------ facts
 
 
 def _open(args: EngineArgs) -> OpenModel:
@@ -85,31 +195,37 @@ def _open(args: EngineArgs) -> OpenModel:
         return open_model(replace(args, skip_tokenizer_init=True))
 
 
-def _model_facts(spec: ModelSpec, opened: OpenModel) -> list[Fact]:
-    rope = spec.rope
+def _model_facts(spec: ModelSpec, opened: OpenModel, plan: ModelPlan) -> list[Fact]:
+    rope, total = spec.rope, plan.weights.total
     positions = "learned" if rope is None else f"rotary, {rope.kind}, theta {rope.theta:g}"
     return [
         Fact("path", str(opened.path)),
         Fact("file size", file_bytes(opened.path), "bytes"),
         Fact("architecture", spec.architecture),
-        Fact("parameters", spec.num_params, f"{spec.num_params / 1e6:.1f} M, norms left out"),
-        *_expert_facts(spec),
+        Fact("parameters", total, f"{total / 1e6:.1f} M"),
+        *_expert_facts(spec, plan),
         Fact("layers", spec.num_layers),
         Fact("hidden size", spec.hidden_size, f"feed-forward {spec.ffn_size}, {spec.mlp}"),
         Fact("heads", spec.num_heads, f"of {spec.head_dim} dimensions"),
-        Fact(
-            "kv heads", spec.num_kv_heads, f"{spec.num_heads // spec.num_kv_heads} heads share one"
-        ),
+        _kv_fact(spec),
         Fact("positions", positions, f"up to {spec.max_positions}"),
         Fact("vocabulary", spec.vocab_size, "output head tied to it" if spec.tied else ""),
+        *([Fact("labels", spec.num_labels, "it classifies")] if spec.num_labels else []),
         Fact("stored dtype", spec.dtype),
     ]
 
 
-def _expert_facts(spec: ModelSpec) -> list[Fact]:
+def _kv_fact(spec: ModelSpec) -> Fact:
+    if spec.mla is not None:
+        return Fact("kv heads", 1, f"latent of {spec.mla.kv_rank}, rotated {spec.mla.rope_dim}")
+    shared = spec.num_heads // spec.num_kv_heads
+    return Fact("kv heads", spec.num_kv_heads, f"{shared} heads share one")
+
+
+def _expert_facts(spec: ModelSpec, plan: ModelPlan) -> list[Fact]:
     if spec.moe is None:
         return []
-    router, active = spec.moe.router, spec.num_active_params
+    router, active = spec.moe.router, plan.weights.active
     sparse = sum(spec.is_sparse(layer) for layer in range(spec.num_layers))
     shared = f", shared {spec.moe.shared_ffn_size}" if spec.moe.shared_ffn_size else ""
     return [
@@ -135,56 +251,58 @@ def _tokenizer_facts(tokenizer: Tokenizer | None) -> list[Fact]:
     ]
 
 
-def _memory_facts(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> list[Fact]:
-    page = _page_bytes(spec, config, dtype)
-    size = config.cache.page_size
-    weights = spec.num_params * dtype.itemsize
+def _memory_facts(
+    config: EngineConfig, plan: ModelPlan, needs: PageNeeds, dtype: torch.dtype
+) -> list[Fact]:
+    size, longest = config.cache.page_size, config.sched.max_model_len
+    weights = plan.weights.total * dtype.itemsize
+    less = plan.expanded_token_bytes / plan.token_bytes
+    whole = f"keys and values of every head would take {plan.expanded_token_bytes:,}"
     return [
         Fact("weights in memory", weights, f"bytes, {weights / 2**20:.0f} MiB as {config.dtype}"),
-        Fact("kv bytes per token", page // size, f"2 x {spec.num_layers} layers x heads x dims"),
-        Fact("kv bytes per page", page, f"{size} tokens"),
+        Fact(
+            "kv bytes per token",
+            plan.token_bytes,
+            f"{whole}, {less:.3g} times as much" if less > 1 else "",
+        ),
+        Fact("kv bytes per page", plan.page_bytes, f"{size} tokens of a group of layers"),
         Fact(
             "kv bytes per full request",
-            page * -(-config.sched.max_model_len // size),
-            f"{config.sched.max_model_len} tokens",
+            plan.page_bytes * needs.of(longest),
+            f"{longest} tokens",
         ),
     ]
 
 
-def _page_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> int:
-    from quire.attn.backend import AttnSpec
-    from quire.memory.pool import bytes_per_page
-
-    scale = spec.head_dim**-0.5
-    heads = AttnSpec(
-        spec.num_heads, spec.num_kv_heads, spec.head_dim, scale, config.cache.page_size
-    )
-    return bytes_per_page(heads, spec.num_layers, dtype)
-
-
 def _cache_decision(
-    spec: ModelSpec, config: EngineConfig, device: torch.device, dtype: torch.dtype
+    config: EngineConfig,
+    device: torch.device,
+    plan: ModelPlan,
+    dtype: torch.dtype,
+    needs: PageNeeds,
 ) -> Decision:
     from quire.config import Decision
     from quire.memory.sizing import Room, cpu_cache_bytes, num_pages
     from quire.runner.device import free_memory, total_memory
 
-    free, weights = free_memory(device), spec.num_params * dtype.itemsize
+    free, weights = free_memory(device), plan.weights.total * dtype.itemsize
     size, sched = config.cache.page_size, config.sched
-    page = _page_bytes(spec, config, dtype)
     if device.type == "cuda":
         used = total_memory(device) - free
         usable = int(total_memory(device) * config.gpu_memory_utilization) - used
         room = Room(total_memory(device), usable, weights, 0, config.kv_cache_memory)
     else:
-        one_request = (-(-sched.max_model_len // size) + 1) * page
+        one_request = (needs.of(sched.max_model_len) + 1) * plan.page_bytes
         usable = cpu_cache_bytes(free - weights, one_request)
         room = Room(total_memory(device), usable, 0, 0, config.kv_cache_memory)
+    lens = (size, sched.max_model_len, sched.max_num_seqs)
     try:
-        pages = num_pages(room, page, size, sched.max_model_len, sched.max_num_seqs) - 1
+        pages = num_pages(room, plan.page_bytes, *lens, needs) - 1
     except OutOfMemory as error:
         return Decision("kv cache", "does not fit", str(error))
-    value = f"about {pages} pages of {size} = {pages * size} tokens"
+    value = f"about {pages} pages of {size}"
+    if len(plan.groups) == 1:
+        value += f" = {pages * size} tokens"
     return Decision("kv cache", value, room.describe())
 
 

@@ -7,6 +7,7 @@ activations need, then the real pool from what is left.
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,11 @@ import torch
 
 from quire.attn.backend import AttentionBackend, AttnSpec
 from quire.attn.select import select_backend
-from quire.config import Decision, EngineArgs, EngineConfig
+from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.engine.core import EngineCore
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
+from quire.kv.groups import LayerGroups, PageNeeds, layer_groups
 from quire.kv.manager import KVManager
 from quire.load.checkpoint import Checkpoint
 from quire.load.loader import fill_random, load_weights
@@ -60,22 +62,25 @@ def build_engine(
     config, device, dtype = resolve(args, spec)
     if args.num_threads is not None and device.type == "cpu":
         torch.set_num_threads(args.num_threads)
-    heads = AttnSpec(
-        spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim**-0.5, args.page_size
-    )
+    heads = heads_of(spec, args.page_size)
+    groups = layer_groups(spec.windows, spec.num_layers)
     name, backend = select_backend(config.attention_backend, device, dtype, heads)
     model = _load(checkpoint, spec, heads, config, dtype, device)
     max_pages = -(-config.sched.max_model_len // args.page_size)
-    rows = RequestRows(config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device)
+    rows = RequestRows(
+        config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(groups)
+    )
     decisions = [
         *config.decisions,
         Decision("attention", name, f"first that can do {dtype} on {device.type}"),
     ]
+    if len(groups) > 1 or groups.windows != (None,):
+        decisions.append(_describe(groups))
     pages = _size_pool(config, model, backend, heads, rows, decisions)
-    pool = PagePool(backend, heads, spec.num_layers, pages, dtype, device)
+    pool = PagePool(backend, heads, groups, pages, dtype, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs)
-    kv = KVManager(pages, args.page_size, config.cache.prefix_caching)
+    kv = KVManager(pages, args.page_size, config.cache.prefix_caching, groups.windows)
     scheduler = Scheduler(config.sched, kv)
     grammars = _grammars(tokenizer, spec, runner)
     core = EngineCore(scheduler, runner, overlap=device.type == "cuda", grammars=grammars)
@@ -83,6 +88,33 @@ def build_engine(
         config, cache=replace(config.cache, num_pages=pages), decisions=tuple(decisions)
     )
     return Engine(core, runner, config, spec)
+
+
+def heads_of(spec: ModelSpec, page_size: int) -> AttnSpec:
+    """What is stored of a token, the same in all layers."""
+    kv_heads, dim, value_dim = spec.num_kv_heads, spec.head_dim, None
+    if spec.mla is not None:  # one latent and one rotated key for all heads
+        kv_heads, dim, value_dim = 1, spec.mla.kv_rank + spec.mla.rope_dim, spec.mla.kv_rank
+    return AttnSpec(
+        spec.num_heads, kv_heads, dim, spec.head_dim**-0.5, page_size, value_dim=value_dim
+    )
+
+
+def _describe(groups: LayerGroups) -> Decision:
+    counts = Counter(groups.windows)
+    kinds = [
+        f"{count} " + ("full" if window is None else f"of window {window}")
+        for window, count in counts.items()
+    ]
+    unused = len(groups) * groups.num_places - groups.num_layers
+    why = f"{groups.num_layers} layers, {groups.num_places} a group, {unused} places unused"
+    return Decision("layer groups", ", ".join(kinds), why)
+
+
+def max_inflight(sched: SchedConfig, device: torch.device) -> int:
+    """Tokens of one request in steps launched and not settled: on CUDA there may be two."""
+    chunk = min(sched.max_chunk or sched.max_num_batched_tokens, sched.max_model_len)
+    return 2 * chunk if device.type == "cuda" else chunk
 
 
 def _grammars(
@@ -123,7 +155,9 @@ def _size_pool(
 ) -> int:
     """Run the largest step for real, then give the cache what is left."""
     device, spec, sched = model.device, model.spec, config.sched
-    page_bytes = bytes_per_page(heads, spec.num_layers, model.dtype)
+    groups = layer_groups(spec.windows, spec.num_layers)
+    needs = PageNeeds(heads.page_size, groups.windows, max_inflight(sched, device))
+    page_bytes = bytes_per_page(heads, groups.num_places, model.dtype)
 
     def step_bytes() -> int:
         before = peak_memory(device)
@@ -141,12 +175,13 @@ def _size_pool(
         # The weights are already gone from what is free. The step is only worth running when
         # memory is short: otherwise the cache is capped far below what is left.
         weights, free = 0, free_memory(device)
-        one_request = (-(-sched.max_model_len // heads.page_size) + 1) * page_bytes
+        one_request = (needs.of(sched.max_model_len) + 1) * page_bytes
         usable = cpu_cache_bytes(free, one_request)
         is_short = usable < max(CPU_DEFAULT, one_request)
         step = step_bytes() if is_short and config.kv_cache_memory is None else 0
     room = Room(total_memory(device), usable, weights, step, config.kv_cache_memory)
-    pages = num_pages(room, page_bytes, heads.page_size, sched.max_model_len, sched.max_num_seqs)
+    lens = (heads.page_size, sched.max_model_len, sched.max_num_seqs)
+    pages = num_pages(room, page_bytes, *lens, needs)
     decisions.append(
         Decision(
             "kv cache",

@@ -135,6 +135,8 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     has_work: bool
     is_paused: bool
     stalled_s: float  # seconds since the loop last turned while there was work
+    # Tokens of each expert so far, by layer; empty when nothing is new.
+    expert_tokens: dict[int, list[int]] = {}
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag=True):

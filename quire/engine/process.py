@@ -35,6 +35,7 @@ from quire.version import __version__
 
 if TYPE_CHECKING:
     from quire.engine.build import Engine
+    from quire.runner.expert_loads import LoadReader
 
 BEAT_S = 1.0
 IDLE_WAIT_S = 0.5
@@ -106,9 +107,14 @@ class Patience(NamedTuple):
 
 class EngineProcess:
     def __init__(
-        self, engine: Engine, address: Path, load_seconds: float, patience: Patience
+        self,
+        engine: Engine,
+        address: Path,
+        load_seconds: float,
+        patience: Patience,
+        loads: LoadReader | None = None,
     ) -> None:
-        self.engine, self.core = engine, engine.core
+        self.engine, self.core, self._loads = engine, engine.core, loads
         self.load_seconds, self.patience = load_seconds, patience
         self._wake = threading.Event()
         self._listener = _listen(address)
@@ -148,6 +154,8 @@ class EngineProcess:
                 self._rest()
             self._expire_waiting()
             self._maybe_snapshot()
+            if self._loads is not None:
+                self._loads.poll()
 
     @property
     def _can_step(self) -> bool:
@@ -328,7 +336,8 @@ class EngineProcess:
                 counts = self.core.scheduler.stats().as_dict()
             except RuntimeError:  # a dict changed size under our feet: the next beat will do
                 continue
-            peer.send(msg.Beat(counts, self.core.has_work, self._is_paused, stalled))
+            experts = self._loads.take() if self._loads is not None else {}
+            peer.send(msg.Beat(counts, self.core.has_work, self._is_paused, stalled, experts))
 
     def _maybe_snapshot(self) -> None:
         now = time.monotonic()

@@ -4,12 +4,14 @@ A tile is up to `block_m` sorted rows of one expert by `block_n` rows of its wei
 an expert needs is known on the device alone, so the grid covers the most there could be, each
 program looks up whose tile it is, and programs without one leave. As in `matmul.py` an output is
 one chain of fp32 matrix-unit additions over increasing k whatever the tile, so a row's bits depend
-on that row and its expert only; tiles may follow the number of rows freely.
+on that row and its expert only; tiles may follow the number of rows freely. A bias is added to
+the finished sum, before its only rounding.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -109,10 +111,10 @@ def _sum_tile(
 
 @triton.jit(do_not_specialize=["tiles_m"])
 def _grouped_kernel(
-    x, w, y, pairs, counts, tiles_m, N, K,
+    x, w, bias, y, pairs, counts, tiles_m, N, K,
     NUM: tl.constexpr, PAD: tl.constexpr, TOP_K: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr,
+    GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     # Programs walk down GROUP_M row tiles before moving to the next weight tile.
     program = tl.program_id(0)
@@ -141,6 +143,8 @@ def _grouped_kernel(
         x + from_rows[:, None] * K + offs_k[None, :], w + w_row[:, None] * K + offs_k[None, :],
         live, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP,
     )  # fmt: skip
+    if HAS_BIAS:
+        total += tl.load(bias + w_row).to(tl.float32)[None, :]
     cells = y + to_rows[:, None] * N + offs_n[None, :]
     tl.store(cells, total.to(y.dtype.element_ty), mask=live[:, None] & (offs_n < N)[None, :])
 
@@ -149,28 +153,43 @@ _launch = Launcher(_grouped_kernel)
 
 
 def multiply_gathered(
-    x: Tensor, w: Tensor, pairs: SortedPairs, tile: GroupTile | None = None
+    x: Tensor,
+    w: Tensor,
+    pairs: SortedPairs,
+    tile: GroupTile | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """x [tokens, k], w [experts, n, k] -> [pairs, n]: the token of each pair times its expert's
-    weight, rows sorted by expert."""
-    return _multiply(x, w, pairs, tile, is_gather=True)
+    weight, rows sorted by expert; plus its row of bias [experts, n]."""
+    return _multiply(x, Weights(w, bias), pairs, tile, is_gather=True)
 
 
 def multiply_scattered(
-    x: Tensor, w: Tensor, pairs: SortedPairs, tile: GroupTile | None = None
+    x: Tensor,
+    w: Tensor,
+    pairs: SortedPairs,
+    tile: GroupTile | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """x [pairs, k] sorted by expert, w [experts, n, k] -> [pairs, n], token by token."""
-    return _multiply(x, w, pairs, tile, is_gather=False)
+    return _multiply(x, Weights(w, bias), pairs, tile, is_gather=False)
+
+
+class Weights(NamedTuple):
+    w: Tensor
+    bias: Tensor | None
 
 
 def _multiply(
-    x: Tensor, w: Tensor, pairs: SortedPairs, tile: GroupTile | None, is_gather: bool
+    x: Tensor, weights: Weights, pairs: SortedPairs, tile: GroupTile | None, is_gather: bool
 ) -> Tensor:
+    w, bias = weights
     num_experts, n, k = w.shape
     num_pairs = pairs.pairs.numel()
     assert x.shape[1] == k and k % 16 == 0, f"got x {tuple(x.shape)}, w {tuple(w.shape)}"
     assert x.shape[0] * (pairs.top_k if is_gather else 1) == num_pairs, f"{x.shape=} {num_pairs=}"
     assert x.dtype == w.dtype and x.is_contiguous() and w.is_contiguous()
+    assert bias is None or (bias.shape == (num_experts, n) and bias.is_contiguous())
     y = torch.empty((num_pairs, n), dtype=x.dtype, device=x.device)
     if num_pairs == 0:
         return y
@@ -179,7 +198,8 @@ def _multiply(
     tiles_m = max_tiles(num_pairs, num_experts, tile.block_m)
     _launch(
         (tiles_m * triton.cdiv(n, tile.block_n), 1, 1),
-        (x, w, y, pairs.pairs, pairs.counts, tiles_m, n, k),
+        # Without a bias the weight stands in its place, unread.
+        (x, w, w if bias is None else bias, y, pairs.pairs, pairs.counts, tiles_m, n, k),
         {
             "NUM": num_experts,
             "PAD": triton.next_power_of_2(num_experts),
@@ -191,9 +211,20 @@ def _multiply(
             "GROUP_M": tile.group_m,
             "EVEN_K": k % tile.block_k == 0,
             "SWAP": tile.swap,
+            "HAS_BIAS": bias is not None,
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
         },
-        (x.dtype, n, k, (x.data_ptr() | w.data_ptr() | y.data_ptr()) % 16 == 0),
+        _kind(x, weights, y),
     )
     return y
+
+
+def _kind(x: Tensor, weights: Weights, y: Tensor) -> tuple[object, ...]:
+    """What a compiled kernel was made for: see `launch.py`."""
+    w, bias = weights
+    pointers = x.data_ptr() | w.data_ptr() | y.data_ptr()
+    aligned = pointers % 16 == 0
+    if bias is None:
+        return (x.dtype, *w.shape[1:], aligned)
+    return (x.dtype, *w.shape[1:], aligned, bias.dtype, bias.data_ptr() % 16 == 0)

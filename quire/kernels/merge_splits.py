@@ -13,7 +13,15 @@ from torch import Tensor
 
 from quire.kernels.launch import Launcher
 from quire.kernels.paged_split import PagedInputs, SplitGrid, tile_span
-from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, PagedConfig, fold, fold_weights, head_pad
+from quire.kernels.paged_tile import (
+    INDEX_ARGS,
+    PagedConfig,
+    fold,
+    fold_weights,
+    head_pad,
+    split_span,
+    with_sink,
+)
 
 
 @triton.jit(do_not_specialize=["max_splits"], do_not_specialize_on_alignment=INDEX_ARGS)
@@ -24,6 +32,7 @@ def _merge_kernel(
     context_lens,
     tiles,
     out,
+    sinks,
     scale,
     max_splits,
     HAS_TILES: tl.constexpr,
@@ -33,6 +42,8 @@ def _merge_kernel(
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
     r = tl.program_id(0)  # kv head, token of the tile, query head of the kv head
@@ -42,7 +53,7 @@ def _merge_kernel(
     _, token, tokens, position = tile_span(
         tiles, query_starts, context_lens, tile, HAS_TILES, TOKENS
     )
-    num_splits = tl.cdiv(position + tokens, SPLIT_SIZE)
+    _, num_splits = split_span(position, position + tokens, SPLIT_SIZE, WINDOW)
     if (num_splits <= 1) | (tile_token >= tokens):
         return
     scratch = tl.load(tiles + tile * 3 + 2) if HAS_TILES else tile * max_splits
@@ -71,6 +82,8 @@ def _merge_kernel(
             total = fold(total, old_weight, totals[i], new_weight)
             acc = fold(acc, old_weight, accs[i], new_weight)
     head = kv_head * GROUP + r % GROUP
+    if HAS_SINKS:
+        total = with_sink(total, top, tl.load(sinks + head), scale)
     place = ((token + tile_token).to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM
     tl.store(out + place + dims, (acc / total).to(out.dtype.element_ty), mask=keep)
 
@@ -95,7 +108,9 @@ def merge_splits(
         (
             grid.acc, grid.sums, inputs.query_starts, inputs.context_lens,
             grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
-            out, inputs.scale * LOG2_E, grid.max_splits,
+            out,
+            grid.sums if inputs.sinks is None else inputs.sinks,  # unread without sinks
+            inputs.state_scale, grid.max_splits,
         ),
         {
             "HAS_TILES": grid.tiles is not None,
@@ -105,6 +120,8 @@ def merge_splits(
             "HEAD_DIM": head_dim,
             "HEAD_PAD": head_pad(head_dim),
             "SPLIT_SIZE": config.split_size,
+            "WINDOW": inputs.window,
+            "HAS_SINKS": inputs.sinks is not None,
             "UNROLL": unroll or min(32, triton.next_power_of_2(grid.max_splits)),
             "num_warps": 4,  # a warp alone gets too few registers to hold a round's loads
         },

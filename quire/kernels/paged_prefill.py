@@ -15,12 +15,14 @@ from quire.kernels.launch import Launcher
 from quire.kernels.paged_split import PagedInputs, tile_span
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
-    LOG2_E,
     PagedConfig,
     attend_split,
     fold,
     fold_weights,
     head_pad,
+    row_positions,
+    split_span,
+    with_sink,
 )
 
 
@@ -35,6 +37,7 @@ def _prefill_kernel(
     context_lens,
     tiles,
     out,
+    sinks,
     scale,
     table_stride,
     TOKENS: tl.constexpr,
@@ -46,6 +49,9 @@ def _prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP_SCALE: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
     seq, token, tokens, position = tile_span(
@@ -67,15 +73,19 @@ def _prefill_kernel(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
-    for split in range(tl.cdiv(end, SPLIT_SIZE)):
+    positions = row_positions(position, end, BLOCK_M, GROUP, WINDOW)
+    first_split, num_splits = split_span(position, end, SPLIT_SIZE, WINDOW)
+    for split in range(num_splits):
         split_top, split_total, split_acc = attend_split(
-            query, keys + head_offset, values + head_offset, pages, split, position + 1, end,
-            position + r // GROUP, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
-            KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, True,
+            query, keys + head_offset, values + head_offset, pages, first_split + split,
+            position + 1, end, positions, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
+            KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, WINDOW, CAP_SCALE, True,
         )  # fmt: skip
         top, old_weight, new_weight = fold_weights(top, split_top, scale)
         total = fold(total, old_weight, split_total, new_weight)
         acc = fold(acc, old_weight[:, None], split_acc, new_weight[:, None])
+    if HAS_SINKS:
+        total = with_sink(total, top, tl.load(sinks + kv_head * GROUP + r % GROUP), scale)
     tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
 
 
@@ -97,7 +107,9 @@ def prefill_attention(
         (kv_heads, tiles.shape[0], 1),
         (
             q, inputs.keys, inputs.values, inputs.page_table, inputs.rows, inputs.query_starts,
-            inputs.context_lens, tiles, out, inputs.scale * LOG2_E, table_stride,
+            inputs.context_lens, tiles, out,
+            q if inputs.sinks is None else inputs.sinks,  # unread without sinks
+            inputs.state_scale, table_stride,
         ),
         {
             "TOKENS": config.prefill.block_m // group,
@@ -109,6 +121,9 @@ def prefill_attention(
             "BLOCK_M": config.prefill.block_m,
             "BLOCK_N": config.block_n,
             "SPLIT_SIZE": config.split_size,
+            "WINDOW": inputs.window,
+            "CAP_SCALE": inputs.cap_scale,
+            "HAS_SINKS": inputs.sinks is not None,
             "num_warps": config.prefill.num_warps,
             "num_stages": config.prefill.num_stages,
         },

@@ -16,7 +16,16 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.launch import Launcher
-from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, PagedConfig, attend_split, head_pad
+from quire.kernels.paged_tile import (
+    INDEX_ARGS,
+    LOG2_E,
+    PagedConfig,
+    attend_split,
+    head_pad,
+    row_positions,
+    split_span,
+    with_sink,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,19 @@ class PagedInputs:
     query_starts: Tensor  # [seqs + 1]
     context_lens: Tensor  # [seqs]
     scale: float
+    window: int = 0  # last positions that a query sees, its own included; 0: all
+    softcap: float = 0.0  # logits go through softcap * tanh(logit / softcap); 0: as they are
+    sinks: Tensor | None = None  # [heads] f32 logits that take part in the softmax, no values
+
+    @property
+    def state_scale(self) -> float:
+        """From the logits in a softmax state to powers of two: products of q and k, or tanh."""
+        return (self.softcap or self.scale) * LOG2_E
+
+    @property
+    def cap_scale(self) -> float:
+        """From products of q and k to what exp2 turns into tanh; 0: no cap."""
+        return 2 * LOG2_E * self.scale / self.softcap if self.softcap else 0.0
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -89,6 +111,7 @@ def _split_kernel(
     out,
     acc_scratch,
     sums_scratch,
+    sinks,
     scale,
     table_stride,
     max_splits,
@@ -102,6 +125,9 @@ def _split_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP_SCALE: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
     tile = tl.program_id(1)
@@ -111,7 +137,7 @@ def _split_kernel(
     )
     row = tl.load(rows + seq)  # before the branch, to overlap the loads above
     end = position + tokens
-    num_splits = tl.cdiv(end, SPLIT_SIZE)
+    first_split, num_splits = split_span(position, end, SPLIT_SIZE, WINDOW)
     if lane >= num_splits:
         return
     scratch = tl.load(tiles + tile * 3 + 2) if HAS_TILES else tile * max_splits
@@ -127,14 +153,17 @@ def _split_kernel(
 
     pages = page_table + row.to(tl.int64) * table_stride
     head_offset = kv_head * PAGE_SIZE * HEAD_DIM
+    positions = row_positions(position, end, BLOCK_M, GROUP, WINDOW)
     for split in range(lane, num_splits, tl.num_programs(2)):
         top, total, acc = attend_split(
-            query, keys + head_offset, values + head_offset, pages, split, position + 1, end,
-            position + r // GROUP, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
-            KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, False,
+            query, keys + head_offset, values + head_offset, pages, first_split + split,
+            position + 1, end, positions, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
+            KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, WINDOW, CAP_SCALE, False,
         )  # fmt: skip
         if num_splits == 1:
             # What merging a single split would give: its weight is exactly 1.
+            if HAS_SINKS:
+                total = with_sink(total, top, tl.load(sinks + kv_head * GROUP + r % GROUP), scale)
             tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
         else:
             part = (scratch + split).to(tl.int64) * (KV_HEADS * TOKENS * GROUP)
@@ -165,7 +194,9 @@ def split_attention(
             q, inputs.keys, inputs.values, inputs.page_table, inputs.rows, inputs.query_starts,
             inputs.context_lens,
             grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
-            out, grid.acc, grid.sums, inputs.scale * LOG2_E, table_stride, grid.max_splits,
+            out, grid.acc, grid.sums,
+            grid.sums if inputs.sinks is None else inputs.sinks,  # unread without sinks
+            inputs.state_scale, table_stride, grid.max_splits,
         ),
         {
             "HAS_TILES": grid.tiles is not None,
@@ -178,6 +209,9 @@ def split_attention(
             "BLOCK_M": config.split.block_m,
             "BLOCK_N": config.block_n,
             "SPLIT_SIZE": config.split_size,
+            "WINDOW": inputs.window,
+            "CAP_SCALE": inputs.cap_scale,
+            "HAS_SINKS": inputs.sinks is not None,
             "num_warps": config.split.num_warps,
             "num_stages": config.split.num_stages,
         },

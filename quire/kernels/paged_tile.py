@@ -6,6 +6,7 @@ parallel and folds them in `merge_splits.py`, prefill folds them in registers: s
 order, same formulas, so a position's bits do not depend on the path, the batch or the chunk.
 Products that feed a sum are explicit FMAs or matrix units, leaving the compiler nothing to
 contract; the row sum is a product with ones, because a plain reduction's order follows the layout.
+Windows, soft caps and sinks are compile-time branches: without them the kernels are the plain ones.
 Nothing here is launched: see `paged_split.py` and `paged_prefill.py`.
 """
 
@@ -18,10 +19,11 @@ import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(LOG2_E)
 
 # Small integer arrays are slices of larger uploads: compiling for their alignment would compile
 # again whenever a length shifts them.
-INDEX_ARGS = ["rows", "query_starts", "context_lens", "tiles"]
+INDEX_ARGS = ["rows", "query_starts", "context_lens", "tiles", "sinks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +89,15 @@ def attend(
     first,
     last,  # positions [first, last), first on a tile border
     positions,  # [BLOCK_M] of the query rows
-    scale,  # softmax scale x log2(e)
+    oldest,  # no row sees a key before this position; unread unless WINDOW
+    scale,  # from logits to powers of two
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP_SCALE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Extend a state by the keys of [first, last). MASKED=False promises that every row sees
@@ -102,15 +107,15 @@ def attend(
     # Page ids run one tile ahead of the keys: a load whose address waits for another load would
     # halve the pipeline. They are read once per token; equal addresses coalesce.
     n = first + tl.arange(0, BLOCK_N)
-    page = tl.load(pages + n // PAGE_SIZE, mask=n < last, other=0)
+    page = tl.load(pages + n // PAGE_SIZE, mask=in_reach(n, oldest, last, WINDOW), other=0)
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         offset = page.to(tl.int64) * PAGE_STRIDE + (n % PAGE_SIZE) * HEAD_DIM
         place = offset[:, None] + dims[None, :]  # [BLOCK_N, HEAD_PAD]
         page = tl.load(pages + (n + BLOCK_N) // PAGE_SIZE, mask=n + BLOCK_N < last, other=0)
         if MASKED:
-            # Slots past the end hold anything, NaN too, and 0 * NaN would leak into acc.
-            live = (n < last)[:, None] & (dims < HEAD_DIM)[None, :]
+            # Slots out of reach hold anything, NaN too, and 0 * NaN would leak into acc.
+            live = in_reach(n, oldest, last, WINDOW)[:, None] & (dims < HEAD_DIM)[None, :]
             k = tl.load(keys + place, mask=live, other=0.0)
             v = tl.load(values + place, mask=live, other=0.0)
         elif HEAD_DIM == HEAD_PAD:
@@ -121,8 +126,12 @@ def attend(
             v = tl.load(values + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
 
         logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N] unscaled
+        if CAP_SCALE > 0:
+            logits = tl.fma(1.0 / (tl.exp2(logits * CAP_SCALE) + 1.0), -2.0, 1.0)  # tanh
         if MASKED:
             logits = tl.where(n[None, :] <= positions[:, None], logits, float("-inf"))
+            if WINDOW > 0:
+                logits = tl.where(n[None, :] > positions[:, None] - WINDOW, logits, float("-inf"))
         new_top = tl.maximum(top, tl.max(logits, 1))
         # A row that has seen no key yet keeps top = -inf; 0 in its place avoids inf - inf.
         ref = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
@@ -135,13 +144,59 @@ def attend(
 
 
 @triton.jit
+def in_reach(n, oldest, last, WINDOW: tl.constexpr):
+    """Behind the window lie pages that were given back: their table entries are stale."""
+    reach = n < last
+    if WINDOW > 0:
+        reach &= n >= oldest
+    return reach
+
+
+@triton.jit
+def split_span(position, end, SPLIT_SIZE: tl.constexpr, WINDOW: tl.constexpr):
+    """(first split, number of splits) that queries at positions [position, end) see."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(position + 1 - WINDOW, 0) // SPLIT_SIZE
+    return first, tl.cdiv(end, SPLIT_SIZE) - first
+
+
+@triton.jit
+def split_borders(
+    split, full, end, BLOCK_N: tl.constexpr, SPLIT_SIZE: tl.constexpr, WINDOW: tl.constexpr
+):
+    """(oldest, low, inner, high) of a split; `oldest` is the first key that any row sees.
+
+    |low ... the windows' edge ... inner ... every row sees all ... the causal edge ... high|"""
+    low = split * SPLIT_SIZE
+    high = tl.minimum(low + SPLIT_SIZE, end)
+    oldest = low
+    inner = low
+    if WINDOW > 0:
+        oldest = tl.maximum(full - WINDOW, 0)
+        low = tl.maximum(low, oldest // BLOCK_N * BLOCK_N)
+        inner = tl.cdiv(tl.maximum(end - WINDOW, 0), BLOCK_N) * BLOCK_N
+        inner = tl.minimum(tl.maximum(low, inner), high)
+    return oldest, low, inner, high
+
+
+@triton.jit
+def row_positions(position, end, BLOCK_M: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr):
+    """[BLOCK_M] positions of a tile's query rows, GROUP rows to a token."""
+    positions = position + tl.arange(0, BLOCK_M) // GROUP
+    if WINDOW > 0:  # rows beyond the last token see what it sees, not nothing
+        positions = tl.minimum(positions, end - 1)
+    return positions
+
+
+@triton.jit
 def attend_split(
     q,
     keys,
     values,
     pages,
     split,
-    full,  # every row sees all keys before this position; unread unless TWO_LOOPS
+    full,  # no row's causal edge lies before this position: one past the first query token's
     end,  # one past the last query token's position
     positions,
     scale,
@@ -152,26 +207,31 @@ def attend_split(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,  # last positions that a query sees, its own included; 0: all
+    CAP_SCALE: tl.constexpr,  # logits are tanh(product * CAP_SCALE / 2 log2(e)); 0: the product
     TWO_LOOPS: tl.constexpr,
 ):
     """The state of one split: (top [M], total [M], acc [M, HEAD_PAD]).
 
     TWO_LOOPS walks the keys that need no mask apart: less work a tile, one more pipeline drain.
     """
-    # |low ... every row sees all keys ... edge ... the causal edge runs through here ... high|
-    low = split * SPLIT_SIZE
-    high = tl.minimum(low + SPLIT_SIZE, end)
+    oldest, low, inner, high = split_borders(split, full, end, BLOCK_N, SPLIT_SIZE, WINDOW)
     edge = low
     top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
     if TWO_LOOPS:
-        edge = tl.maximum(low, tl.minimum(full, high) // BLOCK_N * BLOCK_N)
+        if WINDOW > 0:
+            top, total, acc = attend(
+                q, top, total, acc, keys, values, pages, low, inner, positions, oldest, scale,
+                HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, WINDOW, CAP_SCALE, True,
+            )  # fmt: skip
+        edge = tl.maximum(inner, tl.minimum(full, high) // BLOCK_N * BLOCK_N)
         top, total, acc = attend(
-            q, top, total, acc, keys, values, pages, low, edge, positions, scale,
-            HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, False,
+            q, top, total, acc, keys, values, pages, inner, edge, positions, oldest, scale,
+            HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, WINDOW, CAP_SCALE, False,
         )  # fmt: skip
     top, total, acc = attend(
-        q, top, total, acc, keys, values, pages, edge, high, positions, scale,
-        HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, True,
+        q, top, total, acc, keys, values, pages, edge, high, positions, oldest, scale,
+        HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, WINDOW, CAP_SCALE, True,
     )  # fmt: skip
     return top, tl.max(total, 1), acc  # the columns are equal, so max picks, not reduces
 
@@ -188,3 +248,10 @@ def fold_weights(top, split_top, scale):
 @triton.jit
 def fold(old, old_weight, new, new_weight):
     return tl.fma(new, new_weight, old * old_weight)
+
+
+@triton.jit
+def with_sink(total, top, sink, scale):
+    """The row sum once a head's sink has taken its share. The state's max need not follow: a sink
+    so far above it that the share overflows leaves the values nothing, as it should."""
+    return total + tl.exp2(tl.fma(sink, _LOG2_E, top * -scale))

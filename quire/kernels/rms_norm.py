@@ -3,6 +3,7 @@
 One program per row and a tile shape that depends on the width alone, so a row's bits do not
 depend on how many rows there are. Rounds where Llama's module in Hugging Face does: the residual
 sum to the input dtype, the normalised row to the input dtype, then the product with the weight.
+With a weight in fp32 the row is rounded once, after the product, as Gemma's module does.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def _rms_norm_kernel(
         tl.store(summed_out + row * WIDTH + cols, summed, mask=keep)
         h = summed.to(tl.float32)
     scale = tl.rsqrt(tl.sum(h * h, 0) / WIDTH + eps)
-    normed = (h * scale).to(dtype).to(tl.float32)
+    normed = h * scale
+    if weight.dtype.element_ty == dtype:
+        normed = normed.to(dtype).to(tl.float32)
     tl.store(normed_out + row * WIDTH + cols, (normed * w).to(dtype), mask=keep)
 
 
@@ -54,7 +57,7 @@ def rms_norm(
     """Norm of [tokens, width] rows x + residual times weight, and that sum (x itself without)."""
     tokens, width = x.shape
     assert x.stride(1) == 1 and weight.is_contiguous(), f"{x.shape=} {x.stride()=}"
-    assert weight.dtype == x.dtype, f"{weight.dtype=} {x.dtype=}"
+    assert weight.dtype in (x.dtype, torch.float32), f"{weight.dtype=} {x.dtype=}"
     normed = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     summed = x
     if residual is not None:
@@ -74,6 +77,6 @@ def rms_norm(
             "ADD": residual is not None,
             "num_warps": max(1, min(16, pad // 512)),  # two 16-byte loads of bf16 a thread
         },
-        (x.dtype, strides, (x.data_ptr() | other.data_ptr()) % 16 == 0),
+        (x.dtype, weight.dtype, strides, (x.data_ptr() | other.data_ptr()) % 16 == 0),
     )
     return normed, summed

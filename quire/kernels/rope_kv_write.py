@@ -4,7 +4,8 @@ Optionally normalises each query and key head (Qwen3), rotates the first `rot_di
 queries and keys, writes queries densely and keys and values straight into their pages. A program
 takes a few heads of one token, whatever they are, so a single decode still fills some SMs.
 Rotation is half-split: dimension d pairs with d + rot_dim / 2. Rounds once, after the rotation;
-cos and sin are rounded to the model's dtype first, as Hugging Face does.
+cos and sin are rounded to the model's dtype first, as Hugging Face does. Norms round as those in
+`rms_norm.py`: twice with weights of the model's dtype, once with weights in fp32.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """Per-head RMS norm of queries and keys; weights are [head_dim]."""
+    """Per-head RMS norm of queries and keys; weights are [head_dim] of one dtype."""
 
     q_weight: Tensor
     k_weight: Tensor
@@ -46,8 +47,10 @@ class HeadNorm:
 def _normed(x, scale, q_weight, k_weight, dims, keep, is_q):
     wq = tl.load(q_weight + dims, mask=keep, other=0.0)[None, :]
     wk = tl.load(k_weight + dims, mask=keep, other=0.0)[None, :]
-    normed = (x.to(tl.float32) * scale).to(x.dtype)
-    return (normed.to(tl.float32) * tl.where(is_q, wq, wk).to(tl.float32)).to(x.dtype)
+    normed = x.to(tl.float32) * scale
+    if wq.dtype == x.dtype:
+        normed = normed.to(x.dtype).to(tl.float32)
+    return (normed * tl.where(is_q, wq, wk).to(tl.float32)).to(x.dtype)
 
 
 @triton.jit
@@ -181,6 +184,7 @@ def rope_kv_write(
         },
         (
             qkv.dtype, keys.dtype, cos.dtype, positions.dtype, slots.dtype, qkv.stride(0),
+            None if norm is None else norm.q_weight.dtype,
             (qkv.data_ptr() | keys.data_ptr() | values.data_ptr()) % 16 == 0,
             positions.data_ptr() % 16 == 0, slots.data_ptr() % 16 == 0,
         ),

@@ -53,19 +53,21 @@ def _best(values, index, NUM: tl.constexpr):
 
 
 @triton.jit
-def _in_best_groups(choice, expert, NUM: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr):
-    """Scores with the experts of all but the best groups ruled out; a group is worth its best two
-    experts. The worth is kept once for each expert of a group, so that no shape is special."""
+def _in_best_groups(
+    choice, expert, NUM: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BEST: tl.constexpr
+):
+    """Scores with the experts of all but the best groups ruled out; a group is worth the sum of its
+    BEST best. The worth is kept once for each expert of a group, so that no shape is special."""
     size: tl.constexpr = NUM // GROUPS
     group = expert // size
     worth = tl.full(choice.shape, float("-inf"), tl.float32)
     for g in tl.static_range(GROUPS):
         members = tl.where(group == g, choice, float("-inf"))
-        first = tl.max(members, 0)
-        if size > 1:
-            rest = tl.where(expert == _best(members, expert, NUM), float("-inf"), members)
-            first += tl.max(rest, 0)
-        worth = tl.where(group == g, first, worth)
+        total = tl.max(members, 0)
+        for _ in tl.static_range(1, BEST):
+            members = tl.where(expert == _best(members, expert, NUM), float("-inf"), members)
+            total += tl.max(members, 0)
+        worth = tl.where(group == g, total, worth)
     is_in = expert < 0
     for _ in tl.static_range(TOP):
         best = _best(tl.where(is_in, float("-inf"), worth), expert, NUM) // size
@@ -75,10 +77,11 @@ def _in_best_groups(choice, expert, NUM: tl.constexpr, GROUPS: tl.constexpr, TOP
 
 @triton.jit
 def _route_kernel(
-    logits, bias, experts_out, weights_out, stride, scale,
+    logits, correction, experts_out, weights_out, stride, scale,
     NUM: tl.constexpr, PAD: tl.constexpr, TOP_K: tl.constexpr, TOP_K_PAD: tl.constexpr,
     SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr, ROUNDS: tl.constexpr,
-    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr,
+    HAS_CORRECTION: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, PAD)
@@ -86,10 +89,10 @@ def _route_kernel(
     row = tl.load(logits + token * stride + expert, mask=is_expert, other=float("-inf"))
     scores = _scores(row.to(tl.float32), is_expert, SIGMOID)
     choice = tl.where(is_expert, scores, float("-inf"))
-    if HAS_BIAS:
-        choice += tl.load(bias + expert, mask=is_expert, other=0.0)
+    if HAS_CORRECTION:
+        choice += tl.load(correction + expert, mask=is_expert, other=0.0)
     if GROUPS > 1:
-        choice = _in_best_groups(choice, expert, NUM, GROUPS, TOP_GROUPS)
+        choice = _in_best_groups(choice, expert, NUM, GROUPS, TOP_GROUPS, GROUP_BEST)
     rank = tl.arange(0, TOP_K_PAD)
     chosen = tl.zeros([TOP_K_PAD], tl.int32)
     weights = tl.zeros([TOP_K_PAD], tl.float32)
@@ -152,21 +155,23 @@ _launch_route, _launch_sort = Launcher(_route_kernel), Launcher(_sort_kernel)
 _launch_combine = Launcher(_combine_kernel)
 
 
-def route(logits: Tensor, rule: RouterSpec, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, rule: RouterSpec, correction: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Experts of each row of logits [tokens, experts], best first, [tokens, top_k] int32, and
     their weights, f32. Equal scores go to the lower number."""
     num_tokens, num_experts = logits.shape
     assert num_experts == rule.num_experts and logits.stride(1) == 1, f"{logits.shape=} {rule=}"
-    assert bias is None or bias.dtype == torch.float32, "a correction bias stays in fp32"
+    assert correction is None or correction.dtype == torch.float32, "a correction stays in fp32"
     shape = (num_tokens, rule.top_k)
     experts = torch.empty(shape, dtype=torch.int32, device=logits.device)
     weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
     if num_tokens:
         stride = logits.stride(0)
-        correction = weights if bias is None else bias  # unread without one
+        added = weights if correction is None else correction  # unread without one
         _launch_route(
             (num_tokens, 1, 1),
-            (logits, correction, experts, weights, stride, rule.scale),
+            (logits, added, experts, weights, stride, rule.scale),
             {
                 "NUM": num_experts,
                 "PAD": triton.next_power_of_2(num_experts),
@@ -177,10 +182,11 @@ def route(logits: Tensor, rule: RouterSpec, bias: Tensor | None = None) -> tuple
                 "ROUNDS": rule.rounds,
                 "GROUPS": rule.num_groups,
                 "TOP_GROUPS": rule.top_groups,
-                "HAS_BIAS": bias is not None,
+                "GROUP_BEST": min(rule.group_best, num_experts // rule.num_groups),
+                "HAS_CORRECTION": correction is not None,
                 "num_warps": 1,  # a row is summed in one order, by one warp
             },
-            (logits.dtype, stride, (logits.data_ptr() | correction.data_ptr()) % 16 == 0),
+            (logits.dtype, stride, (logits.data_ptr() | added.data_ptr()) % 16 == 0),
         )
     return experts, weights
 

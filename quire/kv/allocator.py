@@ -4,21 +4,26 @@ A page is in exactly one of three states:
     live    some request holds it (refs > 0); it may also be published in the prefix tree
     cached  nobody holds it, the prefix tree still knows its content; oldest evicted first
     empty   nobody holds it and nobody knows its content
-It decides nothing about content: `prefix.py` is told through `on_evict` when a cached page goes.
+It decides nothing about content: `prefix.py` is told through `on_evict` when a cached page goes,
+and names the pages that lose their worth with it. Which layer group uses a page is no matter here.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quire.kv.prefix import Node
 
 SCRATCH_PAGE = 0  # never handed out: padding rows of captured graphs read and write it
 
 
+# (node, its evicted page) -> cached pages of that node which must go too
+OnEvict = Callable[[Node, int], Sequence[int]]
+
+
 class PageAllocator:
-    def __init__(self, num_pages: int, on_evict: Callable[[Node], None]) -> None:
+    def __init__(self, num_pages: int, on_evict: OnEvict) -> None:
         if num_pages < 2:
             raise ValueError(f"got num_pages={num_pages}, want at least 2 (one is scratch)")
         self.num_pages = num_pages - 1  # that can be handed out
@@ -54,13 +59,21 @@ class PageAllocator:
             page = self._empty.pop()
         else:
             page, _ = self._cached.popitem(last=False)
-            node = self.node_of[page]
-            assert node is not None, f"cached page {page} has no node"
-            self.node_of[page] = None
             self.num_evicted += 1
-            self._on_evict(node)
+            self._unpublish(page)
         self.refs[page] = 1
         return page
+
+    def _unpublish(self, page: int) -> None:
+        """A page left the cache: tell the tree, and empty what is worthless without it."""
+        node = self.node_of[page]
+        assert node is not None, f"cached page {page} has no node"
+        self.node_of[page] = None
+        orphans = self._on_evict(node, page)
+        for other in orphans:
+            del self._cached[other]
+            self.node_of[other] = None
+        self._empty += orphans
 
     def share(self, page: int) -> None:
         """One more holder; revives a cached page."""
@@ -85,13 +98,9 @@ class PageAllocator:
 
     def flush(self) -> int:
         """Forget all cached content; live pages keep theirs. Returns pages emptied."""
-        count = 0
+        count = len(self._cached)
         while self._cached:
             page, _ = self._cached.popitem(last=False)
-            node = self.node_of[page]
-            assert node is not None
-            self.node_of[page] = None
-            self._on_evict(node)
+            self._unpublish(page)
             self._empty.append(page)
-            count += 1
         return count

@@ -1,13 +1,15 @@
 """KVManager: the only memory object the scheduler sees. Pages of requests, without the bytes.
 
 It matches prompts against the prefix tree, reserves pages, publishes full verified pages and
-takes everything back. Edits to the device's page tables and copies of shared pages are staged
-here and drained into the next plan.
+takes everything back. A request has one page table for each layer group (`groups.py`); windowed
+groups give pages back as soon as no query can see them. Edits to the device's page tables and
+copies of shared pages are staged here and drained into the next plan.
 
-Why leaves are always evicted first: a request holds every page of its own prefix, so a live page
-has live ancestors; `release` drops the deepest page first, so in the LRU order a child is always
-older than its parent. Publishing content that another page already holds would break the first
-half (we would hold the copy, not the ancestor in the tree), so `commit` swaps to the tree's page.
+Why leaves are always evicted first: a request holds every page of its own prefix in full groups,
+so a live page has live ancestors; `release` drops the deepest page first, so in the LRU order a
+child is always older than its parent. Publishing content that another page already holds would
+break the first half (we would hold the copy, not the ancestor in the tree), so `commit` swaps to
+the tree's page. Whoever holds a page of a node in one group holds that node's full pages too.
 """
 
 from __future__ import annotations
@@ -15,20 +17,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.kv.allocator import PageAllocator
-from quire.kv.prefix import Node, PrefixTree
+from quire.kv.groups import PageNeeds, Window, first_column, kept_window
+from quire.kv.prefix import GONE, Node, PrefixTree, longest_hit
 from quire.request import Request, RequestId
 from quire.step import PageCopy, PageWrite
 
 ITEM = 4  # bytes of one token id in the hashed stream
+NEVER = 1 << 62  # a position no request reaches
 
 
 @dataclass(slots=True)
 class Holding:
-    """What one running request holds: its page table, and the nodes of its published pages."""
+    """What one running request holds: its page tables, and the nodes of its published pages."""
 
-    pages: list[int] = field(default_factory=list)
+    tables: list[list[int]]  # by group: a page for each column, GONE where it was given back
+    firsts: list[int]  # by group: the first column that is held
     nodes: list[Node] = field(default_factory=list)
     num_ready: int = 0  # positions from the last reserve's start up to here are writable
+    next_edge: int = 0  # computed tokens at which `commit` has something to do again
+
+    def pages(self) -> list[int]:
+        """All that are held, shallow ones first."""
+        if len(self.tables) == 1:
+            return self.tables[0][self.firsts[0] :]
+        columns = max(map(len, self.tables))
+        return [
+            table[column]
+            for column in range(min(self.firsts), columns)
+            for table, first in zip(self.tables, self.firsts, strict=True)
+            if first <= column < len(table)
+        ]
 
 
 @dataclass(slots=True)
@@ -39,15 +57,26 @@ class CacheCounts:
     hit_tokens: int = 0
     copied_pages: int = 0
     shared_pages: int = 0  # own copies given back because the tree had the content already
+    window_pages: int = 0  # given back because the window had moved on
 
 
 class KVManager:
-    def __init__(self, num_pages: int, page_size: int, prefix_caching: bool = True) -> None:
+    """`windows` has an entry for each layer group: how far back its layers see, None for all."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        prefix_caching: bool = True,
+        windows: tuple[Window, ...] = (None,),
+    ) -> None:
         self.page_size = page_size
         self.prefix_caching = prefix_caching
-        self.tree = PrefixTree()
-        self.allocator = PageAllocator(num_pages, on_evict=self.tree.remove)
+        self.windows, self.num_groups = windows, len(windows)
+        self.tree = PrefixTree(windows)
+        self.allocator = PageAllocator(num_pages, on_evict=self.tree.evict)
         self.counts = CacheCounts()
+        self._windowed = [(g, window) for g, window in enumerate(windows) if window is not None]
         self._held: dict[RequestId, Holding] = {}
         self._writes: list[PageWrite] = []
         self._copies: list[PageCopy] = []
@@ -59,7 +88,7 @@ class KVManager:
 
         At least one token is always left to feed: its logits are what the request came for.
         """
-        held = self._held[request.id] = Holding()
+        path: list[Node] = []
         if not self.prefix_caching:
             request.cache_note = "prefix caching is off"
         elif request.params.prompt_logprobs is not None and request.num_output == 0:
@@ -69,13 +98,18 @@ class KVManager:
         elif len(request.tokens) < self.page_size:
             request.cache_note = f"prompt is shorter than one page of {self.page_size} tokens"
         else:
-            self._walk(request, held)
-        return min(len(held.pages) * self.page_size, len(request.tokens) - 1)
+            path = self._walk(request)
+        end = len(path) * self.page_size
+        tables = [[node.pages[group] for node in path] for group in range(self.num_groups)]
+        self._adopt(request, Holding(tables, [0] * self.num_groups, path), end)
+        return min(end, len(request.tokens) - 1)
 
-    def _walk(self, request: Request, held: Holding) -> None:
+    def _walk(self, request: Request) -> list[Node]:
+        """The nodes of the longest prefix that can be adopted; notes why it is no longer."""
         tree, size = self.tree, self.page_size
         stream = request.tokens.tobytes()
         key = tree.root_key(request.cache_salt)
+        path: list[Node] = []
         for start in range(0, len(request.tokens) // size * size, size):
             tokens = stream[start * ITEM : (start + size) * ITEM]
             key = tree.child_key(key, tokens)
@@ -84,66 +118,106 @@ class KVManager:
                 seen = "was evicted" if tree.was_evicted(key) else "was not seen before"
                 request.cache_note = f"page {start // size} of this prefix {seen}"
                 break
-            self.allocator.share(node.page)
-            held.pages.append(node.page)
-            held.nodes.append(node)
+            path.append(node)
+        longest = longest_hit(path, self.windows, size) if self._windowed else len(path)
+        if longest < len(path):
+            request.cache_note = (
+                f"{longest} of {len(path)} known pages of this prefix are usable: pages of layers"
+                " that see only a window were evicted"
+            )
+        return path[:longest]
+
+    def _adopt(self, request: Request, held: Holding, end: int) -> None:
+        """Hold these pages, less those that nobody needs from position `end` on."""
+        self._held[request.id] = held
+        if end == 0:
+            return
+        for group, window in self._windowed:
+            held.firsts[group] = first = first_column(end, window, self.page_size)
+            held.tables[group][:first] = [GONE] * first
+        for page in held.pages():
+            self.allocator.share(page)
 
     def fork(self, parent: Request, child: Request) -> int:
         """Let a sibling with the same prompt share the parent's prompt pages, the last included."""
         source = self._held.get(parent.id)
-        staged = {copy.target for copy in self._copies}  # not filled before this step runs
-        if (
-            source is None
-            or parent.num_computed < parent.num_prompt
-            or not staged.isdisjoint(source.pages)
-        ):
+        if source is None or not self._can_fork(parent, source):
             return self.match(child)
         count = -(-parent.num_prompt // self.page_size)
-        held = Holding(source.pages[:count], source.nodes[: parent.num_prompt // self.page_size])
-        for page in held.pages:
-            self.allocator.share(page)
-        self._held[child.id] = held
+        tables = [table[:count] for table in source.tables]
+        nodes = source.nodes[: parent.num_prompt // self.page_size]
+        self._adopt(child, Holding(tables, [0] * self.num_groups, nodes), parent.num_prompt)
         source.num_ready = 0  # the parent's last page is shared now
         return child.num_prompt - 1
 
-    def reserve(self, request: Request, start: int, upto: int) -> bool:
+    def _can_fork(self, parent: Request, source: Holding) -> bool:
+        """Whether the parent still holds all that a sibling at the prompt's end would read."""
+        if parent.num_computed < parent.num_prompt:
+            return False
+        end, size = parent.num_prompt, self.page_size
+        if any(source.firsts[g] > first_column(end, window, size) for g, window in self._windowed):
+            return False
+        staged = {copy.target for copy in self._copies}  # not filled before this step runs
+        return staged.isdisjoint(source.pages())
+
+    def reserve(self, request: Request, start: int, upto: int, ahead: int = 0) -> bool:
         """Make positions [start, upto) writable: new pages, and copies of shared ones.
 
-        All or nothing; False when the pool cannot give enough pages.
+        All groups or none; False when the pool cannot give enough pages. Full groups are given
+        pages up to `ahead` at once; windowed ones must only be able to get there.
         """
         held = self._held[request.id]
         if upto <= held.num_ready:
             return True
-        pages, size, allocator = held.pages, self.page_size, self.allocator
-        first = start // size
-        have = len(pages)
-        need = (upto + size - 1) // size - have
-        shared = [i for i in range(first, have) if not allocator.is_writable(pages[i])]
-        if max(need, 0) + len(shared) > allocator.num_available:
+        size, allocator, tables = self.page_size, self.allocator, held.tables
+        first, near, far = start // size, -(-upto // size), -(-max(upto, ahead) // size)
+        num_needed = 0
+        shared: list[tuple[int, int]] = []
+        for group, window in enumerate(self.windows):
+            table = tables[group]
+            have, wanted = len(table), far if window is None else near
+            num_new = max(0, wanted - have)
+            for column in range(first, have):
+                if not allocator.is_writable(table[column]):
+                    shared.append((group, column))
+                    num_new += 1
+            if window is not None and ahead > upto:
+                most = PageNeeds(size, (window,), upto - start).of(ahead)
+                num_new = max(num_new, most - have + held.firsts[group])
+            num_needed += num_new
+        if num_needed > allocator.num_available:
             return False
-        for column in shared:
-            self._copy_page(request, held, column)
-        for column in range(have, have + need):
-            page = allocator.take()
-            pages.append(page)
-            self._writes.append(PageWrite(request.row, column, page))
-        held.num_ready = len(pages) * size
+        for group, column in shared:
+            self._copy_page(request, held, group, column)
+        for group, window in enumerate(self.windows):
+            self._extend(request, tables[group], group, far if window is None else near)
+        held.num_ready = min(map(len, tables)) * size
         return True
 
-    def _copy_page(self, request: Request, held: Holding, column: int) -> None:
-        source, target = held.pages[column], self.allocator.take()
-        held.pages[column] = target
+    def _extend(self, request: Request, table: list[int], group: int, num_columns: int) -> None:
+        row, take, writes = request.row, self.allocator.take, self._writes
+        for column in range(len(table), num_columns):
+            page = take()
+            table.append(page)
+            writes.append(PageWrite(row, column, page, group))
+
+    def _copy_page(self, request: Request, held: Holding, group: int, column: int) -> None:
+        source, target = held.tables[group][column], self.allocator.take()
+        held.tables[group][column] = target
         del held.nodes[column:]
+        held.next_edge = 0
         self._copies.append(PageCopy(source, target))
-        self._writes.append(PageWrite(request.row, column, target))
+        self._writes.append(PageWrite(request.row, column, target, group))
         self.allocator.drop(source)
         self.counts.copied_pages += 1
 
     def admit(self, request: Request, num_cached: int) -> None:
         """The request has its row: stage the pages it adopted and count the hit."""
         held = self._held[request.id]
-        for column in range(-(-num_cached // self.page_size)):
-            self._writes.append(PageWrite(request.row, column, held.pages[column]))
+        end = -(-num_cached // self.page_size)
+        for group, (table, first) in enumerate(zip(held.tables, held.firsts, strict=True)):
+            for column in range(first, end):
+                self._writes.append(PageWrite(request.row, column, table[column], group))
         for node in held.nodes[: num_cached // self.page_size]:
             node.num_hits += 1
         self.counts.prompt_tokens += len(request.tokens)
@@ -158,42 +232,74 @@ class KVManager:
     # ------------------------------------------------------------ giving
 
     def commit(self, request: Request) -> None:
-        """Publish pages that are now full of verified tokens."""
-        if not self.prefix_caching:
-            return
+        """Publish pages that are now full of verified tokens; give back those behind a window.
+
+        A step in flight feeds positions from `num_computed` on and so sees none of the latter;
+        whoever gets them writes them in a later step.
+        """
         held = self._held[request.id]
+        if request.num_computed < held.next_edge:
+            return
         size = self.page_size
-        while (len(held.nodes) + 1) * size <= request.num_computed:
-            self._publish(request, held, len(held.nodes))
+        edge = NEVER
+        if self.prefix_caching:
+            while (len(held.nodes) + 1) * size <= request.num_computed:
+                self._publish(request, held, len(held.nodes))
+            edge = (len(held.nodes) + 1) * size
+        for group, window in self._windowed:
+            self._move_window(held, group, first_column(request.num_computed, window, size))
+            edge = min(edge, (held.firsts[group] + 1) * size + kept_window(window, size))
+        held.next_edge = edge
 
     def _publish(self, request: Request, held: Holding, column: int) -> None:
-        size, allocator = self.page_size, self.allocator
+        size = self.page_size
         parent = held.nodes[-1] if held.nodes else None
         parent_key = parent.key if parent else self.tree.root_key(request.cache_salt)
         tokens = request.tokens[column * size : (column + 1) * size].tobytes()
         key = self.tree.child_key(parent_key, tokens)
-        page = held.pages[column]
         node = self.tree.find(key, tokens)
         if node is None:
-            node = self.tree.insert(key, parent, tokens, page)
-            allocator.node_of[page] = node
-        elif node.page != page:  # same content computed twice: keep the tree's page, free ours
-            allocator.share(node.page)
-            held.pages[column] = node.page
-            self._writes.append(PageWrite(request.row, column, node.page))
-            allocator.drop(page)
-            self.counts.shared_pages += 1
+            node = self.tree.insert(key, parent, tokens, [])
+            for table in held.tables:
+                page = table[column]
+                node.pages.append(page)
+                self.allocator.node_of[page] = node
+        else:
+            for group in range(len(held.tables)):
+                self._merge(request, held, node, group, column)
         held.nodes.append(node)
+
+    def _merge(self, request: Request, held: Holding, node: Node, group: int, column: int) -> None:
+        """Same content computed twice: keep the tree's page and free ours, or fill its gap."""
+        ours, theirs = held.tables[group][column], node.pages[group]
+        if theirs == GONE:
+            node.pages[group] = ours
+            self.allocator.node_of[ours] = node
+        elif theirs != ours:
+            self.allocator.share(theirs)
+            held.tables[group][column] = theirs
+            self._writes.append(PageWrite(request.row, column, theirs, group))
+            self.allocator.drop(ours)
+            self.counts.shared_pages += 1
+
+    def _move_window(self, held: Holding, group: int, first: int) -> None:
+        table = held.tables[group]
+        for column in range(held.firsts[group], first):
+            self.allocator.drop(table[column])
+            table[column] = GONE
+            self.counts.window_pages += 1
+        held.firsts[group] = max(first, held.firsts[group])
 
     def release(self, request: Request) -> None:
         """Give every page back, deepest first; published ones stay cached. Idempotent."""
         held = self._held.pop(request.id, None)
         if held is None:
             return
+        pages = held.pages()
         if self._copies:  # a planned copy into a page that goes back must not happen
-            gone = set(held.pages)
+            gone = set(pages)
             self._copies = [c for c in self._copies if c.target not in gone]
-        for page in reversed(held.pages):
+        for page in reversed(pages):
             self.allocator.drop(page)
 
     def flush(self) -> int:
@@ -202,15 +308,28 @@ class KVManager:
 
     # ------------------------------------------------------------ looking
 
-    def table(self, request: Request) -> tuple[int, ...]:
-        return tuple(self._held[request.id].pages)
+    def table(self, request: Request, group: int = 0) -> tuple[int, ...]:
+        """The pages by column, GONE where a window has moved on."""
+        return tuple(self._held[request.id].tables[group])
 
     def holdings(self) -> dict[RequestId, tuple[int, ...]]:
-        return {id: tuple(held.pages) for id, held in self._held.items()}
+        """Every page each request holds, of all groups."""
+        return {id: tuple(held.pages()) for id, held in self._held.items()}
+
+    def look(self) -> dict[RequestId, Holding]:
+        """The records themselves, to look at and not to change."""
+        return self._held
+
+    @property
+    def num_reserved(self) -> int:
+        """Token slots that running requests' tables reach, columns given back included."""
+        columns = sum(len(table) for held in self._held.values() for table in held.tables)
+        return columns * self.page_size
 
     @property
     def num_available(self) -> int:
         return self.allocator.num_available
 
     def pages_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.page_size)
+        """Pages that a request of so many tokens holds when all are computed."""
+        return PageNeeds(self.page_size, self.windows).of(num_tokens)

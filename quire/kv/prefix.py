@@ -1,20 +1,27 @@
-"""PrefixTree: which page holds the keys and values of which token prefix.
+"""PrefixTree: which pages hold the keys and values of which token prefix.
 
-A node is one full page of tokens after one exact prefix. Its key is a chained SHA-256: the
-parent's key and this page's token ids, starting from a root that mixes a random secret of this
-process with the request's salt, so keys can neither be guessed nor shared across salts. A hit
-compares the stored token ids as well. Longest match is a walk down; nodes leave through `remove`
-when the allocator evicts their page, leaves first (see `manager.py` for why that order holds).
+A node is one full page of tokens after one exact prefix; it has one page for each layer group. Its
+key is a chained SHA-256: the parent's key and this page's token ids, starting from a root that
+mixes a random secret of this process with the request's salt, so keys can neither be guessed nor
+shared across salts. A hit compares the stored token ids as well. Longest match is a walk down.
+
+Pages leave through `evict`. Those of full groups go leaves first (see `manager.py` for why that
+order holds) and take their node along. Those of windowed groups may go at any time and leave a gap
+in the node: a hit needs them only near its end (`longest_hit`).
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+from quire.kv.groups import Window, first_column
+
 MAX_GHOSTS = 4096  # evicted keys remembered, only to say why a prompt missed
+GONE = 0  # in place of a page: the scratch page's id, which nobody holds or publishes
 
 
 @dataclass(slots=True, eq=False)
@@ -22,15 +29,18 @@ class Node:
     key: bytes
     parent: Node | None  # None: child of a root
     tokens: bytes  # int32 ids of this page
-    page: int
+    pages: list[int]  # by group, GONE where a windowed group's was evicted
+    number: int = 0  # of insertion, from 1: names the node for whoever watches
     num_children: int = 0
     num_hits: int = 0
 
 
 @dataclass(slots=True)
 class PrefixTree:
+    windows: tuple[Window, ...] = (None,)  # by group
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     nodes: dict[bytes, Node] = field(default_factory=dict)
+    _num_inserted: int = 0
     _roots: dict[str, bytes] = field(default_factory=dict)
     _ghosts: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
@@ -52,17 +62,38 @@ class PrefixTree:
         node = self.nodes.get(key)
         return node if node is not None and node.tokens == tokens else None
 
-    def insert(self, key: bytes, parent: Node | None, tokens: bytes, page: int) -> Node:
+    def insert(self, key: bytes, parent: Node | None, tokens: bytes, pages: list[int]) -> Node:
         assert key not in self.nodes, "published twice"
-        node = Node(key, parent, tokens, page)
+        self._num_inserted += 1
+        node = Node(key, parent, tokens, pages, self._num_inserted)
         self.nodes[key] = node
         self._ghosts.pop(key, None)
         if parent is not None:
             parent.num_children += 1
         return node
 
+    def evict(self, node: Node, page: int) -> Sequence[int]:
+        """A page nobody holds goes; returns pages of its node that are worthless without it."""
+        pages = node.pages
+        group = pages.index(page)
+        pages[group] = GONE
+        if self.windows[group] is not None:
+            self._prune(node)
+            return ()
+        self.remove(node)
+        if len(pages) == 1:
+            return ()
+        node.pages = [GONE] * len(pages)
+        return [other for other in pages if other != GONE]
+
+    def _prune(self, node: Node | None) -> None:
+        """Remove a node that holds nothing and leads nowhere, then perhaps its parent."""
+        while node is not None and node.num_children == 0 and not any(node.pages):
+            self.remove(node)
+            node = node.parent
+
     def remove(self, node: Node) -> None:
-        assert node.num_children == 0, "evicted a node with children"
+        assert node.num_children == 0, "removed a node with children"
         del self.nodes[node.key]
         if node.parent is not None:
             node.parent.num_children -= 1
@@ -72,3 +103,20 @@ class PrefixTree:
 
     def was_evicted(self, key: bytes) -> bool:
         return key in self._ghosts
+
+
+def longest_hit(path: Sequence[Node], windows: Sequence[Window], page_size: int) -> int:
+    """How many columns of a path can be adopted: at its end every window must be complete."""
+    windowed = [(group, window) for group, window in enumerate(windows) if window is not None]
+    if not windowed:
+        return len(path)
+    unbroken = {group: 0 for group, _ in windowed}  # from this column to here nothing is gone
+    longest = 0
+    for column, node in enumerate(path):
+        for group, _ in windowed:
+            if node.pages[group] == GONE:
+                unbroken[group] = column + 1
+        end = (column + 1) * page_size
+        if all(unbroken[g] <= first_column(end, window, page_size) for g, window in windowed):
+            longest = column + 1
+    return longest

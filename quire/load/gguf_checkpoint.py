@@ -1,19 +1,21 @@
 """A GGUF file seen as a Hugging Face checkpoint: its names, its layouts, its config.
 
-Three things differ between the two worlds, and all are undone here so that nobody downstream knows
+Four things differ between the two worlds, and all are undone here so that nobody downstream knows
 of them: tensor names, GPT-2's Conv1D weights (stored [out, in] in GGUF, [in, out] in Hugging Face),
-and the rows of q and k in `llama` files, which are reordered for rotary pairs (2i, 2i + 1) where
-Hugging Face pairs i with i + dim / 2. Reading is lazy; `gguf.py` owns the bytes.
+the rows of q and k in `llama` files, which are reordered for rotary pairs (2i, 2i + 1) where
+Hugging Face pairs i with i + dim / 2, and experts, whose gates and ups are two tensors in GGUF and
+one in Hugging Face. Reading is lazy; `gguf.py` owns the bytes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
@@ -33,6 +35,8 @@ class _Naming:
     biases: frozenset[str] = frozenset()  # inner and outer stems that must have a bias
     transposed: frozenset[str] = frozenset()  # inner stems with Conv1D weights
     permuted: frozenset[str] = frozenset()  # inner stems with rotary rows interleaved
+    # Inner stems that hold all experts, by the Hugging Face tensor that joins them.
+    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _LLAMA_OUTER = {
@@ -50,6 +54,19 @@ _LLAMA_INNER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+_DENSE = ("ffn_gate", "ffn_up", "ffn_down")
+_SPARSE_INNER = {stem: name for stem, name in _LLAMA_INNER.items() if stem not in _DENSE}
+_SPARSE_INNER |= {"ffn_gate_inp": "mlp.gate"}
+_STACKED = {
+    "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
+    "mlp.experts.down_proj": ("ffn_down_exps",),
+}
+_SHARED_INNER = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _QWEN3_INNER = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _GPT2_OUTER = {
@@ -91,7 +108,25 @@ _NAMINGS: dict[str, _Naming] = {
         biases=frozenset(_GPT2_INNER) | {"output_norm"},
         transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
     ),
+    "qwen2moe": _Naming(
+        "Qwen2MoeForCausalLM",
+        _LLAMA_OUTER,
+        _LLAMA_LAYER,
+        _SPARSE_INNER | _SHARED_INNER,
+        biases=frozenset({"attn_q", "attn_k", "attn_v"}),
+        stacked=_STACKED,
+    ),
+    "qwen3moe": _Naming(
+        "Qwen3MoeForCausalLM",
+        _LLAMA_OUTER,
+        _LLAMA_LAYER,
+        _SPARSE_INNER | _QWEN3_INNER,
+        stacked=_STACKED,
+    ),
 }
+_MIXTRAL = replace(  # a `llama` file with experts
+    _NAMINGS["llama"], hf_class="MixtralForCausalLM", inner=_SPARSE_INNER, stacked=_STACKED
+)
 # No leading zeros: "blk.00" would be a second name for layer 0.
 _IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(\w+)\.(weight|bias)", re.ASCII)
 _OUTSIDE = re.compile(r"(\w+)\.(weight|bias)", re.ASCII)
@@ -104,6 +139,8 @@ class _Source:
     name: str
     is_transposed: bool = False
     rotary_heads: int = 0  # heads whose rows are interleaved; 0 for none
+    joined: str | None = None  # a second tensor, to stand behind the first in dimension 1
+    is_row: bool = False  # a vector here, a matrix of one row in Hugging Face
 
 
 class GGUFCheckpoint:
@@ -112,6 +149,8 @@ class GGUFCheckpoint:
     def __init__(self, file: GGUFFile) -> None:
         arch = file.metadata.get("general.architecture")
         naming = _NAMINGS.get(arch) if isinstance(arch, str) else None
+        if arch == "llama" and file.metadata.get("llama.expert_count"):
+            naming = _MIXTRAL
         if naming is None:
             reason = f"no such architecture here; known: {', '.join(_NAMINGS)}"
             raise bad_field(file.path, "general.architecture", arch, reason, "use another model")
@@ -131,11 +170,20 @@ class GGUFCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         source = self._source(name)
         shape = self.file.tensors[source.name].shape
+        if source.joined is not None:
+            other = self.file.tensors[source.joined].shape
+            return (shape[0], shape[1] + other[1], *shape[2:])
+        if source.is_row:
+            return (1, *shape)
         return shape[::-1] if source.is_transposed else shape
 
     def read(self, name: str) -> Tensor:
         source = self._source(name)
         tensor = self.file.read(source.name)
+        if source.joined is not None:
+            return torch.cat((tensor, self.file.read(source.joined)), dim=1)
+        if source.is_row:
+            return tensor.unsqueeze(0)
         if source.is_transposed:
             return tensor.t()
         if source.rotary_heads:
@@ -156,9 +204,10 @@ def _split_halves(tensor: Tensor, heads: int) -> Tensor:
 
 def _translate(file: GGUFFile, naming: _Naming, config: Mapping[str, Any]) -> dict[str, _Source]:
     """Hugging Face name -> where it comes from. A tensor left over is an error, not dropped."""
-    sources: dict[str, _Source] = {}
+    sources = _joined(file, naming, config)
+    taken = {name for source in sources.values() for name in (source.name, source.joined)}
     for name in file.tensors:
-        if name == ROPE_FREQS:  # already in the config
+        if name == ROPE_FREQS or name in taken:  # the first is already in the config
             continue
         place = _place(naming, name, config["num_hidden_layers"])
         if place is None:
@@ -166,6 +215,25 @@ def _translate(file: GGUFFile, naming: _Naming, config: Mapping[str, Any]) -> di
             raise bad_field(file.path, "tensor", name, reason, "the model may be a newer variant")
         hf_name, stem = place
         sources[hf_name] = _source_of(file, naming, name, stem, config)
+    return sources
+
+
+def _joined(file: GGUFFile, naming: _Naming, config: Mapping[str, Any]) -> dict[str, _Source]:
+    """The tensors that hold all experts of a layer."""
+    sources: dict[str, _Source] = {}
+    for layer in range(min(config["num_hidden_layers"], len(file.tensors))):
+        for theirs, stems in naming.stacked.items():
+            names = [f"blk.{layer}.{stem}.weight" for stem in stems]
+            if missing := [name for name in names if name not in file.tensors]:
+                raise bad_field(file.path, "tensor", missing[0], "missing from the file")
+            shapes = [file.tensors[name].shape for name in names]
+            num_experts = config["num_experts"]
+            if any(len(s) != 3 or s[0] != num_experts or s != shapes[0] for s in shapes):
+                reason = f"want {num_experts} experts of equal shape, three dimensions"
+                raise bad_field(file.path, f"shape of {names[-1]!r}", shapes[-1], reason)
+            sources[f"{naming.layer}{layer}.{theirs}"] = _Source(
+                names[0], joined=names[1] if len(names) > 1 else None
+            )
     return sources
 
 
@@ -198,14 +266,15 @@ def _source_of(
         if len(shape) != 2:
             raise bad_field(file.path, f"shape of {name!r}", shape, "want two dimensions")
         return _Source(name, is_transposed=True)
-    return _Source(name)
+    return _Source(name, is_row=stem == "ffn_gate_inp_shexp" and len(shape) == 1)
 
 
 def _check_complete(file: GGUFFile, naming: _Naming, num_layers: int) -> None:
     if num_layers > len(file.tensors):  # before looping over a number the file made up
         reason = f"more layers than the {len(file.tensors)} tensors"
         raise bad_field(file.path, "block_count", num_layers, reason)
-    per_layer = [f"{stem}.weight" for stem in naming.inner]
+    stacked = [stem for stems in naming.stacked.values() for stem in stems]
+    per_layer = [f"{stem}.weight" for stem in (*naming.inner, *stacked)]
     per_layer += [f"{stem}.bias" for stem in naming.inner if stem in naming.biases]
     wanted = [f"{stem}.weight" for stem in naming.outer if stem != "output"]
     wanted += [f"{stem}.bias" for stem in naming.outer if stem in naming.biases]

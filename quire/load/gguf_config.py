@@ -100,13 +100,57 @@ def build_config(file: GGUFFile, arch: str, hf_class: str) -> dict[str, Any]:
         if (token := fields.token_id(role, config["vocab_size"])) is not None:
             config[f"{key}_token_id"] = token
     config |= _gpt2_keys(fields, config) if arch == "gpt2" else _rotary_keys(fields, config)
-    return config
+    return config | _expert_keys(fields)
+
+
+# Architectures with experts, and the model_type each then is.
+_SPARSE = {"llama": "mixtral", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
+_SOFTMAX = 1  # of the gating functions
+
+
+def _expert_keys(fields: Fields) -> dict[str, Any]:
+    """Keys of a mixture of experts; none for a dense model."""
+    arch = fields.arch
+    if arch not in _SPARSE or (arch == "llama" and not _num_experts(fields)):
+        return {}
+    gating = fields.count("expert_gating_func", _SOFTMAX)
+    if gating != _SOFTMAX:
+        raise fields.error(f"{arch}.expert_gating_func", gating, "only softmax is known here")
+    if (scale := fields.number("expert_weights_scale", 1.0)) != 1.0:
+        raise fields.error(f"{arch}.expert_weights_scale", scale, "only 1 is known here")
+    num_experts = fields.count("expert_count")
+    keys: dict[str, Any] = {
+        "model_type": _SPARSE[arch],
+        "num_experts": num_experts,
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": fields.count("expert_used_count"),
+    }
+    if arch != "llama":
+        width = _size(fields, "blk.0.ffn_gate_exps.weight", 1)  # early files do not state it
+        keys["moe_intermediate_size"] = fields.count("expert_feed_forward_length", width)
+        keys["norm_topk_prob"] = arch == "qwen3moe"  # no file says; the models are known
+    if arch == "qwen2moe":
+        width = _size(fields, "blk.0.ffn_gate_shexp.weight", 0)
+        shared = fields.count("expert_shared_feed_forward_length", width)
+        keys |= {"shared_expert_intermediate_size": shared, "qkv_bias": True}
+    return keys
+
+
+def _size(fields: Fields, name: str, dim: int) -> int | None:
+    tensor = fields.file.tensors.get(name)
+    return tensor.shape[dim] if tensor is not None and len(tensor.shape) > dim else None
+
+
+def _num_experts(fields: Fields) -> int:
+    value = fields.file.metadata.get(f"{fields.arch}.expert_count", 0)
+    if type(value) is not int or value < 0:
+        raise fields.error(f"{fields.arch}.expert_count", value, "want a whole number")
+    return value
 
 
 def _refuse_unsupported(fields: Fields) -> None:
     metadata = fields.file.metadata
-    experts = metadata.get(f"{fields.arch}.expert_count", 0)
-    if type(experts) is not int or experts > 0:
+    if (experts := _num_experts(fields)) and fields.arch not in _SPARSE:
         raise fields.error(f"{fields.arch}.expert_count", experts, "mixture of experts")
     shards = metadata.get("split.count", 0)
     if type(shards) is int and shards > 1:

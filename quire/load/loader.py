@@ -13,6 +13,8 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.load.checkpoint import Checkpoint
+from quire.load.ternary import TernaryForm, TernaryUnpacker, round_inputs
+from quire.load.unpack import PlainCheckpoint, plain
 from quire.models.decoder import Decoder, Parameter
 from quire.models.names import Target
 
@@ -21,6 +23,10 @@ DUMMY_STD = 0.02
 
 def load_weights(model: Decoder, checkpoint: Checkpoint, names: Mapping[str, Target]) -> None:
     """Fill the model from the checkpoint; names it does not know are left alone."""
+    checkpoint = plain(checkpoint, model.device)
+    if (form := TernaryForm.of(checkpoint.config)) is not None:
+        checkpoint = PlainCheckpoint(checkpoint, TernaryUnpacker(checkpoint, form))
+        round_inputs(model)
     parameters = model.parameters()
     missing = {_label(name, part) for name, p in parameters.items() for part in (p.parts or [None])}
     for theirs in checkpoint.names():

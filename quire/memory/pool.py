@@ -1,4 +1,8 @@
-"""PagePool: the bytes behind the pages, one tensor for all layers. It owns no bookkeeping."""
+"""PagePool: the bytes behind the pages, one tensor for all layers. It owns no bookkeeping.
+
+A page has a place for each layer of a group (`kv/groups.py`), and any group may use any page: the
+layers that share a place share its tensors, and never a page.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,18 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec, LayerCache
+from quire.kv.groups import LayerGroups
 
 
-def bytes_per_page(spec: AttnSpec, num_layers: int, dtype: torch.dtype) -> int:
-    """Keys and values of all layers for one page of tokens."""
-    return 2 * num_layers * spec.page_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+def bytes_per_page(spec: AttnSpec, num_places: int, dtype: torch.dtype) -> int:
+    """Keys and values of so many layers, those of a group, for one page of tokens."""
+    width = spec.num_kv_heads * spec.head_dim
+    return _num_parts(spec) * num_places * spec.page_size * width * dtype.itemsize
+
+
+def _num_parts(spec: AttnSpec) -> int:
+    """Keys, and values unless they are read out of the keys."""
+    return 2 if spec.value_dim is None else 1
 
 
 class PagePool:
@@ -21,22 +32,33 @@ class PagePool:
         self,
         backend: AttentionBackend,
         spec: AttnSpec,
-        num_layers: int,
+        groups: LayerGroups,
         num_pages: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_layers, 2, *backend.cache_shape(num_pages, spec))
+        self.groups, self.num_pages = groups, num_pages
+        shape = backend.cache_shape(num_pages, spec)
         # Zeros, not empty: masked keys weigh nothing, but nothing times NaN is still NaN.
-        self.data: Tensor = _zeros(shape, dtype, device)
-        self.num_pages = num_pages
-        self._layers = [LayerCache(layer[0], layer[1]) for layer in self.data]
+        self.data: Tensor = _zeros(
+            (groups.num_places, _num_parts(spec), *shape), dtype, device
+        )  # [places, parts, pages, ...]
+        places = [
+            LayerCache(place[0], place[1] if len(place) == 2 else place[0][:0])
+            for place in self.data
+        ]
+        layers = range(groups.num_layers)
+        self._layers = [places[groups.place_of(layer)] for layer in layers]
+        self._group_of = [groups.group_of(layer) for layer in layers]
 
     def layer(self, index: int) -> LayerCache:
         return self._layers[index]
 
+    def group_of(self, layer: int) -> int:
+        return self._group_of[layer]
+
     def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """All layers' content of pages `sources` goes to `targets` (int64, no repeats)."""
+        """All places' content of pages `sources` goes to `targets` (int64, no repeats)."""
         self.data[:, :, targets] = self.data[:, :, sources]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.errors import OutOfMemory
+from quire.kv.groups import PageNeeds
 
 CPU_DEFAULT = 4 << 30  # bytes of cache a CPU engine takes unless told otherwise
 CPU_SHARE = 0.5  # ... and never more than this share of what is free
@@ -43,14 +44,23 @@ def gib(num_bytes: int) -> str:
 
 
 def num_pages(
-    room: Room, page_bytes: int, page_size: int, max_model_len: int, max_num_seqs: int
+    room: Room,
+    page_bytes: int,
+    page_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    needs: PageNeeds | None = None,
 ) -> int:
-    """Pages that fit, the scratch page included; refuses when one full request does not."""
-    most = max_num_seqs * -(-max_model_len // page_size) + 1  # nobody could ever use more
+    """Pages that fit, the scratch page included; refuses when one full request does not.
+
+    `needs` says what a request holds where layers see different distances; None: all see all.
+    """
+    needs = needs or PageNeeds(page_size)
+    most = max_num_seqs * needs.of(max_model_len) + 1  # nobody could ever use more
     pages = min(room.cache // page_bytes, most)
-    needed = -(-max_model_len // page_size) + 1
+    needed = needs.of(max_model_len) + 1
     if pages < needed:
-        workable = max(0, int(pages) - 1) * page_size
+        workable = _longest(needs, int(pages) - 1, max_model_len)
         hint = (
             f"the largest max_model_len that fits is {workable}"
             if workable >= page_size
@@ -62,3 +72,15 @@ def num_pages(
             f" ({room.describe()}); {hint}"
         )
     return int(pages)
+
+
+def _longest(needs: PageNeeds, num_pages: int, max_model_len: int) -> int:
+    """The longest request, in whole pages, that so many pages can hold; 0 when there is none."""
+    low, high = 0, -(-max_model_len // needs.page_size)  # columns: low fits, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if needs.of(middle * needs.page_size) <= num_pages:
+            low = middle
+        else:
+            high = middle
+    return low * needs.page_size

@@ -17,7 +17,6 @@ from quire.errors import NotSupported
 from quire.forward import ForwardContext
 from quire.models.spec import ModelSpec, RopeSpec
 from quire.nn.attention import Attention, Ropes, RopeTables
-from quire.nn.experts import Experts
 from quire.nn.linear import KernelChoice, Linear
 from quire.nn.mla import MlaAttention
 from quire.nn.mlp import MLP
@@ -130,6 +129,8 @@ class Decoder:
         self._loads: Tensor | None = None
         hidden = spec.hidden_size
         self.embed = torch.empty(spec.vocab_size, hidden, dtype=dtype, device=device)
+        # Rounded as Gemma's own is; the other families' are whole numbers.
+        self.embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
         self.positions = (
             None
             if spec.rope is not None
@@ -153,8 +154,8 @@ class Decoder:
         x = F.embedding(batch.input_ids, self.embed)
         if self.positions is not None:
             x = x + F.embedding(batch.positions, self.positions)
-        if self.spec.embed_scale != 1.0:
-            x = x * self.spec.embed_scale
+        if self.embed_scale != 1.0:
+            x = x * self.embed_scale
         residual: Tensor | None = None
         for layer, block in enumerate(self.blocks):
             x, residual = block(x, residual, ctx, layer)
@@ -223,7 +224,8 @@ class Decoder:
             if isinstance(block.attn, Attention) and block.attn.sinks is not None:
                 found[at + "sinks"] = Parameter(block.attn.sinks, {})
             if isinstance(block.mlp, SparseMLP):
-                _add_experts(found, at + "experts", block.mlp.experts)
+                for name, fused in block.mlp.parameters().items():
+                    found[at + name] = Parameter(*fused)
             else:
                 for name, norm in block.mlp.norms().items():
                     _add_norm(found, at + name, norm)
@@ -248,14 +250,3 @@ def _add_linear(found: dict[str, Parameter], name: str, linear: Linear) -> None:
             views = tensor.split(list(linear.parts.values()))
             parts = dict(zip(linear.parts, views, strict=True))
             found[f"{name}.{kind}"] = Parameter(tensor, parts)
-
-
-def _add_experts(found: dict[str, Parameter], name: str, experts: Experts) -> None:
-    assert experts.up is not None and experts.down is not None
-    ups: dict[str, Tensor] = {}
-    for e, weight in enumerate(experts.up):
-        ups[f"{e}.gate"], ups[f"{e}.up"] = weight.chunk(2)
-    found[name + ".up"] = Parameter(experts.up, ups)
-    found[name + ".down"] = Parameter(
-        experts.down, {str(e): weight for e, weight in enumerate(experts.down)}
-    )

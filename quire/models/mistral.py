@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from quire.models import llama, names
 from quire.models.spec import Config, ModelSpec
+from quire.models.windows import windows_of
 
 NAMES = names.LLAMA
 
 
 def spec(config: Config) -> ModelSpec:
-    window = config.count("sliding_window") if config.has("sliding_window") else None
-    return replace(llama.spec(config), architecture="mistral", sliding_window=window)
+    base = llama.spec(config)
+    windows = windows_of(config, base.num_layers, lambda _: True)
+    return replace(base, architecture="mistral", windows=windows)

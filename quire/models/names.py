@@ -85,8 +85,13 @@ QWEN_MOE = {
     "model.layers.{i}.mlp.shared_expert.down_proj.weight": "layers.{i}.shared.down.weight",
 }
 
+_FUSED_IN_PHI3 = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 PHI3 = {
-    **LLAMA,
+    **{
+        theirs: ours
+        for theirs, ours in LLAMA.items()
+        if not any(part in theirs for part in _FUSED_IN_PHI3)
+    },
     "model.layers.{i}.self_attn.qkv_proj.weight": "layers.{i}.qkv.weight",
     "model.layers.{i}.mlp.gate_up_proj.weight": "layers.{i}.up.weight",
 }
@@ -95,6 +100,12 @@ OLMO2 = {
     **{theirs: ours for theirs, ours in LLAMA.items() if "layernorm" not in theirs},
     "model.layers.{i}.post_attention_layernorm.weight": "layers.{i}.attn_norm.weight",
     "model.layers.{i}.post_feedforward_layernorm.weight": "layers.{i}.mlp_norm.weight",
+}
+
+BITNET = {
+    **LLAMA,
+    "model.layers.{i}.self_attn.attn_sub_norm.weight": "layers.{i}.attn_sub_norm.weight",
+    "model.layers.{i}.mlp.ffn_sub_norm.weight": "layers.{i}.mlp_sub_norm.weight",
 }
 
 GPT2 = {

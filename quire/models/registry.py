@@ -7,6 +7,8 @@ from typing import Any
 
 from quire.errors import CheckpointError
 from quire.models.names import Target, expand
+from quire.models.sequence_head import NAMES as HEAD_NAMES
+from quire.models.sequence_head import is_classifier, language_model_of, with_head
 from quire.models.spec import Config, ModelSpec
 from quire.registry import Registry
 
@@ -23,7 +25,15 @@ FAMILIES = Registry(
         "MixtralForCausalLM": "quire.models.mixtral",
         "Qwen2MoeForCausalLM": "quire.models.qwen_moe",
         "Qwen3MoeForCausalLM": "quire.models.qwen_moe",
+        "GptOssForCausalLM": "quire.models.gpt_oss",
+        "DeepseekV2ForCausalLM": "quire.models.deepseek",
+        "DeepseekV3ForCausalLM": "quire.models.deepseek",
+        "GemmaForCausalLM": "quire.models.gemma1",
+        "Gemma2ForCausalLM": "quire.models.gemma",
+        "Gemma3ForCausalLM": "quire.models.gemma",
+        "Gemma3ForConditionalGeneration": "quire.models.gemma",
         "GPT2LMHeadModel": "quire.models.gpt2",
+        "BitNetForCausalLM": "quire.models.bitnet",
     },
 )
 
@@ -39,12 +49,17 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def spec_of(config: Mapping[str, Any]) -> ModelSpec:
-    family = FAMILIES.get(architecture_of(config))
-    spec: ModelSpec = family.spec(Config(config))
-    return spec
+    architecture = architecture_of(config)
+    spec: ModelSpec = _family(architecture).spec(Config(config))
+    return with_head(spec, config) if is_classifier(architecture) else spec
 
 
 def names_of(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, Target]:
-    family = FAMILIES.get(architecture_of(config))
+    family = _family(architecture_of(config))
     num_experts = spec.moe.router.num_experts if spec.moe else 0
-    return expand(family.NAMES, spec.num_layers, num_experts)
+    table = {**family.NAMES, **(HEAD_NAMES if spec.num_labels else {})}
+    return expand(table, spec.num_layers, num_experts)
+
+
+def _family(architecture: str) -> Any:
+    return FAMILIES.get(language_model_of(architecture))

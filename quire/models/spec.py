@@ -45,7 +45,10 @@ class RouterSpec:
     # Experts stand in equal groups, and only those of the best `top_groups` may be chosen.
     num_groups: int = 1
     top_groups: int = 1
+    group_best: int = 2  # a group is worth the sum of so many of its best scores
     scale: float = 1.0
+    bias: bool = False  # of the product that gives the scores
+    correction: bool = False  # a learned number for each expert decides who is chosen, no more
 
     def __post_init__(self) -> None:
         if not self.top_k <= self.num_experts:
@@ -68,13 +71,22 @@ class MoeSpec:
 
     router: RouterSpec
     ffn_size: int  # of one expert
-    shared_ffn_size: int = 0  # of the expert all tokens visit, behind a sigmoid gate; 0: none
+    shared_ffn_size: int = 0  # of the expert all tokens visit; 0: none
+    shared_gate: bool = True  # it stands behind a sigmoid gate
     dense_layers: frozenset[int] = frozenset()  # these keep a plain feed-forward block
+    expert_bias: bool = False
+    # Not None: (up + 1) * gate * sigmoid(alpha * gate), both clamped, instead of silu(gate) * up.
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.702
+
+    @property
+    def has_shared_gate(self) -> bool:
+        return self.shared_ffn_size > 0 and self.shared_gate
 
     def num_params(self, hidden_size: int, num_experts: int) -> int:
         """Weights of one layer, counting so many of its experts."""
         ffn = num_experts * self.ffn_size + self.shared_ffn_size
-        num_scores = self.router.num_experts + (self.shared_ffn_size > 0)
+        num_scores = self.router.num_experts + self.has_shared_gate
         return hidden_size * (3 * ffn + num_scores)
 
 
@@ -87,6 +99,7 @@ class MlaSpec:
     rope_dim: int  # ... beside one rotated key for all heads
     nope_dim: int  # dims of each head's query and key that are not rotated
     v_dim: int
+    interleaved: bool = True  # rotated dims are stored as pairs side by side, not as halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +126,6 @@ class ModelSpec:
     rope: RopeSpec | None = None  # None: learned positions
     tied: bool = False
     dtype: str = "float32"  # as stored
-    sliding_window: int | None = None  # not yet executed: bounds the context instead
     # By layer: how many last positions it sees, itself included; None or no entry: all of them.
     windows: tuple[int | None, ...] = ()
     local_rope: RopeSpec | None = None  # of the windowed layers, where it differs
@@ -150,8 +162,19 @@ class ModelSpec:
         """Weights that one token meets: of a sparse model's experts the chosen ones alone."""
         return self._count(self.moe.router.top_k if self.moe else 0)
 
+    def _attention_params(self) -> int:
+        """Weights of one layer's attention."""
+        if self.mla is None:
+            return self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        mla, heads = self.mla, self.num_heads
+        q = heads * (mla.nope_dim + mla.rope_dim)
+        q = self.hidden_size * q if mla.q_rank is None else mla.q_rank * (self.hidden_size + q)
+        kv = self.hidden_size * (mla.kv_rank + mla.rope_dim)
+        kv += mla.kv_rank * heads * (mla.nope_dim + mla.v_dim)
+        return q + kv + heads * mla.v_dim * self.hidden_size
+
     def _count(self, num_experts: int) -> int:
-        attn = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        attn = self._attention_params()
         mlp = self.hidden_size * self.ffn_size * (3 if self.mlp == "gated" else 2)
         embed = self.vocab_size * self.hidden_size * (1 if self.tied else 2)
         total = self.num_layers * attn + embed

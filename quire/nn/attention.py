@@ -88,12 +88,12 @@ class Attention:
 
     def __call__(self, x: Tensor, ctx: ForwardContext, layer: int) -> Tensor:
         assert self.transform is not None, "Attention used before finish()"
-        cache = ctx.pool.layer(layer)
+        cache, plan = ctx.pool.layer(layer), ctx.plan_of(layer)
         qkv = self.qkv(x)  # [tokens, (H + 2 Hkv) * D]
         if self.is_wide:
             qkv = self._norm_wide(qkv)
-        q = ctx.attention.prepare(qkv, self.transform, cache, ctx.attn_plan, self.heads)
-        y = ctx.attention.run(q, cache, ctx.attn_plan, self.heads, self.sinks)  # [tokens, H, D]
+        q = ctx.attention.prepare(qkv, self.transform, cache, plan, self.heads)
+        y = ctx.attention.run(q, cache, plan, self.heads, self.sinks)  # [tokens, H, D]
         y = y.reshape(y.shape[0], -1)
         if self.sub_norm is not None:
             y, _ = self.sub_norm(y, None)

@@ -10,6 +10,7 @@ in the order of their rank. Which experts a token visits is `moe.py`'s choice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,24 @@ from torch import Tensor
 
 from quire.nn.linear import KernelChoice, LinearKernel
 from quire.nn.mlp import silu_mul
+
+
+class Gate(Protocol):
+    def __call__(self, gate_up: Tensor, /) -> Tensor:
+        """[rows, 2 * ffn] gate | up -> [rows, ffn]; a row's bits depend on that row alone."""
+        ...
+
+
+class ExpertForm(NamedTuple):
+    """What tells one family's experts from another's, apart from their sizes."""
+
+    gate: Gate = silu_mul
+    has_bias: bool = False
+
+
+class Biases(NamedTuple):
+    up: Tensor  # [experts, 2 * ffn]
+    down: Tensor  # [experts, hidden]
 
 
 class Visits(NamedTuple):
@@ -35,8 +54,10 @@ class ExpertKernel(Protocol):
 class ExpertLoop:
     """The cost follows the experts that were chosen, not those that there are."""
 
-    def __init__(self, up: list[LinearKernel], down: list[LinearKernel]) -> None:
-        self.up, self.down = up, down
+    def __init__(
+        self, up: list[LinearKernel], down: list[LinearKernel], gate: Gate = silu_mul
+    ) -> None:
+        self.up, self.down, self.gate = up, down, gate
 
     def __call__(self, x: Tensor, visits: Visits, loads: Tensor | None) -> Tensor:
         num_tokens, top_k = visits.experts.shape
@@ -48,7 +69,7 @@ class ExpertLoop:
         sizes = [(expert, size) for expert, size in enumerate(counts.tolist()) if size]
         rows = x.index_select(0, order // top_k)
         gate_up = self._multiply(self.up, rows, sizes)
-        sorted_out = self._multiply(self.down, silu_mul(gate_up), sizes)
+        sorted_out = self._multiply(self.down, self.gate(gate_up), sizes)
         out = torch.empty_like(sorted_out).index_copy_(0, order, sorted_out)
         return add_ranks(out.view(num_tokens, top_k, -1), visits.weights)
 
@@ -71,16 +92,22 @@ def add_ranks(results: Tensor, weights: Tensor) -> Tensor:
 
 
 class GroupedExperts:
-    def __init__(self, up: Tensor, down: Tensor) -> None:
-        self.up, self.down = up, down
+    def __init__(
+        self, up: Tensor, down: Tensor, biases: Biases | None = None, gate: Gate = silu_mul
+    ) -> None:
+        self.up, self.down, self.gate = up, down, gate
+        self.up_bias = None if biases is None else biases.up
+        self.down_bias = None if biases is None else biases.down
 
     def __call__(self, x: Tensor, visits: Visits, loads: Tensor | None) -> Tensor:
         from quire.kernels.grouped_matmul import multiply_gathered, multiply_scattered
         from quire.kernels.route import combine, sort_pairs
 
         pairs = sort_pairs(visits.experts, len(self.up), loads)
-        gate_up = multiply_gathered(x, self.up, pairs)  # [pairs, 2 * ffn], sorted by expert
-        out = multiply_scattered(silu_mul(gate_up), self.down, pairs)  # token by token again
+        # [pairs, 2 * ffn], sorted by expert
+        gate_up = multiply_gathered(x, self.up, pairs, bias=self.up_bias)
+        # [pairs, hidden], token by token again
+        out = multiply_scattered(self.gate(gate_up), self.down, pairs, bias=self.down_bias)
         return combine(out, visits.weights)
 
 
@@ -88,27 +115,67 @@ class Experts:
     """Fused weights, to be filled one expert at a time; `finish` hands them to a kernel."""
 
     def __init__(
-        self, num_experts: int, hidden: int, ffn: int, dtype: torch.dtype, device: torch.device
+        self,
+        num_experts: int,
+        hidden: int,
+        ffn: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        form: ExpertForm = ExpertForm(),  # noqa: B008 (a value, never changed)
     ) -> None:
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(num_experts, *shape, dtype=dtype, device=device)
+
         # Gate and up of an expert lie behind one another, as in a dense layer's fused weight.
-        self.up: Tensor | None = torch.empty(
-            num_experts, 2 * ffn, hidden, dtype=dtype, device=device
-        )
-        self.down: Tensor | None = torch.empty(num_experts, hidden, ffn, dtype=dtype, device=device)
+        self.up: Tensor | None = empty(2 * ffn, hidden)
+        self.down: Tensor | None = empty(hidden, ffn)
+        self.biases = Biases(empty(2 * ffn), empty(hidden)) if form.has_bias else None
+        self.gate = form.gate
         self.kernel: ExpertKernel | None = None
+
+    def parameters(self) -> dict[str, Fused]:
+        """Every tensor to be filled, and its parts: one for each expert."""
+        assert self.up is not None and self.down is not None, "filled and let go already"
+        found = {"up": _by_gate(self.up), "down": _by_expert(self.down)}
+        if self.biases is not None:
+            found["up_bias"] = _by_gate(self.biases.up)
+            found["down_bias"] = _by_expert(self.biases.down)
+        return found
 
     def finish(self, choose: KernelChoice) -> None:
         """Weights are in. A kernel that packs them lets go of the fused tensors."""
-        up, down = self.up, self.down
+        up, down, biases = self.up, self.down, self.biases
         assert up is not None and down is not None
         if up.is_cuda:
-            self.kernel = GroupedExperts(up, down)
+            self.kernel = GroupedExperts(up, down, biases, self.gate)
         else:
-            self.kernel = ExpertLoop(
-                [choose(weight, None) for weight in up], [choose(weight, None) for weight in down]
-            )
-        self.up = self.down = None
+            ups = _kernels(choose, up, biases and biases.up)
+            self.kernel = ExpertLoop(ups, _kernels(choose, down, biases and biases.down), self.gate)
+        self.up = self.down = self.biases = None
 
     def __call__(self, x: Tensor, visits: Visits, loads: Tensor | None) -> Tensor:
         assert self.kernel is not None, "Experts used before their weights were loaded"
         return self.kernel(x, visits, loads)
+
+
+def _kernels(choose: KernelChoice, weights: Tensor, biases: Tensor | None) -> list[LinearKernel]:
+    rows: Sequence[Tensor | None] = [None] * len(weights) if biases is None else list(biases)
+    return [choose(weight, bias) for weight, bias in zip(weights, rows, strict=True)]
+
+
+class Fused(NamedTuple):
+    """A tensor fused from several, and views of those."""
+
+    tensor: Tensor
+    parts: dict[str, Tensor]
+
+
+def _by_expert(fused: Tensor) -> Fused:
+    return Fused(fused, {str(e): part for e, part in enumerate(fused)})
+
+
+def _by_gate(fused: Tensor) -> Fused:
+    parts: dict[str, Tensor] = {}
+    for e, own in enumerate(fused):
+        parts[f"{e}.gate"], parts[f"{e}.up"] = own.chunk(2)
+    return Fused(fused, parts)

@@ -1,17 +1,38 @@
-"""MlaAttention: latent attention."""
+"""MlaAttention: a layer whose cache is one latent per token (DeepSeek).
+
+Queries may be squeezed through a latent of their own first. Keys and values are products of the
+cached latent (`kv_b`), which this layer applies on whichever side of attention the form of a token
+asks for (`attn/latent.py`): to queries and results where it is absorbed, to the pages where it is
+expanded. What is rotated is stored half-split, so checkpoints that interleave pairs are permuted
+once, in `finish`.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from quire.attn.backend import AttnSpec
-from quire.errors import NotSupported
+from quire.attn.backend import AttnSpec, HeadTransform, LayerCache
+from quire.attn.latent import (
+    LatentAttention,
+    LatentPlan,
+    Projected,
+    latent_attention,
+    latent_plan,
+)
 from quire.forward import ForwardContext
-from quire.models.spec import ModelSpec
 from quire.nn.attention import Ropes
+from quire.nn.head_product import HeadProduct
 from quire.nn.linear import KernelChoice, Linear
 from quire.nn.norm import RMSNorm
+
+if TYPE_CHECKING:
+    from quire.models.spec import ModelSpec
+
+NORM_EPS = 1e-6  # of the latents, whatever the config says of the other norms
 
 
 class MlaAttention:
@@ -23,12 +44,113 @@ class MlaAttention:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        raise NotSupported("latent attention is not built yet")
+        assert spec.mla is not None
+        self.mla = mla = spec.mla
+        self.num_heads, self.width = spec.num_heads, mla.nope_dim + mla.rope_dim
+        scale = self.width**-0.5 if spec.attn_scale is None else spec.attn_scale
+        self.heads = replace(heads, scale=scale)
 
-    def linears(self) -> dict[str, Linear]: ...
+        def linear(num_in: int, parts: dict[str, int], bias: bool = False) -> Linear:
+            return Linear(num_in, parts, bias=bias, dtype=dtype, device=device)
 
-    def norms(self) -> dict[str, RMSNorm]: ...
+        parts = {"q": mla.q_rank or self.num_heads * self.width, "kv": mla.kv_rank + mla.rope_dim}
+        self.qkv = linear(spec.hidden_size, parts, spec.qkv_bias)
+        self.q_b: Linear | None = None
+        self.q_norm: RMSNorm | None = None
+        if mla.q_rank is not None:
+            self.q_norm = RMSNorm(mla.q_rank, NORM_EPS, dtype, device)
+            self.q_b = linear(mla.q_rank, {"q": self.num_heads * self.width})
+        self.kv_norm = RMSNorm(mla.kv_rank, NORM_EPS, dtype, device)
+        self.kv_b = linear(mla.kv_rank, {"kv": self.num_heads * (mla.nope_dim + mla.v_dim)})
+        self.out = linear(self.num_heads * mla.v_dim, {"out": spec.hidden_size}, bias=spec.out_bias)
+        self.to_latent: HeadProduct | None = None
+        self.to_value: HeadProduct | None = None
+        self.transform: HeadTransform | None = None
 
-    def finish(self, choose: KernelChoice, ropes: Ropes) -> None: ...
+    def linears(self) -> dict[str, Linear]:
+        found = {"qkv": self.qkv, "q_b": self.q_b, "kv_b": self.kv_b, "out": self.out}
+        return {name: linear for name, linear in found.items() if linear is not None}
 
-    def __call__(self, x: Tensor, ctx: ForwardContext, layer: int) -> Tensor: ...
+    def norms(self) -> dict[str, RMSNorm]:
+        found = {"q_norm": self.q_norm, "kv_norm": self.kv_norm}
+        return {name: norm for name, norm in found.items() if norm is not None}
+
+    def finish(self, choose: KernelChoice, ropes: Ropes) -> None:
+        if self.mla.interleaved:
+            self._split_halves()
+        assert self.kv_b.weight is not None
+        per_head = self.kv_b.weight.view(self.num_heads, -1, self.mla.kv_rank)
+        keys, values = per_head.split([self.mla.nope_dim, self.mla.v_dim], 1)
+        self.to_latent = HeadProduct(keys.transpose(1, 2), choose)
+        self.to_value = HeadProduct(values, choose)
+        for linear in self.linears().values():
+            linear.finish(choose)
+        self.transform = HeadTransform(ropes.full.cos, ropes.full.sin, None, None, 0.0)
+
+    def _split_halves(self) -> None:
+        """Rotated dims of the weights from pairs (0, 1), (2, 3) to halves: first of each, then
+        second. Queries and keys alike, so their products stay."""
+        q, kv_begin = self.q_b or self.qkv, self.qkv.parts["q"]
+        for tensor in (q.weight, q.bias):
+            if tensor is not None:
+                rows = tensor[: self.num_heads * self.width]
+                _to_halves(rows.view(self.num_heads, self.width, -1)[:, self.mla.nope_dim :])
+        for tensor in (self.qkv.weight, self.qkv.bias):
+            if tensor is not None:
+                rows = tensor[kv_begin + self.mla.kv_rank :]
+                _to_halves(rows.view(self.mla.rope_dim, -1))
+
+    def __call__(self, x: Tensor, ctx: ForwardContext, layer: int) -> Tensor:
+        assert self.transform is not None, "MlaAttention used before finish()"
+        backend, plan = latent_attention(ctx.attention), latent_plan(ctx.plan_of(layer))
+        cache = ctx.pool.layer(layer)
+        q = backend.prepare(self._project(x), self.transform, cache, plan, self.heads)
+        if plan.expanded is None:
+            y = self._absorbed(q, cache, backend, plan)
+        elif plan.absorbed is None:
+            y = self._expanded(q, cache, backend, plan)
+        else:
+            y = q.new_empty(len(q), self.num_heads, self.mla.v_dim)
+            absorbed, expanded = plan.absorbed, plan.expanded
+            assert absorbed.tokens is not None and expanded.tokens is not None
+            some = self._absorbed(absorbed.take(q), cache, backend, plan)
+            y.index_copy_(0, absorbed.tokens, some)
+            others = self._expanded(expanded.take(q), cache, backend, plan)
+            y.index_copy_(0, expanded.tokens, others)
+        return self.out(y.reshape(len(y), -1))
+
+    def _project(self, x: Tensor) -> Projected:
+        mla = self.mla
+        q, latent, key = self.qkv(x).split([self.qkv.parts["q"], mla.kv_rank, mla.rope_dim], 1)
+        if self.q_b is not None and self.q_norm is not None:
+            q, _ = self.q_norm(_rows(q), None)
+            q = self.q_b(q)
+        latent, _ = self.kv_norm(_rows(latent), None)
+        return Projected(q.unflatten(1, (self.num_heads, self.width)), latent, key)
+
+    def _absorbed(
+        self, q: Tensor, cache: LayerCache, backend: LatentAttention, plan: LatentPlan
+    ) -> Tensor:
+        assert self.to_latent is not None and self.to_value is not None
+        plain, turned = q.split([self.mla.nope_dim, self.mla.rope_dim], -1)
+        q = torch.cat((self.to_latent(plain), turned), -1)  # [tokens, heads, kv_rank + rope]
+        return self.to_value(backend.run(q, cache, plan, self.heads))
+
+    def _expanded(
+        self, q: Tensor, cache: LayerCache, backend: LatentAttention, plan: LatentPlan
+    ) -> Tensor:
+        return backend.run_expanded(q, cache, plan, self.heads, self._expand)
+
+    def _expand(self, latents: Tensor) -> Tensor:
+        return self.kv_b(latents).view(len(latents), self.num_heads, -1)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Contiguous, as a lone row would be anyway: strides must not choose the library's path. Our
+    own kernels read rows where they lie."""
+    return x if x.is_cuda else x.contiguous()
+
+
+def _to_halves(rows: Tensor) -> None:
+    """[..., rope, in], in place."""
+    rows.copy_(torch.cat((rows[..., 0::2, :], rows[..., 1::2, :]), -2))

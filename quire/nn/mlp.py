@@ -40,13 +40,7 @@ class MLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = self.up(x)  # [tokens, 2 * ffn] or [tokens, ffn]
-        if not self.is_gated:
-            x = F.gelu(x, approximate="tanh")
-        elif self.activation == "silu":
-            x = silu_mul(x)
-        else:
-            gate, up = x.chunk(2, dim=-1)
-            x = ACTIVATIONS[self.activation](gate) * up
+        x = silu_mul(x, self.activation) if self.is_gated else F.gelu(x, approximate="tanh")
         if self.sub_norm is not None:
             x, _ = self.sub_norm(x, None)
         return self.down(x)
@@ -60,22 +54,27 @@ def _relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": _gelu, "relu2": _relu2}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": _gelu,
+    "relu2": _relu2,
+}
 
 
-def silu_mul(x: Tensor) -> Tensor:
-    """[tokens, 2 * ffn] gate | up -> silu(gate) * up."""
+def silu_mul(x: Tensor, activation: str = "silu") -> Tensor:
+    """[tokens, 2 * ffn] gate | up -> silu(gate) * up, or another activation's."""
     if x.is_cuda:
         from quire.kernels.silu_mul import silu_mul as kernel
 
-        return kernel(x)
+        return kernel(x, activation)
+    act = ACTIVATIONS[activation]
     half = x.shape[-1] // 2
     # A piece of more elements is split between threads inside a row, and the ends of a split go
     # through another exp: a row's bits would depend on its place in the batch.
     rows = max(1, (MAX_SERIAL - 1) // half)
     if len(x) <= rows:
-        return F.silu(x[:, :half]) * x[:, half:]
-    return torch.cat([F.silu(piece[:, :half]) for piece in x.split(rows)]) * x[:, half:]
+        return act(x[:, :half]) * x[:, half:]
+    return torch.cat([act(piece[:, :half]) for piece in x.split(rows)]) * x[:, half:]
 
 
 MAX_SERIAL = 32768  # torch's grain size

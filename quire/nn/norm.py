@@ -20,24 +20,31 @@ class RMSNorm:
     ) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
         self.eps, self.offset = eps, offset
+        self._sum: Tensor | None = None  # of weight and offset, once the weight is there
 
     def scale(self) -> Tensor:
-        """What the normed row is multiplied by: fp32 where there is an offset."""
-        return self.weight if self.offset == 0.0 else self.weight.float() + self.offset
+        """What the normed row is multiplied by: fp32 where there is an offset. The weight must
+        have been loaded."""
+        if self.offset == 0.0:
+            return self.weight
+        if self._sum is None:
+            self._sum = self.weight.float() + self.offset
+        return self._sum
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        if x.is_cuda and self.offset == 0.0:
+        if x.is_cuda:
             from quire.kernels.rms_norm import rms_norm
 
-            return rms_norm(x, self.weight, self.eps, residual)
+            return rms_norm(x, self.scale(), self.eps, residual)
         if residual is not None:
             x = x + residual
+        weight = self.scale()
         if x.dtype == torch.float32:
-            return F.rms_norm(x, self.weight.shape, self.scale(), self.eps), x
-        normed = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
-        if self.offset != 0.0:
-            return (normed * self.scale()).to(x.dtype), x
-        return normed.to(x.dtype) * self.weight, x
+            return F.rms_norm(x, weight.shape, weight, self.eps), x
+        normed = F.rms_norm(x.float(), weight.shape, None, self.eps)
+        if weight.dtype == x.dtype:
+            return normed.to(x.dtype) * weight, x
+        return (normed * weight).to(x.dtype), x  # rounded once, as Gemma's own
 
 
 class LayerNorm:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from quire.obs.expert_loads import ExpertLoads
 from quire.obs.exposition import Reading, render
 from quire.obs.histogram import Histogram
 from quire.obs.report import FinishReport
@@ -57,6 +58,7 @@ class ServerMetrics:
         self._num_open = self._num_disconnected = self._num_restarts = 0
         self._engine_now: Mapping[str, float] = {}
         self._engine_totals = EngineTotals()
+        self._experts = ExpertLoads(clock)
         self._rates = Rates(clock)
         self._rates.read(0, 0)  # so that the first look has something to compare with
 
@@ -130,6 +132,10 @@ class ServerMetrics:
             self._histograms["iteration_tokens_total"].observe(mean, steps)
         self._rates.read(self._num_generated, self._num_prompt)
 
+    def experts(self, tokens: Mapping[int, Sequence[int]], pid: int) -> None:
+        """Tokens the engine gave each expert so far, by layer; every few seconds is enough."""
+        self._experts.update(tokens, pid)
+
     def engine_restarted(self) -> None:
         """The engine process is being started again: nothing runs or waits in it."""
         self._num_restarts += 1
@@ -185,6 +191,7 @@ class ServerMetrics:
             "kv_usage": now.get("kv_usage", 0.0),
             "open_streams": self._num_open,
             "engine": {"steps": int(steps), "restarts": self._num_restarts},
+            "experts": self._experts.summary(),
         }
 
     def live(self) -> dict[str, Any]:
@@ -196,6 +203,7 @@ class ServerMetrics:
             "open_streams": self._num_open,
             "ttft": _plain(self._histograms["time_to_first_token_seconds"]),
             "itl": _plain(self._itl),
+            "experts": self._experts.summary(),
         }
 
     def _reading(self) -> dict[str, Reading]:
@@ -205,6 +213,7 @@ class ServerMetrics:
             (state,): now.get(f"pages_{state}", 0) for state in ("live", "cached", "empty")
         }
         version: dict[tuple[str, ...], float] = {(__version__,): 1}
+        experts = self._experts.recent()
         return {
             **self._histograms,
             "num_requests_running": now.get("num_running", 0),
@@ -228,6 +237,9 @@ class ServerMetrics:
             "http_request_seconds": self._http_seconds,
             "open_streams": self._num_open,
             "client_disconnects": self._num_disconnected,
+            "expert_tokens": self._experts.series(),
+            "expert_imbalance": {(str(n),): load.imbalance for n, load in experts.items()},
+            "experts_idle": {(str(n),): float(load.num_idle) for n, load in experts.items()},
             "build_info": version,
         }
 

@@ -147,5 +147,25 @@ METRICS = (
     ),
     Metric("open_streams", "gauge", "Streams being written now."),
     Metric("client_disconnects", "counter", "Clients that left before their answer was done."),
+    Metric(
+        "expert_tokens",
+        "counter",
+        "Tokens given to each expert, padding of captured steps included. Not exposed where layers"
+        " times experts exceed 2,048.",
+        ("layer", "expert"),
+    ),
+    Metric(
+        "expert_imbalance",
+        "gauge",
+        "Tokens of a layer's busiest expert by those of an average one, over the last minute; 1 is"
+        " even.",
+        ("layer",),
+    ),
+    Metric(
+        "experts_idle",
+        "gauge",
+        "Experts of a layer without a token in the last minute.",
+        ("layer",),
+    ),
     Metric("build_info", "gauge", "Always 1; the label says which version runs.", ("version",)),
 )

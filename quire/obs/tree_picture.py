@@ -1,9 +1,9 @@
 """TreePicture: the prefix tree with its long chains folded, small enough to draw.
 
-A node of the tree is one page; a run of nodes with one child each and equal hit counts is folded
-into one segment. A tree of up to `SLICE` pages is scanned at each look. A larger one is scanned in
-slices, one a look, and the last finished scan is shown meanwhile: hit counts and holders are read
-fresh, only the folding may be some looks old. It reads the tree and never writes it.
+A node of the tree is one page of tokens; a run of nodes with one child each and equal hit counts is
+folded into one segment. A tree of up to `SLICE` pages is scanned at each look. A larger one is
+scanned in slices, one a look, and the last finished scan is shown meanwhile: hit counts and holders
+are read fresh, only the folding may be some looks old. It reads the tree and never writes it.
 """
 
 from __future__ import annotations
@@ -42,35 +42,34 @@ class Scan:
     """One pass over the nodes there were when it began, parents before children.
 
     The tree's dictionary keeps the order of insertion, and a node can neither be inserted before
-    its parent nor outlive it: so a parent's segment is always known. Nodes alive at one moment
-    hold different pages, which makes the page a key that needs no hashing.
+    its parent nor outlive it: so a parent's segment is always known.
     """
 
     def __init__(self, kv: KVManager) -> None:
         self._rest: Iterator[Node] = iter(list(kv.tree.nodes.values()))
-        self._segment_at: list[Segment | None] = [None] * len(kv.allocator.refs)
+        self._segment_of: dict[Node, Segment] = {}
         self._by_hits: dict[int, deque[Segment]] = {}
         self._head_nodes = -(-MAX_HEAD_TOKENS // kv.page_size)
 
     def advance(self, count: int) -> bool:
         """Look at `count` more nodes; True when all are done."""
-        segment_at, head_nodes, num_seen = self._segment_at, self._head_nodes, 0
+        segment_of, head_nodes, num_seen = self._segment_of, self._head_nodes, 0
         for node in islice(self._rest, count):
             num_seen += 1
             parent = node.parent
-            above = segment_at[parent.page] if parent is not None else None
+            above = segment_of.get(parent) if parent is not None else None
             if (
                 parent is None
                 or above is None
                 or parent.num_children != 1
                 or parent.num_hits != node.num_hits
             ):
-                segment_at[node.page] = self._begin(node, above)
+                segment_of[node] = self._begin(node, above)
                 continue
             if above.pages < head_nodes:
                 above.nodes.append(node)
             above.pages += 1
-            segment_at[node.page] = above
+            segment_of[node] = above
         return num_seen < count
 
     def _begin(self, node: Node, above: Segment | None) -> Segment:
@@ -117,20 +116,21 @@ class TreePicture:
         if done or not self._has_finished:  # half a first scan is better than nothing
             self._shown = scan.best()
         self._has_finished |= done
-        node_of = self._kv.allocator.node_of
-        return [self._row(s) for s in self._shown if node_of[s.head.page] is s.head]
+        nodes = self._kv.tree.nodes
+        return [self._row(s) for s in self._shown if nodes.get(s.head.key) is s.head]
 
     def _row(self, segment: Segment) -> TreeRow:
         head = segment.head
         if segment.shown is None:
             tokens = b"".join(node.tokens for node in segment.nodes)
             segment.shown = array("i", tokens[: MAX_HEAD_TOKENS * ITEM]).tolist()
+        refs = self._kv.allocator.refs
         return {
-            "id": head.page,  # never 0: that is the scratch page, and the root's id here
-            "parent": segment.parent.head.page if segment.parent else 0,
+            "id": head.number,  # never 0: that is the root's here
+            "parent": segment.parent.head.number if segment.parent else 0,
             "pages": segment.pages,
             "tokens": segment.pages * self._kv.page_size,
             "hits": head.num_hits,
-            "live": self._kv.allocator.refs[head.page],
+            "live": max(refs[page] for page in head.pages),  # nobody holds a page that is gone
             "head": segment.shown,
         }

@@ -1,6 +1,12 @@
-"""Gather: rows + plan -> Batch. Lengths come from the host, token ids and pages from the rows."""
+"""Gather: rows + plan -> a Batch for each layer group.
+
+Lengths come from the host, token ids and pages from the rows. Groups differ in where a token's
+keys and values lie and share everything else.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -61,49 +67,59 @@ class StepShape:
             arrays["positions"] = self.starts
 
 
-def ragged_batch(
+def ragged_batches(
     rows: RequestRows, shape: StepShape, sent: dict[str, Tensor], page_size: int
-) -> Batch:
+) -> tuple[Batch, ...]:
     positions, token_rows = sent["positions"].long(), sent["token_rows"].long()
-    return Batch(
+    slots = _slots(rows, token_rows, positions, page_size)
+    first = Batch(
         input_ids=rows.tokens[token_rows, positions].long(),
         positions=positions,
-        slots=_slots(rows, token_rows, positions, page_size),
+        slots=slots[0],
         query_starts=sent["query_starts"],
         context_lens=sent["context_lens"],
         rows=sent["rows"],
-        page_table=rows.page_table,
+        page_table=rows.page_tables[0],
         page_size=page_size,
         host_query_lens=shape.query_lens,
         host_context_lens=shape.context_lens,
     )
+    return _by_group(first, rows, slots)
 
 
-def decode_batch(
+def decode_batches(
     rows: RequestRows,
     row_ids: Tensor,
     positions: Tensor,
     page_size: int,
     host_context_lens: IntArray,
-) -> Batch:
+) -> tuple[Batch, ...]:
     """One token each. Everything derives from two device vectors, so a graph can capture it."""
     num_seqs = row_ids.shape[0]
     at, pos = row_ids.long(), positions.long()
     steps = torch.arange(num_seqs + 1, dtype=torch.int32, device=row_ids.device)
-    return Batch(
+    slots = _slots(rows, at, pos, page_size)
+    first = Batch(
         input_ids=rows.tokens[at, pos].long(),
         positions=pos,
-        slots=_slots(rows, at, pos, page_size),
+        slots=slots[0],
         query_starts=steps,
         context_lens=positions + 1,
         rows=row_ids,
-        page_table=rows.page_table,
+        page_table=rows.page_tables[0],
         page_size=page_size,
         host_query_lens=np.ones(num_seqs, dtype=np.int32),
         host_context_lens=host_context_lens,
     )
+    return _by_group(first, rows, slots)
 
 
 def _slots(rows: RequestRows, token_rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
-    pages = rows.page_table[token_rows, positions // page_size].long()
+    """[groups, tokens]"""
+    pages = rows.page_tables[:, token_rows, positions // page_size].long()
     return pages * page_size + positions % page_size
+
+
+def _by_group(first: Batch, rows: RequestRows, slots: Tensor) -> tuple[Batch, ...]:
+    others = zip(rows.page_tables[1:], slots[1:], strict=True)
+    return (first, *(replace(first, page_table=table, slots=at) for table, at in others))

@@ -1,6 +1,6 @@
 """RequestRows: one permanent row per live request in tables on the device.
 
-A row holds the request's token ids, page table and sampling columns. Plans carry changes only;
+A row holds the request's token ids, page tables and sampling columns. Plans carry changes only;
 they are staged as flat index/value lists and applied in a few scatters, never with a sync. Row
 `max_rows` is a spare: padding of captured graphs points at it.
 """
@@ -37,11 +37,23 @@ class RowInfo:
 
 
 class RequestRows:
-    def __init__(self, max_rows: int, max_len: int, max_pages: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        max_len: int,
+        max_pages: int,
+        device: torch.device,
+        num_groups: int = 1,
+    ) -> None:
         self.max_rows, self.max_len, self.max_pages = max_rows, max_len, max_pages
         rows = max_rows + 1
         self.tokens = torch.zeros(rows, max_len + 1, dtype=torch.int32, device=device)
-        self.page_table = torch.zeros(rows, max_pages, dtype=torch.int32, device=device)
+        # A table for each layer group. Rows by the four: every table then begins at a multiple of
+        # 16 bytes, which kernels are compiled for.
+        self._table_rows = -(-rows // 4) * 4
+        self.page_tables = torch.zeros(
+            num_groups, self._table_rows, max_pages, dtype=torch.int32, device=device
+        )
         # One column of the request's wishes per row here, so that a gathered column is contiguous.
         self.floats = torch.zeros(6, rows, dtype=torch.float32, device=device)
         self.ints = torch.zeros(3, rows, dtype=torch.int64, device=device)
@@ -57,9 +69,11 @@ class RequestRows:
                 [np.asarray(a.tokens, dtype=np.int32) for a in plan.admissions]
             )
         if plan.page_writes:
-            writes = np.asarray(plan.page_writes, dtype=np.int32)  # [writes, (row, column, page)]
+            # [writes, (row, column, page, group)]
+            writes = np.asarray(plan.page_writes, dtype=np.int32)
             # A cell may be staged twice (taken, then swapped for a shared page): last one wins.
-            cells = writes[:, 0] * self.max_pages + writes[:, 1]
+            table_rows = writes[:, 3] * np.int32(self._table_rows) + writes[:, 0]
+            cells = table_rows * np.int32(self.max_pages) + writes[:, 1]
             _, last = np.unique(cells[::-1], return_index=True)
             keep = len(cells) - 1 - last
             arrays["page_at"], arrays["page_ids"] = cells[keep], writes[keep, 2]
@@ -73,7 +87,7 @@ class RequestRows:
             self.tokens.view(-1).index_copy_(0, sent["token_at"].long(), sent["token_ids"])
             self._set_columns(plan.admissions, uploader)
         if plan.page_writes:
-            self.page_table.view(-1).index_copy_(0, sent["page_at"].long(), sent["page_ids"])
+            self.page_tables.view(-1).index_copy_(0, sent["page_at"].long(), sent["page_ids"])
 
     def _set_columns(self, admissions: tuple[Admission, ...], uploader: Uploader) -> None:
         floats = torch.tensor([_floats_of(a.params) for a in admissions], dtype=torch.float32)

@@ -8,6 +8,8 @@ device runs this one's forward.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from quire.grammar.live import LiveMatchers
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
 from quire.runner import rows as bits
-from quire.runner.gather import StepShape, decode_batch, ragged_batch
+from quire.runner.gather import StepShape, decode_batches, ragged_batches
 from quire.runner.graphs import GraphCache
 from quire.runner.masks import GrammarMasks, StepMask
 from quire.runner.pending import Draw, PendingStep, PromptPart
@@ -46,11 +48,12 @@ class ModelRunner:
     ) -> None:
         self.model, self.backend, self.spec = model, backend, spec
         self.pool, self.rows = pool, rows
+        self._group_specs = [replace(spec, window=window) for window in pool.groups.windows]
         self.sampler = Sampler()
         self.uploader = Uploader(model.device)
         self.matchers = LiveMatchers()  # filled by the engine, for requests with a grammar
         self.masks = GrammarMasks(self.matchers, model.spec.vocab_size, self.uploader)
-        self.pools = Pools(rows)
+        self.pools = Pools(rows, model.classify)
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -72,8 +75,7 @@ class ModelRunner:
             if len(shape.sampled) < shape.num_real:  # someone fed a prompt's last-but-one token
                 logits = logits[sent["sample_index"].long()]
         else:
-            batch = self._batch(shape, sent)
-            hidden = self._forward(batch, None)
+            hidden = self._forward(self._batches(shape, sent), None)
             prompts = self._prompt_parts(shape, hidden)
             pooled = self.pools.take(shape, hidden)
             logits = self.model.logits(hidden[sent["sample_index"].long()])
@@ -130,22 +132,25 @@ class ModelRunner:
         info = self.rows.info[work.row]
         return info is not None and work.start < info.num_prompt - 1
 
-    def _batch(self, shape: StepShape, sent: dict[str, Tensor]) -> Batch:
+    def _batches(self, shape: StepShape, sent: dict[str, Tensor]) -> tuple[Batch, ...]:
         size = self.spec.page_size
         if not shape.is_decode:
-            return ragged_batch(self.rows, shape, sent, size)
-        return decode_batch(self.rows, sent["rows"], sent["positions"], size, shape.context_lens)
+            return ragged_batches(self.rows, shape, sent, size)
+        return decode_batches(self.rows, sent["rows"], sent["positions"], size, shape.context_lens)
 
     # ------------------------------------------------------------ forward
 
-    def _forward(self, batch: Batch, max_context: int | None) -> Tensor:
-        plan = self.backend.plan(batch, self.spec, max_context)
-        return self.model.forward(ForwardContext(batch, self.backend, plan, self.pool))
+    def _forward(self, batches: tuple[Batch, ...], max_context: int | None) -> Tensor:
+        plans = tuple(
+            self.backend.plan(batch, spec, max_context)
+            for batch, spec in zip(batches, self._group_specs, strict=True)
+        )
+        return self.model.forward(ForwardContext(batches[0], self.backend, plans, self.pool))
 
     def _decode_logits(self, row_ids: Tensor, positions: Tensor, max_context: int) -> Tensor:
         bound = np.full(row_ids.shape[0], max_context, dtype=np.int32)
-        batch = decode_batch(self.rows, row_ids, positions, self.spec.page_size, bound)
-        return self.model.logits(self._forward(batch, max_context))
+        batches = decode_batches(self.rows, row_ids, positions, self.spec.page_size, bound)
+        return self.model.logits(self._forward(batches, max_context))
 
     # ------------------------------------------------------------ outputs
 

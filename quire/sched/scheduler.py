@@ -197,7 +197,7 @@ class Scheduler:
         whole = num_tokens == request.num_known - cached
         request.row = self._free_rows[-1]
         if (not whole and not self.config.chunked_prefill) or not self.kv.reserve(
-            request, cached, request.num_known
+            request, cached, cached + num_tokens, ahead=request.num_known
         ):
             self.kv.release(request)
             request.row = NOT_RUNNING
@@ -216,16 +216,16 @@ class Scheduler:
         return num_tokens
 
     def _room_for(self, request: Request) -> bool:
-        """A cheap look before hashing: admitting must leave each running request a page to grow.
+        """A cheap look before hashing: admitting must leave each running request room to grow.
 
         Without that headroom the newcomer would take the last pages and be preempted at once.
         """
         if not self.running:
             return True
-        need = 1 if self.kv.prefix_caching else self.kv.pages_for(request.num_known)
-        return self.kv.num_available >= need + min(
-            len(self.running), self.kv.allocator.num_pages // 8
-        )
+        kv = self.kv
+        need = kv.num_groups if kv.prefix_caching else kv.pages_for(request.num_known)
+        headroom = min(len(self.running) * kv.num_groups, kv.allocator.num_pages // 8)
+        return kv.num_available >= need + headroom
 
     def _note_start(self, request: Request, cached: int) -> None:
         if request.timing.scheduled is None:
@@ -334,7 +334,6 @@ class Scheduler:
 
     def stats(self) -> SchedStats:
         alloc, counts = self.kv.allocator, self.kv.counts
-        held = sum(len(pages) for pages in self.kv.holdings().values())
         used = sum(r.num_computed + r.num_inflight for r in self.running.values())
         return SchedStats(
             num_running=len(self.running),
@@ -351,7 +350,7 @@ class Scheduler:
             pages_empty=alloc.num_empty,
             pages_evicted=alloc.num_evicted,
             pages_copied=counts.copied_pages,
-            slots_wasted=held * self.kv.page_size - used,
+            slots_wasted=self.kv.num_reserved - used * self.kv.num_groups,
             prefix_query_tokens=counts.prompt_tokens,
             prefix_hit_tokens=counts.hit_tokens,
         )

@@ -22,6 +22,8 @@ from quire.config import Decision
 from quire.engine.commands import Hello
 from quire.errors import QuireError
 from quire.load.open import open_tokenizer
+from quire.load.verdict import open_verdict
+from quire.models.sequence_head import Verdict
 from quire.obs.log import configure_logging, log_event
 from quire.obs.trace import make_tracer
 from quire.server.app import App
@@ -45,7 +47,7 @@ def main() -> int:
     secrets = [*settings.api_keys, *settings.admin_keys]
     configure_logging(settings.log_format, settings.log_level, secrets)
     try:
-        tokenizer = open_tokenizer(settings.engine)
+        tokenizer, verdict = open_tokenizer(settings.engine), open_verdict(settings.engine)
         if settings.chat_template is not None:
             tokenizer = tokenizer.with_chat_template(settings.chat_template)
     except QuireError as error:
@@ -59,7 +61,7 @@ def main() -> int:
         pass
     else:
         run = uvloop.run
-    return int(run(_serve(settings, tokenizer)))
+    return int(run(_serve(settings, tokenizer, verdict)))
 
 
 def _allow_many_files() -> None:
@@ -69,17 +71,19 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def build_server(settings: ServeSettings, tokenizer: Tokenizer) -> Server:
+def build_server(
+    settings: ServeSettings, tokenizer: Tokenizer, verdict: Verdict | None = None
+) -> Server:
     """Composition root of this process."""
     link = EngineLink(Path(settings.runtime_folder) / SOCKET, settings.stall_s)
     tracer = make_tracer(settings.otlp_traces_endpoint)
-    server = Server(settings, tokenizer, link, tracer=tracer)
+    server = Server(settings, tokenizer, link, tracer=tracer, verdict=verdict)
     server.inside = Inside(server)
     return server
 
 
-async def _serve(settings: ServeSettings, tokenizer: Tokenizer) -> int:
-    server = build_server(settings, tokenizer)
+async def _serve(settings: ServeSettings, tokenizer: Tokenizer, verdict: Verdict | None) -> int:
+    server = build_server(settings, tokenizer, verdict)
     server.link.on_hello.append(lambda hello: _banner(settings, server, hello))
     app = App(server, routes(settings))
     http = make_http_server(settings, app)
@@ -156,10 +160,10 @@ def _banner(settings: ServeSettings, server: Server, hello: Hello) -> None:
     value_width = min(44, max(len(d.value) for d in decisions))
     rows = [f"  {d.what:<{width}}  {d.value:<{value_width}}  {d.why}" for d in decisions]
     name = server.model_names[0]
-    example = (
-        f"curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
-        f'    -d \'{{"messages": [{{"role": "user", "content": "Hello"}}]}}\''
-    )
+    path, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}'
+    if server.verdict is not None:
+        path, body = "/classify", '{"input": ["Hello"]}'
+    example = f"curl {url}{path} -H 'content-type: application/json' \\\n    -d '{body}'"
     page = f"\n  page     {url}/" if settings.page else ""
     with suppress(OSError):  # nobody may be reading
         print(

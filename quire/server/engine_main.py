@@ -32,6 +32,7 @@ def main() -> int:
         from quire.engine.build import build_engine
         from quire.engine.process import EngineProcess, Patience
         from quire.load.open import open_model
+        from quire.runner.expert_loads import LoadReader
 
         opened = open_model(settings.engine)
         engine = build_engine(settings.engine, opened.checkpoint, opened.tokenizer)
@@ -39,7 +40,8 @@ def main() -> int:
         patience = Patience(
             settings.stall_s, settings.stall_kill_s, settings.limits.queue_timeout_s
         )
-        process = EngineProcess(engine, address, time.monotonic() - begun, patience)
+        loads = LoadReader.of(engine.runner.model)
+        process = EngineProcess(engine, address, time.monotonic() - begun, patience, loads)
     except QuireError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         final = isinstance(error, (BadRequest, CheckpointError, NotSupported, OutOfMemory))

@@ -126,7 +126,50 @@ class EmbeddingFields(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
     pooling: str | None = None
     normalize: bool | None = None
+    truncate_prompt_tokens: int | None = None
     priority: int | None = None
+
+
+class PairFields(msgspec.Struct, kw_only=True):
+    """What scores and ranks share."""
+
+    model: str | None = None
+    pooling: str | None = None  # of the embeddings, where the model has no head
+    use_activation: bool | None = None  # False: the head's plain numbers
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+
+
+class ScoreFields(PairFields, kw_only=True):
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None  # vLLM's other names for the two
+    documents: str | list[str] | None = None
+
+
+class RerankFields(PairFields, kw_only=True):
+    query: str
+    documents: list[str | dict[str, Any]]
+    top_n: int | None = None  # 0: all
+    return_documents: bool | None = None
+
+
+class ClassifyFields(msgspec.Struct, kw_only=True):
+    input: str | list[str | int | list[int]] | None = None
+    messages: list[dict[str, Any]] | None = None
+    model: str | None = None
+    add_generation_prompt: bool | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+
+
+class PoolingFields(ClassifyFields, kw_only=True):
+    task: str | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True):

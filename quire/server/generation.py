@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.engine.commands import QUEUE_TIMEOUT
 from quire.engine.output import Conversation
-from quire.errors import BadRequest, EngineDead, QuireError
+from quire.errors import BadRequest, EngineDead, NotSupported, QuireError
 from quire.grammar.spec import NOTHING_LEFT
 from quire.obs.report import FinishReport
 from quire.obs.trace import finish_attributes, request_attributes
@@ -47,6 +47,11 @@ class Generation:
             job.timeout_s or server.limits.request_timeout_s, server.limits.request_timeout_s
         )
         self.deadline = self.begun + self.timeout_s
+        if server.verdict is not None and job.params.pooling is None:
+            raise NotSupported(
+                f"{server.model_names[0]} classifies and cannot generate; use /classify, /pooling,"
+                " /score or /v1/embeddings"
+            )
         text, self.requests = server.intake.requests(job.prompt, job.params, job.priority)
         self.conversation = Conversation(request.id, text, self.requests, server.tokenizer)
         self.inbox: deque[StreamEvent] = deque()

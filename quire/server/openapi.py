@@ -32,6 +32,13 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/messages": MessagesFields,
     "/v1/messages/count_tokens": CountTokensFields,
     "/v1/generate": fields.GenerateFields,
+    "/score": fields.ScoreFields,
+    "/v1/score": fields.ScoreFields,
+    "/rerank": fields.RerankFields,
+    "/v1/rerank": fields.RerankFields,
+    "/v2/rerank": fields.RerankFields,
+    "/classify": fields.ClassifyFields,
+    "/pooling": fields.PoolingFields,
     "/tokenize": fields.TokenizeFields,
     "/detokenize": fields.DetokenizeFields,
 }
@@ -47,6 +54,8 @@ MEDIA: dict[str, tuple[str, ...]] = {
     "/": ("text/html",),
     "/page/{}": ("text/html", "text/javascript", "text/css", "image/svg+xml"),
 }
+SCORED = ("id", "object", "created", "model", "data", "usage")
+RANKED = ("id", "model", "results", "usage")
 # Keys of a JSON answer that are always there.
 ANSWERS: dict[str, tuple[str, ...]] = {
     "/v1/chat/completions": ("id", "object", "created", "model", "choices", "usage"),
@@ -56,6 +65,13 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "/v1/messages": ("id", "type", "role", "model", "content", "stop_reason", "usage"),
     "/v1/messages/count_tokens": ("input_tokens",),
     "/v1/generate": ("id", "text", "finish_reason", "usage"),
+    "/score": SCORED,
+    "/v1/score": SCORED,
+    "/rerank": RANKED,
+    "/v1/rerank": RANKED,
+    "/v2/rerank": RANKED,
+    "/classify": SCORED,
+    "/pooling": SCORED,
     "/v1/models": ("object", "data"),
     "/v1/models/{}": ("id", "object", "created", "owned_by"),
     "/tokenize": ("count", "max_model_len", "tokens"),

@@ -105,6 +105,8 @@ INSIDES: dict[str, Schema] = {
 LISTS = {
     ("ChatFields", "messages"): "ChatMessage",
     ("ChatFields", "tools"): "ChatTool",
+    ("ClassifyFields", "messages"): "ChatMessage",
+    ("PoolingFields", "messages"): "ChatMessage",
     ("TokenizeFields", "messages"): "ChatMessage",
     ("TokenizeFields", "tools"): "ChatTool",
     ("ResponsesFields", "input"): "InputItem",
@@ -171,6 +173,8 @@ def _bounds(limits: Limits) -> dict[str, Bound]:
         "timeout": Bound("number", {"exclusiveMinimum": 0}),
         "priority": Bound("integer", {"minimum": 1 - 2**31, "maximum": 2**31 - 1}),
         "dimensions": Bound("integer", count),
+        "top_n": Bound("integer", {"minimum": 0, "maximum": 2**63 - 1}),
+        "truncate_prompt_tokens": Bound("integer", {"minimum": -1, "maximum": 2**63 - 1}),
         "cache_salt": Bound("string", {"maxLength": 256}),
         "thinking": Bound("object", _object(["type"], type=TEXT)),
         "messages": Bound("array", {"minItems": 1, "maxItems": limits.max_messages}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.server import admin, looking, page_files
 from quire.server.app import ADMIN, KEY, PUBLIC, Route
 from quire.server.chat import chat_completions
+from quire.server.classify import classify, pooling
 from quire.server.completions import completions
 from quire.server.embeddings import embeddings
 from quire.server.generate import generate
@@ -12,6 +13,7 @@ from quire.server.inside import inside
 from quire.server.messages import count_tokens, messages
 from quire.server.openapi import openapi
 from quire.server.responses import responses
+from quire.server.score import rerank, score
 from quire.server.settings import ServeSettings
 
 
@@ -25,6 +27,13 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("POST", "/v1/messages", messages, style="anthropic"),
         Route("POST", "/v1/messages/count_tokens", count_tokens, style="anthropic"),
         Route("POST", "/v1/generate", generate),
+        Route("POST", "/score", score),
+        Route("POST", "/v1/score", score),
+        Route("POST", "/rerank", rerank),
+        Route("POST", "/v1/rerank", rerank),
+        Route("POST", "/v2/rerank", rerank),
+        Route("POST", "/classify", classify),
+        Route("POST", "/pooling", pooling),
         Route("GET", "/v1/models", looking.models),
         Route("GET", "/v1/models/{}", looking.model),
         Route("GET", "/v1/metrics", looking.metrics_summary),

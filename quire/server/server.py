@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from quire.engine.commands import Hello
+from quire.engine.commands import Beat, Hello
 from quire.engine.intake import Intake
 from quire.engine.intake import Limits as IntakeLimits
 from quire.errors import EngineDead
@@ -30,6 +30,7 @@ from quire.server.settings import ServeSettings
 from quire.server.watch import Watchman
 
 if TYPE_CHECKING:
+    from quire.models.sequence_head import Verdict
     from quire.server.inside import Inside
     from quire.text.tokenizer import Tokenizer
 
@@ -46,10 +47,12 @@ class Server:
         link: EngineLink,
         checker: GrammarChecker | None = None,
         tracer: Tracer | None = None,
+        verdict: Verdict | None = None,
     ) -> None:
+        """`verdict` is what the model's classification head means; None: it generates."""
         self.settings, self.limits = settings, settings.limits
         self.tokenizer, self.link, self._checker = tokenizer, link, checker
-        self.tracer = tracer or NullTracer()
+        self.tracer, self.verdict = tracer or NullTracer(), verdict
         self.keys = KeyRing(settings.api_keys, settings.admin_keys)
         self.model_names = settings.served_model_names or (model_name(settings.engine.model),)
         self.created = int(time.time())
@@ -63,9 +66,14 @@ class Server:
         self._ids = itertools.count(1)
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="text")
         link.on_hello.append(self._greet)
-        link.on_beat.append(lambda beat: self.metrics.engine(beat.counts, self._engine_pid()))
+        link.on_beat.append(self._count)
 
     # ------------------------------------------------------------ engine
+
+    def _count(self, beat: Beat) -> None:
+        self.metrics.engine(beat.counts, self._engine_pid())
+        if beat.expert_tokens:
+            self.metrics.experts(beat.expert_tokens, self._engine_pid())
 
     def _greet(self, hello: Hello) -> None:
         limits = IntakeLimits(hello.max_model_len, hello.vocab_size)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from quire.cli.layer_plan import data_sheet
 from quire.cli.main import main
 from quire.cli.pull import is_cached
 from quire.load.known import KNOWN_MODELS, WheelSource
@@ -46,6 +47,46 @@ def test_inspect_does_the_arithmetic(tiny, run_json):
     assert decided["max_model_len"] == ("64", "asked for")
     # Never more than every sequence at full length could use.
     assert decided["kv cache"][0] == "about 16 pages of 8 = 128 tokens"
+
+
+def test_inspect_tells_layers_pages_and_the_bound(tiny, run_json):
+    """Red when the plan, the pages of the context asked about, or the bytes of a step are wrong."""
+    words = ["--page-size", "8", "--max-model-len", "64", "--context", "33", "--dtype", "float32"]
+    (record,) = run_json("inspect", tiny, *ENGINE, *words)
+    assert record["layers"] == [{"layers": "0-1", "attention": "full", "feed_forward": "gated 48"}]
+    cache = record["cache"]
+    assert cache["context"] == 33 and cache["pages"] == 5
+    assert cache["groups"] == [
+        {"layers": [0, 1], "window": None, "token_bytes": cache["token_bytes"], "pages": 5}
+    ]
+    # All weights but the embedding, of which a step reads a row or so, and the norms.
+    hidden, ffn, head_dim, kv = 32, 48, 8, 16
+    layer = hidden * (2 * hidden + 2 * kv) + 3 * hidden * ffn
+    weights = (2 * layer + CONFIG["vocab_size"] * hidden) * 4
+    assert head_dim * CONFIG["num_key_value_heads"] == kv
+    bound = record["decode_bound"]
+    for rate in bound["rates"]:
+        kept = rate["batch"] * (33 + 1) * cache["token_bytes"]  # read, and one token written
+        assert rate["step_bytes"] == weights + kept
+        want = rate["batch"] * bound["bytes_per_s"] / rate["step_bytes"]
+        assert abs(rate["tokens_per_s"] - want) < want * 1e-3 + 0.1
+    assert [rate["batch"] for rate in bound["rates"]] == [1, 32, 128]
+    assert "measured" in bound["source"]
+
+
+def test_inspect_refuses_a_context_the_engine_would(tiny, capsys):
+    assert main(["inspect", tiny, *ENGINE, "--max-model-len", "64", "--context", "65"]) == 2
+    assert "want at most max_model_len=64" in capsys.readouterr().err
+
+
+def test_data_sheets():
+    """Red when one name is taken for part of another."""
+    assert data_sheet("NVIDIA H200").bytes_per_s == 4.8e12
+    assert data_sheet("NVIDIA H20").bytes_per_s == 4.0e12
+    assert data_sheet("NVIDIA GH200 480GB").bytes_per_s == 4.0e12
+    assert data_sheet("NVIDIA A100-SXM4-80GB").bytes_per_s == 2.04e12
+    assert data_sheet("NVIDIA A10").bytes_per_s == 0.6e12
+    assert data_sheet("Some Other Card") is None
 
 
 def test_inspect_says_when_nothing_fits(tiny, run_json):

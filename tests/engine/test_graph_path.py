@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.engine.build import Engine
 from quire.params import SamplingParams
 from quire.request import Request
-from quire.runner.gather import decode_batch
+from quire.runner.gather import decode_batches
 from quire.runner.runner import ModelRunner
 from tests.hf import VOCAB, tiny_engine, tiny_model
 
@@ -39,8 +39,8 @@ class EagerGraphs:
         self.num_replays += 1
         runner = self.runner
         lens = positions.numpy().astype(np.int32) + 1
-        batch = decode_batch(runner.rows, rows, positions, runner.spec.page_size, lens)
-        return runner.model.logits(runner._forward(batch, None))
+        batches = decode_batches(runner.rows, rows, positions, runner.spec.page_size, lens)
+        return runner.model.logits(runner._forward(batches, None))
 
 
 def with_graphs(engine: Engine) -> EagerGraphs:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
+from quire.kv import manager
 from quire.kv.allocator import PageAllocator
 from quire.kv.manager import Holding, KVManager
-from quire.kv.prefix import PrefixTree
+from quire.kv.prefix import GONE, Node, PrefixTree
 from quire.request import Request
 from quire.sched.scheduler import Scheduler
 from tests.fuzz.test_workloads import run
@@ -37,7 +38,7 @@ def key_without_parent(patch: Patch) -> None:
 def leak_on_release(patch: Patch) -> None:
     def release(self: KVManager, request: Request) -> None:
         held = self._held.pop(request.id, None)
-        for page in (held.pages if held else [])[:-1]:
+        for page in (held.pages() if held else [])[:-1]:
             self.allocator.drop(page)
 
     patch.setattr(KVManager, "release", release)
@@ -50,7 +51,9 @@ def unverified_pages_published(patch: Patch) -> None:
         plain(self, request)
         held = self._held[request.id]
         column = len(held.nodes)
-        if column < len(held.pages) and (column + 1) * self.page_size <= len(request.tokens):
+        if column < min(map(len, held.tables)) and (column + 1) * self.page_size <= len(
+            request.tokens
+        ):
             self._publish(request, held, column)
 
     patch.setattr(KVManager, "commit", commit)
@@ -61,8 +64,10 @@ def no_copy_on_write(patch: Patch) -> None:
 
 
 def copy_forgotten(patch: Patch) -> None:
-    def copy_page(self: KVManager, request: Request, held: Holding, column: int) -> None:
-        plain(self, request, held, column)
+    def copy_page(
+        self: KVManager, request: Request, held: Holding, group: int, column: int
+    ) -> None:
+        plain(self, request, held, group, column)
         self._copies.pop()
 
     plain = KVManager._copy_page
@@ -77,14 +82,14 @@ def preempted_stays_in_plan(patch: Patch) -> None:
 def parents_first_in_lru(patch: Patch) -> None:
     def release(self: KVManager, request: Request) -> None:
         held = self._held.pop(request.id, None)
-        for page in held.pages if held else []:
+        for page in held.pages() if held else []:
             self.allocator.drop(page)
 
     patch.setattr(KVManager, "release", release)
 
 
 def evicted_node_stays(patch: Patch) -> None:
-    patch.setattr(PrefixTree, "remove", lambda self, node: None)
+    patch.setattr(PrefixTree, "evict", lambda self, node, page: [])
 
 
 def full_hit_leaves_no_query(patch: Patch) -> None:
@@ -92,7 +97,7 @@ def full_hit_leaves_no_query(patch: Patch) -> None:
 
     def match(self: KVManager, request: Request) -> int:
         plain(self, request)
-        return len(self._held[request.id].pages) * self.page_size
+        return len(self._held[request.id].nodes) * self.page_size
 
     patch.setattr(KVManager, "match", match)
 
@@ -107,6 +112,82 @@ def table_write_lost(patch: Patch) -> None:
     patch.setattr(KVManager, "take_edits", take_edits)
 
 
+def window_moves_too_far(patch: Patch) -> None:
+    plain = KVManager._move_window
+
+    def move(self: KVManager, held: Holding, group: int, first: int) -> None:
+        plain(self, held, group, min(first + 1, len(held.tables[group]) - 1))
+
+    patch.setattr(KVManager, "_move_window", move)
+
+
+def window_stays(patch: Patch) -> None:
+    patch.setattr(KVManager, "_move_window", lambda self, held, group, first: None)
+
+
+def hit_without_its_window(patch: Patch) -> None:
+    def longest(path: list[Node], windows: object, size: int) -> int:
+        held = [i for i, node in enumerate(path, 1) if GONE not in node.pages]
+        return held[-1] if held else 0
+
+    patch.setattr(manager, "longest_hit", longest)
+
+
+def fork_from_a_moved_window(patch: Patch) -> None:
+    patch.setattr(KVManager, "_can_fork", lambda self, parent, source: True)
+
+
+def window_pages_outlive_their_node(patch: Patch) -> None:
+    plain = PrefixTree.evict
+
+    def evict(self: PrefixTree, node: Node, page: int) -> object:
+        plain(self, node, page)
+        return ()
+
+    patch.setattr(PrefixTree, "evict", evict)
+
+
+def writes_to_the_first_group(patch: Patch) -> None:
+    plain = KVManager.take_edits
+
+    def take_edits(self: KVManager) -> object:
+        writes, copies = plain(self)
+        return tuple(write._replace(group=0) for write in writes), copies
+
+    patch.setattr(KVManager, "take_edits", take_edits)
+
+
+def windowed_groups_take_whole_prompts(patch: Patch) -> None:
+    plain = KVManager.reserve
+
+    def reserve(self: KVManager, request: Request, start: int, upto: int, ahead: int = 0) -> bool:
+        return plain(self, request, start, max(upto, ahead))
+
+    patch.setattr(KVManager, "reserve", reserve)
+
+
+def gaps_stay(patch: Patch) -> None:
+    plain = KVManager._merge
+
+    def merge(
+        self: KVManager, request: Request, held: Holding, node: Node, group: int, column: int
+    ) -> None:
+        if node.pages[group] != GONE:
+            plain(self, request, held, node, group, column)
+
+    patch.setattr(KVManager, "_merge", merge)
+
+
+GROUP_PLANTS = [
+    window_moves_too_far,
+    window_stays,
+    hit_without_its_window,
+    fork_from_a_moved_window,
+    window_pages_outlive_their_node,
+    writes_to_the_first_group,
+    windowed_groups_take_whole_prompts,
+    gaps_stay,
+]
 PLANTS = [
     no_refcount_on_hit,
     key_without_parent,
@@ -128,3 +209,14 @@ def test_planted_bug_is_caught(plant: Callable[[Patch], None], monkeypatch: Patc
     with pytest.raises((AssertionError, KeyError, IndexError, ValueError)):
         for seed in range(120):
             run(seed, overlap=seed % 2 == 1)
+
+
+@pytest.mark.parametrize("plant", GROUP_PLANTS, ids=lambda plant: plant.__name__)
+def test_planted_bug_in_groups_is_caught(
+    plant: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, IndexError, ValueError)):
+        for seed in range(60):
+            windows = ((None, 5), (None, 9, 24), (7,))[seed % 3]
+            run(seed, overlap=seed % 2 == 1, windows=windows)

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 
 from quire.config import SchedConfig
 from quire.kv.check import check
+from quire.kv.groups import PageNeeds, Window
 from quire.kv.manager import KVManager
 from quire.params import SamplingParams
 from quire.request import Request
@@ -48,6 +49,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_chunk=st.sampled_from([0, 0, 3]),
         policy=st.sampled_from(["fcfs", "priority"]),
         caching=st.sampled_from([True, True, True, False]),
+        windows=st.sampled_from([(None,), (None,), (None, 5), (7,), (None, 3, 12), (None, 1)]),
     )
     def build(
         self,
@@ -58,12 +60,14 @@ class EngineMachine(RuleBasedStateMachine):
         max_chunk: int,
         policy: str,
         caching: bool,
+        windows: tuple[Window, ...],
     ) -> None:
         columns = -(-MAX_LEN // page_size)
-        num_pages = columns + spare_pages + 1
+        needs = PageNeeds(page_size, windows, max_inflight=2 * budget)
+        num_pages = needs.of(MAX_LEN) + spare_pages + 1
         self.now = 0.0
-        self.kv = KVManager(num_pages, page_size, caching)
-        self.runner = PageContentRunner(num_pages, page_size, rows, columns)
+        self.kv = KVManager(num_pages, page_size, caching, windows)
+        self.runner = PageContentRunner(num_pages, page_size, rows, columns, windows)
         config = SchedConfig(
             max_num_seqs=rows,
             max_num_batched_tokens=budget,
@@ -181,6 +185,7 @@ class EngineMachine(RuleBasedStateMachine):
         reached["evicted"] += stats.pages_evicted
         reached["hit"] += stats.prefix_hit_tokens
         reached["deduplicated"] += self.kv.counts.shared_pages
+        reached["behind a window"] += self.kv.counts.window_pages
 
     # ------------------------------------------------------------ inside
 
@@ -237,7 +242,7 @@ def test_engine_machine() -> None:
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=300,
+            max_examples=400,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
@@ -255,5 +260,6 @@ def test_engine_machine() -> None:
         "deduplicated": 50,
         "flushed": 50,
         "aborted in flight": 10,
+        "behind a window": 200,
     }.items():
         assert reached[what] >= least, reached

@@ -1,7 +1,8 @@
 """Random workloads against the page-content runner, with and without overlap.
 
 Turns red when pages are lost, read before written, shared and overwritten, published unverified,
-when a preempted request stays in a plan, or when progress stops.
+when a preempted request stays in a plan, or when progress stops. With several layer groups also
+when a window loses a page it still needs, or keeps one it does not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pytest
 from quire.config import SchedConfig
 from quire.engine.core import EngineCore
 from quire.kv.check import check
+from quire.kv.groups import PageNeeds, Window
 from quire.kv.manager import KVManager
 from quire.params import SamplingParams
 from quire.request import Request
@@ -20,6 +22,17 @@ from quire.sched.scheduler import Scheduler
 from tests.doubles import PageContentRunner, oracle_next
 
 LONGEST = 40 + 20 + 12
+
+# Shorter than a page, than a chunk, than most prompts, than none; with and without full layers.
+WINDOWS: list[tuple[Window, ...]] = [
+    (None, 5),
+    (None, 1),
+    (None, 9, 9, 24),
+    (None, None, 16),
+    (7,),
+    (6, 13),
+    (None, 100),
+]
 
 
 def make_requests(rng: random.Random) -> list[Request]:
@@ -60,22 +73,34 @@ def expected(request: Request) -> list[int]:
     return tokens[request.num_prompt :]
 
 
-def run(seed: int, *, overlap: bool, caching: bool = True) -> dict[str, int]:
+def assert_bounded(kv: KVManager, needs: PageNeeds) -> None:
+    """No group of any request holds more than the most that memory was planned for."""
+    for held in kv.look().values():
+        for table, first, window in zip(held.tables, held.firsts, kv.windows, strict=True):
+            assert len(table) - first <= needs.in_group(window, LONGEST)
+
+
+def run(
+    seed: int, *, overlap: bool, caching: bool = True, windows: tuple[Window, ...] = (None,)
+) -> dict[str, int]:
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4, 8])
     max_rows = rng.choice([1, 4, 8])
     max_pages = -(-LONGEST // size)
-    num_pages = max_pages + 1 + rng.randint(0, 6)
+    budget = max(max_rows, rng.choice([4, 16, 64]))
+    # The least that the engine accepts, and a little more: preemption and eviction all the time.
+    needs = PageNeeds(size, windows, max_inflight=budget * (1 + overlap))
+    num_pages = needs.of(LONGEST) + 1 + rng.randint(0, 6)
     config = SchedConfig(
         max_num_seqs=max_rows,
-        max_num_batched_tokens=max(max_rows, rng.choice([4, 16, 64])),
+        max_num_batched_tokens=budget,
         max_model_len=LONGEST,
         max_chunk=rng.choice([0, 0, 3, 8]),
         policy=rng.choice(["fcfs", "priority"]),
         priority_aging_s=4.0,
     )
-    kv = KVManager(num_pages, size, caching)
-    runner = PageContentRunner(num_pages, size, max_rows, max_pages)
+    kv = KVManager(num_pages, size, caching, windows)
+    runner = PageContentRunner(num_pages, size, max_rows, max_pages, windows)
     now = [0.0]
     scheduler = Scheduler(config, kv, clock=lambda: now[0])
     core = EngineCore(scheduler, runner, overlap)
@@ -98,6 +123,7 @@ def run(seed: int, *, overlap: bool, caching: bool = True) -> dict[str, int]:
             if event.finish:
                 finished[event.request_id] = event.finish
         check(kv)
+        assert_bounded(kv, needs)
         if not todo and not core.has_work:
             break
     else:
@@ -116,6 +142,8 @@ def run(seed: int, *, overlap: bool, caching: bool = True) -> dict[str, int]:
         "hits": stats.prefix_hit_tokens,
         "copied": stats.pages_copied,
         "evicted": stats.pages_evicted,
+        "moved": kv.counts.window_pages,
+        "notes": sum("only a window" in r.cache_note for r in everyone.values()),
     }
 
 
@@ -123,8 +151,8 @@ def run(seed: int, *, overlap: bool, caching: bool = True) -> dict[str, int]:
 def test_random_workloads(overlap: bool) -> None:
     totals = {"preempted": 0, "hits": 0, "copied": 0, "evicted": 0}
     for seed in range(250):
-        for name, count in run(seed, overlap=overlap).items():
-            totals[name] += count
+        found = run(seed, overlap=overlap)
+        totals = {name: count + found[name] for name, count in totals.items()}
     # The workloads must reach the hard parts, or the test proves nothing.
     assert totals["preempted"] > 100, totals
     assert totals["hits"] > 1000, totals
@@ -135,3 +163,21 @@ def test_random_workloads(overlap: bool) -> None:
 def test_without_prefix_cache() -> None:
     for seed in range(60):
         run(seed, overlap=True, caching=False)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
+@pytest.mark.parametrize("windows", WINDOWS, ids=str)
+def test_random_workloads_with_groups(windows: tuple[Window, ...], overlap: bool) -> None:
+    totals = {"preempted": 0, "hits": 0, "copied": 0, "evicted": 0, "moved": 0, "notes": 0}
+    for seed in range(60):
+        found = run(seed, overlap=overlap, windows=windows)
+        totals = {name: count + found[name] for name, count in totals.items()}
+    least = {"preempted": 20, "hits": 300, "copied": 10, "evicted": 300, "moved": 0, "notes": 0}
+    if min(window or LONGEST for window in windows) < 40:
+        least |= {"moved": 300, "notes": 5}
+    assert all(totals[name] >= count for name, count in least.items()), totals
+
+
+def test_groups_without_prefix_cache() -> None:
+    for seed in range(30):
+        run(seed, overlap=True, caching=False, windows=(None, 9, 9))

@@ -6,6 +6,9 @@ differently), then whole engines against transformers and against themselves.
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,14 +21,24 @@ from quire.kernels.grouped_matmul import GroupTile, multiply_gathered, multiply_
 from quire.kernels.matmul import MatmulWorkspace, matmul
 from quire.kernels.route import combine, route, sort_pairs
 from quire.models.spec import RouterSpec
-from quire.nn.experts import Experts, Visits
+from quire.nn.clamped_swiglu import clamped_swiglu
+from quire.nn.experts import Biases, ExpertForm, Experts, Visits
 from quire.nn.linear import kernel_choice
+from quire.nn.mlp import silu_mul
 from quire.nn.moe import choose_experts
+from quire.runner.expert_loads import LoadReader
 from tests.gpu.test_engine_gpu import SIZES, engine_of, make, prompts, run
 
 DEVICE = torch.device("cuda")
-# Mixtral in small, Qwen3 (many narrow experts), and sizes that fill no tile.
-SHAPES = {"wide": (8, 2, 1024, 1536), "many": (128, 8, 512, 192), "odd": (6, 3, 272, 144)}
+# Mixtral in small, Qwen3 (many narrow experts), sizes that fill no tile, and gpt-oss's sizes in
+# proportion: a k that leaves half a tile.
+SHAPES = {
+    "wide": (8, 2, 1024, 1536),
+    "many": (128, 8, 512, 192),
+    "odd": (6, 3, 272, 144),
+    "oss": (32, 4, 960, 960),
+}
+BIASED = ("odd", "oss")  # these have biases and the clamped gate
 
 
 def _spread(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -44,19 +57,33 @@ def _routing(kind: str, tokens: int, num: int, top_k: int) -> Tensor:
 
 def _experts(name: str, dtype: torch.dtype = torch.bfloat16) -> Experts:
     num, _, hidden, ffn = SHAPES[name]
-    experts = Experts(num, hidden, ffn, dtype, DEVICE)
+    gate = partial(clamped_swiglu, alpha=1.702, limit=7.0) if name in BIASED else silu_mul
+    experts = Experts(num, hidden, ffn, dtype, DEVICE, ExpertForm(gate, name in BIASED))
     experts.up = _spread(num, 2 * ffn, hidden, dtype=dtype)
     experts.down = _spread(num, hidden, ffn, dtype=dtype)
+    if name in BIASED:
+        experts.biases = Biases(
+            torch.randn(num, 2 * ffn, device=DEVICE).to(dtype),
+            torch.randn(num, hidden, device=DEVICE).to(dtype),
+        )
     return experts
 
 
-def _reference(x: Tensor, up: Tensor, down: Tensor, visits: Visits) -> Tensor:
+def _reference(x: Tensor, experts: dict[str, Tensor], visits: Visits) -> Tensor:
     """fp64, expert by expert."""
     out = torch.zeros(x.shape, dtype=torch.double, device=DEVICE)
+    up, down = experts["up"].double(), experts["down"].double()
     for expert in visits.experts.unique().tolist():
         token, rank = torch.where(visits.experts == expert)
-        gate, value = (x[token].double() @ up[expert].double().T).chunk(2, -1)
-        y = (torch.nn.functional.silu(gate) * value) @ down[expert].double().T
+        gate_up = x[token].double() @ up[expert].T
+        if "up_bias" in experts:
+            gate, value = (gate_up + experts["up_bias"][expert]).chunk(2, -1)
+            gate, value = gate.clamp(max=7.0), value.clamp(-7.0, 7.0)
+            y = (value + 1) * gate * torch.sigmoid(1.702 * gate)
+            y = y @ down[expert].T + experts["down_bias"][expert]
+        else:
+            gate, value = gate_up.chunk(2, -1)
+            y = (torch.nn.functional.silu(gate) * value) @ down[expert].T
         out.index_add_(0, token, y * visits.weights[token, rank, None].double())
     return out
 
@@ -68,15 +95,13 @@ def test_matches_double_precision(name: str, tokens: int, kind: str) -> None:
     torch.manual_seed(tokens)
     num, top_k, hidden, _ = SHAPES[name]
     experts = _experts(name)
-    up, down = experts.up, experts.down
-    assert up is not None and down is not None
+    weights = {name: fused.tensor for name, fused in experts.parameters().items()}
     experts.finish(kernel_choice(DEVICE))
     x = _spread(tokens, hidden)
-    weights = torch.rand(tokens, top_k, device=DEVICE)
-    visits = Visits(_routing(kind, tokens, num, top_k), weights)
+    visits = Visits(_routing(kind, tokens, num, top_k), torch.rand(tokens, top_k, device=DEVICE))
     loads = torch.zeros(num, dtype=torch.int64, device=DEVICE)
     got = experts(x, visits, loads).double()
-    want = _reference(x, up, down, visits)
+    want = _reference(x, weights, visits)
     assert (got - want).norm() / want.norm() < 1e-2
     assert torch.equal(loads, visits.experts.flatten().long().bincount(minlength=num))
 
@@ -111,10 +136,11 @@ def test_every_tile_gives_the_same_bits(k: int) -> None:
         GroupTile(128, 128, 64, 4, 8),
         GroupTile(128, 128, 64, 4, 8, group_m=1),
     )
-    gathered = [multiply_gathered(x, w, pairs, tile) for tile in tiles]
-    scattered = [multiply_scattered(rows, w, pairs, tile) for tile in tiles]
-    assert all(torch.equal(gathered[0], other) for other in gathered[1:])
-    assert all(torch.equal(scattered[0], other) for other in scattered[1:])
+    for bias in (None, _spread(8, 200)):
+        gathered = [multiply_gathered(x, w, pairs, tile, bias) for tile in tiles]
+        scattered = [multiply_scattered(rows, w, pairs, tile, bias) for tile in tiles]
+        assert all(torch.equal(gathered[0], other) for other in gathered[1:])
+        assert all(torch.equal(scattered[0], other) for other in scattered[1:])
 
 
 @pytest.mark.parametrize(
@@ -123,8 +149,9 @@ def test_every_tile_gives_the_same_bits(k: int) -> None:
         RouterSpec(8, 2),
         RouterSpec(128, 8, rounds=True),
         RouterSpec(256, 8, score="sigmoid", num_groups=8, top_groups=4, scale=2.5),
+        RouterSpec(160, 6, normalize=False, num_groups=8, top_groups=3, group_best=1, scale=16.0),
     ],
-    ids=["mixtral", "qwen3", "deepseek"],
+    ids=["mixtral", "qwen3", "deepseek", "deepseek-v2"],
 )
 def test_route_picks_what_the_cpu_picks(rule: RouterSpec) -> None:
     torch.manual_seed(0)
@@ -135,6 +162,16 @@ def test_route_picks_what_the_cpu_picks(rule: RouterSpec) -> None:
     experts, weights = route(logits.cuda(), rule, None if bias is None else bias.cuda())
     assert torch.equal(experts.cpu().long(), want.experts)
     torch.testing.assert_close(weights.cpu(), want.weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("rows,width", [(1, 2880), (300, 2880), (7, 1000)])
+def test_the_clamped_gate_is_the_cpus(rows: int, width: int, dtype: torch.dtype) -> None:
+    x = (5 * torch.randn(rows, 2 * width, device=DEVICE)).to(dtype)
+    got = clamped_swiglu(x, alpha=1.702, limit=7.0)
+    want = clamped_swiglu(x.cpu(), alpha=1.702, limit=7.0)
+    tolerance = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    torch.testing.assert_close(got.cpu(), want, rtol=tolerance, atol=tolerance)
 
 
 def test_a_router_is_a_narrow_matmul() -> None:
@@ -199,17 +236,29 @@ FAMILIES = {
             "mlp_only_layers": [1],
         },
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 64,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 4,
+            "sliding_window": 48,
+            "attn_implementation": "eager",
+        },
+    ),
 }
 
 
 def _model(family: str):
     torch.manual_seed(0)
-    name, more = FAMILIES[family]
-    model = hf._llama_like(name, **{**SIZES, **more}).eval()
+    kind, more = FAMILIES[family]
+    model = hf._llama_like(kind, **{**SIZES, **more}).eval()
     with torch.no_grad():
-        for p in model.parameters():
+        for name, p in model.named_parameters():
             if p.ndim > 1:
                 p.normal_(0, 0.06)
+            elif "sinks" in name or "bias" in name:
+                p.normal_(0, 0.5)
             p.copy_(p.bfloat16().float())  # both sides hold the same numbers
     return model
 
@@ -266,3 +315,18 @@ def test_loads_are_counted_inside_graphs() -> None:
     assert counted[0].shape == (2, 64)
     assert (counted[1].sum(1) == 8 * 24 * (8 + 19)).all()
     assert (counted[0].sum(1) >= counted[1].sum(1)).all()
+
+
+def test_loads_are_read_without_a_wait() -> None:
+    """Red when a reading waits for the device, or is not that of the work before it."""
+    loads = torch.zeros(2, 64, dtype=torch.int64, device=DEVICE)
+    reader = LoadReader(loads, [0, 2])
+    torch.cuda._sleep(200_000_000)  # some 100 ms
+    loads += 3
+    begin = time.perf_counter()
+    reader.poll()
+    reader.poll()
+    assert time.perf_counter() - begin < 0.05 and reader.take() == {}
+    torch.cuda.synchronize()
+    reader.poll()
+    assert reader.take() == {0: [3] * 64, 2: [3] * 64}

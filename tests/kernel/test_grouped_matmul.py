@@ -6,6 +6,8 @@ does not. Rounding is `tests/gpu/test_gpu_moe.py`.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +20,8 @@ from quire.kernels.grouped_matmul import (
     pick_tile,
 )
 from quire.kernels.route import sort_pairs
-from quire.nn.experts import ExpertLoop, GroupedExperts, Visits
+from quire.nn.clamped_swiglu import clamped_swiglu
+from quire.nn.experts import Biases, ExpertLoop, GroupedExperts, Visits
 from quire.nn.linear import TorchLinear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,6 +68,23 @@ def test_rows_meet_their_experts(name: str, kind: str, tokens: int) -> None:
     order = pairs.pairs.long()
     want[order] = torch.einsum("pk,pnk->pn", rows.double(), down.double()[flat[order]])
     assert torch.equal(multiply_scattered(rows, down, pairs, TILES[name]).double(), want)
+
+
+@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize("kind", ["one expert", "the ends", "spread"])
+def test_rows_get_their_experts_bias(name: str, kind: str) -> None:
+    """Red when a bias is another expert's, or another output's: 72 outputs fill no tile."""
+    torch.manual_seed(0)
+    experts = _routing(kind, 11)
+    pairs = sort_pairs(experts, NUM)
+    x, w, bias = _integers(11, 64), _integers(NUM, 72, 64), 100 * _integers(NUM, 72)
+    added = bias[experts.view(-1).long()]  # pair by pair
+
+    plain, got = (multiply_gathered(x, w, pairs, TILES[name], b) for b in (None, bias))
+    assert torch.equal(got - plain, added[pairs.pairs.long()])
+    rows = _integers(22, 64)
+    plain, got = (multiply_scattered(rows, w, pairs, TILES[name], b) for b in (None, bias))
+    assert torch.equal(got - plain, added)
 
 
 @pytest.mark.parametrize("num_pairs", [1, 5, 16, 100, 1000])
@@ -115,6 +135,23 @@ def test_both_ways_to_multiply_agree(tokens: int) -> None:
     got = GroupedExperts(up, down)(x, visits, loads[1])
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
     assert torch.equal(loads[0], loads[1]) and int(loads[0].sum()) == 2 * tokens
+
+
+@pytest.mark.parametrize("kind", ["one expert", "the ends", "spread"])
+def test_both_ways_agree_with_biases_and_another_gate(kind: str) -> None:
+    torch.manual_seed(0)
+    up, down = torch.randn(NUM, 96, 64, device=DEVICE), torch.randn(NUM, 64, 48, device=DEVICE)
+    biases = Biases(torch.randn(NUM, 96, device=DEVICE), torch.randn(NUM, 64, device=DEVICE))
+    gate = partial(clamped_swiglu, alpha=1.702, limit=7.0)
+    loop = ExpertLoop(
+        [TorchLinear(w, b) for w, b in zip(up, biases.up, strict=True)],
+        [TorchLinear(w, b) for w, b in zip(down, biases.down, strict=True)],
+        gate,
+    )
+    x, experts = torch.randn(9, 64, device=DEVICE), _routing(kind, 9)
+    visits = Visits(experts, torch.rand(9, 2, device=DEVICE))
+    got = GroupedExperts(up, down, biases, gate)(x, visits, None)
+    torch.testing.assert_close(got, loop(x, visits, None), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("num_pairs", [2, 64, 500, 4096, 65536])

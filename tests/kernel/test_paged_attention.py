@@ -97,6 +97,50 @@ def test_bound_and_lanes_change_no_bit() -> None:
     assert torch.equal(case.step(backend, cache, ones, lens, max_context=1000), want)
 
 
+KINDS = {
+    "window": {"window": 21},
+    "window of one": {"window": 1},
+    "cap and sinks": {"softcap": 2.0, "has_sinks": True},
+    "all": {"window": 37, "softcap": 2.0, "has_sinks": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decode_draft_and_prefill_have_the_same_bits(kind: str) -> None:
+    """63 .. 68 crosses a split border, the windows' edges one of splits or tiles before it."""
+    backend = TritonAttention(torch.float32, EQUAL)
+    case = make_case([68], heads=(4, 1), device=DEVICE, **KINDS[kind])
+    cache = case.cache(backend, fill=float("nan"))
+    case.feed(ORACLE, cache, [68])
+    whole = case.step(backend, cache, [6], [68])  # prefill: more than the four of a split tile
+    check(whole, case.expected([6], [68]), 1e-6)
+    draft = case.step(backend, cache, [3], [67])
+    assert torch.equal(draft, whole[2:5])
+    decoded = torch.cat([case.step(backend, cache, [1], [n]) for n in (63, 65, 68)])
+    assert torch.equal(decoded, whole[[0, 2, 5]])
+
+
+def test_a_windows_scratch_does_not_grow_with_the_bound() -> None:
+    """Red when a captured decode pays for splits that no window can reach."""
+    backend = TritonAttention(torch.float32, TILES)
+    for window, splits in ((1, 1), (2, 2), (33, 2), (34, 3)):  # splits of 32
+        case = make_case([200, 90], window=window, heads=(4, 1), device=DEVICE)
+        plan = backend.plan(case.batch([1, 1], [200, 90], [0, 1]), case.spec, 1 << 20)
+        assert plan.split is not None and plan.split.max_splits == splits
+        assert plan.split.acc.numel() == (splits * 2 * 4 * 32 if splits > 1 else 0)
+
+
+def test_a_bounded_windowed_plan_changes_no_bit() -> None:
+    lens = [1, 33, 70, 65]
+    backend = TritonAttention(torch.float32, TILES)
+    case = make_case(lens, heads=(4, 1), device=DEVICE, **KINDS["all"])
+    cache = case.cache(backend, fill=float("nan"))
+    case.feed(ORACLE, cache, lens)
+    want = case.step(backend, cache, [1] * 4, lens)
+    check(want, case.expected([1] * 4, lens), 1e-6)
+    assert torch.equal(case.step(backend, cache, [1] * 4, lens, max_context=1000), want)
+
+
 def test_scratch_only_grows() -> None:
     """A captured graph keeps writing to the buffer it was captured with."""
     backend = TritonAttention(torch.float32, TILES)

@@ -40,6 +40,22 @@ def test_matches_llama(tokens: int, width: int, dtype: torch.dtype, has_residual
     torch.testing.assert_close(normed, want, rtol=tol, atol=tol)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_a_weight_in_fp32_rounds_once(dtype: torch.dtype, has_residual: bool) -> None:
+    """Gemma's module: red when the normed row is rounded before the product."""
+    x, residual = (torch.randn(7, 320, device=DEVICE).to(dtype) for _ in range(2))
+    weight = 1 + 0.3 * torch.randn(320, device=DEVICE)
+    normed, summed = rms_norm(x, weight, 1e-6, residual if has_residual else None)
+    h = summed.float()
+    want = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+    if DEVICE == "cpu" and dtype == torch.bfloat16:  # truncated in the interpreter
+        torch.testing.assert_close(normed, want.to(dtype), rtol=1e-2, atol=1e-2)
+    else:
+        different = (normed != want.to(dtype)).float().mean()
+        assert different < 0.01  # the last bit of fp32 decides; rounding twice changes a third
+
+
 def test_rows_are_independent() -> None:
     x = torch.randn(9, 1000, device=DEVICE)
     weight = torch.randn(1000, device=DEVICE)

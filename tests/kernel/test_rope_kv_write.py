@@ -75,6 +75,24 @@ def test_matches_hugging_face(
     assert (keys == 7.0).all() and (values == 7.0).all()
 
 
+@pytest.mark.parametrize("rot_dim", [32, 64])
+def test_norm_weights_in_fp32_round_once(rot_dim: int) -> None:
+    """Gemma 3's norms: red when the normed head is rounded before the product."""
+    dtype, dim = torch.float16, 64
+    qkv = torch.randn(9, 4 * dim, device=DEVICE).to(dtype)  # two heads of q, one of k, one of v
+    weights = 1 + 0.3 * torch.randn(2, dim, device=DEVICE)
+    keys, values = torch.zeros(2, 1, 1, 16, dim, dtype=dtype, device=DEVICE)
+    slots = torch.arange(9, device=DEVICE)
+    still = torch.zeros(16, rot_dim // 2, device=DEVICE)
+    rope = Rope(still + 1, still)  # turns nothing
+    q = rope_kv_write(qkv, keys, values, slots, slots, rope, HeadNorm(*weights, 1e-6))
+    h = qkv.view(9, 4, dim).float()
+    normed = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+    want = torch.cat([normed[:, :2] * weights[0], normed[:, 2:3] * weights[1]], 1).to(dtype)
+    got = torch.cat([q, keys[0, :, :9].transpose(0, 1)], 1)
+    assert (got != want).float().mean() < 0.01  # rounding twice changes a third
+
+
 def test_no_tokens_and_int32_indices() -> None:
     keys, values = torch.zeros(2, 2, 1, 16, 32, device=DEVICE)
     none = torch.zeros(0, dtype=torch.int32, device=DEVICE)

@@ -22,6 +22,10 @@ RULES = {
     "deepseek": RouterSpec(
         32, 6, score="sigmoid", num_groups=8, top_groups=3, scale=2.5, normalize=True
     ),
+    "deepseek v2": RouterSpec(
+        24, 4, num_groups=6, top_groups=2, group_best=1, scale=16.0, normalize=False
+    ),
+    "three of a group": RouterSpec(12, 3, num_groups=3, top_groups=2, group_best=3),
     "lone groups": RouterSpec(6, 2, num_groups=6, top_groups=3),
 }
 

@@ -26,6 +26,22 @@ def test_matches_torch(tokens: int, width: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(silu_mul(x), want, rtol=tol, atol=tol)
 
 
+ACTIVATIONS = {
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "relu2": lambda x: F.relu(x).square(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # NumPy's, in the interpreter
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_other_activations(activation: str, dtype: torch.dtype) -> None:
+    x = (3 * torch.randn(3, 2 * 1100, device=DEVICE)).to(dtype)
+    want = ACTIVATIONS[activation](x[:, :1100]) * x[:, 1100:]
+    tol = TOLERANCE[dtype]
+    torch.testing.assert_close(silu_mul(x, activation), want, rtol=tol, atol=tol)
+
+
 @pytest.mark.filterwarnings("ignore:overflow")  # NumPy's, in the interpreter
 def test_large_negative_gate_is_zero() -> None:
     x = torch.tensor([[-200.0, 200.0, 1.0, 2.0]], device=DEVICE)

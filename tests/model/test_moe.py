@@ -228,8 +228,8 @@ def test_parameters_are_counted(family: str, tmp_path: Path) -> None:
     idle = sparse * (spec.moe.router.num_experts - spec.moe.router.top_k) * expert
     assert spec.num_active_params == spec.num_params - idle
     model.save_pretrained(tmp_path)
-    facts, _ = inspect(small_args(model=str(tmp_path)))
-    shown = {fact.what: fact for fact in facts}
+    shown = {fact.what: fact for fact in inspect(small_args(model=str(tmp_path))).facts}
     assert shown["experts"].value == spec.moe.router.num_experts
     assert f"{spec.moe.router.top_k} per token in {sparse} layers" in shown["experts"].note
-    assert shown["active parameters"].value == spec.num_active_params
+    norms = sum(p.numel() for p in model.parameters() if p.ndim == 1)
+    assert shown["active parameters"].value == spec.num_active_params + norms

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import httpx2
 
@@ -16,6 +16,7 @@ from quire.config import EngineArgs
 from quire.engine.commands import About, Hello
 from quire.errors import EngineDead
 from quire.grammar.spec import check_limits
+from quire.models.sequence_head import Verdict
 from quire.params import StructuredOutputsParams
 from quire.request import Request
 from quire.server.app import App
@@ -26,6 +27,10 @@ from quire.server.settings import ServeSettings
 from quire.step import TokenEvent, TokenLogprobs
 from quire.text.tokenizer import Tokenizer
 from tests.text.tiny_tokenizers import byte_level
+
+if TYPE_CHECKING:
+    from quire.grammar.checker import GrammarChecker
+    from quire.server.link import EngineLink
 
 MODEL = "tiny"
 MAX_MODEL_LEN = 16_384
@@ -58,6 +63,7 @@ class FakeLink:
         self.tokenizer = tokenizer
         self.answer = "Hello there."
         self.num_cached = 0
+        self.pool: Callable[[list[int]], list[float]] | None = None  # what prompts are pooled to
         self.burst = 1  # tokens the engine makes before anybody looks
         self.is_slow = False  # be quiet for a while first
         self.dies_after: int | None = None  # tokens
@@ -111,6 +117,10 @@ class FakeLink:
             tap.poke()
             await asyncio.sleep(0.01)
         tap.about[request.id] = About(request.id, self.num_cached, "", 0, 0.1, 0.2, 0.3)
+        if request.params.pooling is not None and self.pool is not None:
+            pooled = self.pool(request.tokens[: request.num_prompt].tolist())
+            tap.put(TokenEvent(request.id, (), "length", None, pooled=pooled))
+            return
         ids = self.tokenizer.encode(self.answer, add_special_tokens=False)
         ids = [*ids, self.tokenizer.eos_ids[0]][: request.max_tokens]
         if self.dies_after == 0:
@@ -153,12 +163,13 @@ class Event(NamedTuple):
 class Bench:
     """One server to try requests on."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, verdict: Verdict | None = None, **settings: Any) -> None:
         engine = EngineArgs(model=MODEL, max_model_len=MAX_MODEL_LEN)
         self.settings = ServeSettings(engine=engine, log_level="error", **settings)
         tokenizer = chat_tokenizer()
         self.link = FakeLink(tokenizer)
-        self.server = Server(self.settings, tokenizer, self.link, OpenChecker())  # type: ignore[arg-type]
+        link, checker = cast("EngineLink", self.link), cast("GrammarChecker", OpenChecker())
+        self.server = Server(self.settings, tokenizer, link, checker, verdict=verdict)
         self.app = App(self.server, routes(self.settings))
         self.link.greet()
 

@@ -45,14 +45,17 @@ class Case:
         page_size: int = 4,
         overlap: bool = False,
         caching: bool = True,
+        windows: tuple[int | None, ...] = (None,),
         **sched: Any,
     ) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64}
         self.config = SchedConfig(**{**limits, **sched})
         self.now = 0.0
-        self.kv = KVManager(num_pages + 1, page_size, caching)
+        self.kv = KVManager(num_pages + 1, page_size, caching, windows)
         columns = -(-self.config.max_model_len // page_size)
-        self.runner = PageContentRunner(num_pages + 1, page_size, self.config.max_num_seqs, columns)
+        self.runner = PageContentRunner(
+            num_pages + 1, page_size, self.config.max_num_seqs, columns, windows
+        )
         self.scheduler = Scheduler(self.config, self.kv, clock=lambda: self.now)
         self.core = EngineCore(self.scheduler, self, overlap)
         self.plans: list[StepPlan] = []

@@ -10,11 +10,17 @@ from quire.kv.prefix import MAX_GHOSTS, Node, PrefixTree
 
 def make(num_pages: int) -> tuple[PageAllocator, list[Node]]:
     evicted: list[Node] = []
-    return PageAllocator(num_pages, on_evict=evicted.append), evicted
+
+    def on_evict(node: Node, page: int) -> list[int]:
+        assert node.pages == [page]
+        evicted.append(node)
+        return []
+
+    return PageAllocator(num_pages, on_evict), evicted
 
 
 def publish(alloc: PageAllocator, page: int) -> Node:
-    alloc.node_of[page] = Node(bytes([page]), None, b"", page)
+    alloc.node_of[page] = Node(bytes([page]), None, b"", [page])
     return alloc.node_of[page]
 
 
@@ -121,7 +127,7 @@ def test_find_compares_the_tokens_behind_a_key() -> None:
     """Red when a hit trusts the hash alone."""
     tree = PrefixTree()
     key = tree.child_key(tree.root_key(""), b"aaaa")
-    node = tree.insert(key, None, b"aaaa", 1)
+    node = tree.insert(key, None, b"aaaa", [1])
     assert tree.find(key, b"aaaa") is node
     assert tree.find(key, b"bbbb") is None
 
@@ -129,8 +135,8 @@ def test_find_compares_the_tokens_behind_a_key() -> None:
 def test_remove_wants_leaves_and_counts_children() -> None:
     """Red when an inner node can be evicted, which would orphan its children."""
     tree = PrefixTree()
-    parent = tree.insert(b"p", None, b"", 1)
-    child = tree.insert(b"c", parent, b"", 2)
+    parent = tree.insert(b"p", None, b"", [1])
+    child = tree.insert(b"c", parent, b"", [2])
     with pytest.raises(AssertionError, match="children"):
         tree.remove(parent)
     tree.remove(child)
@@ -142,8 +148,8 @@ def test_remove_wants_leaves_and_counts_children() -> None:
 def test_inserting_again_lifts_the_memory_of_an_eviction() -> None:
     """Red when a cached prefix is still explained as evicted."""
     tree = PrefixTree()
-    tree.remove(tree.insert(b"k", None, b"", 1))
-    tree.insert(b"k", None, b"", 2)
+    tree.remove(tree.insert(b"k", None, b"", [1]))
+    tree.insert(b"k", None, b"", [2])
     assert not tree.was_evicted(b"k")
 
 
@@ -151,7 +157,7 @@ def test_memories_are_bounded() -> None:
     """Red when evicted keys or client-chosen salts pile up for the life of the server."""
     tree = PrefixTree()
     for i in range(MAX_GHOSTS + 50):
-        tree.remove(tree.insert(i.to_bytes(4, "big"), None, b"", 1))
+        tree.remove(tree.insert(i.to_bytes(4, "big"), None, b"", [1]))
         tree.root_key(str(i))
     assert len(tree._ghosts) <= MAX_GHOSTS
     assert len(tree._roots) <= MAX_GHOSTS

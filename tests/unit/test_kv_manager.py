@@ -65,7 +65,7 @@ def test_a_whole_cached_prompt_still_computes_exactly_one_token() -> None:
     case = Case()
     first = case.add(A, max_tokens=1)
     case.run()
-    source = [node.page for node in case.kv.tree.nodes.values()]
+    source = [node.pages[0] for node in case.kv.tree.nodes.values()]
     second = case.add(A, max_tokens=6)
     case.step()
     (work,) = case.last_plan.works
@@ -151,7 +151,7 @@ def test_a_forged_key_collision_is_a_miss() -> None:
     tokens = Request.new(0, A[:4], case.request(A).params).tokens.tobytes()
     key = tree.child_key(tree.root_key(""), tokens)
     page = case.kv.allocator.take()
-    forged = tree.insert(key, None, b"other tokens", page)
+    forged = tree.insert(key, None, b"other tokens", [page])
     case.kv.allocator.node_of[page] = forged
     assert cached_tokens(case, [*A, 1]) == 0
 
@@ -391,10 +391,11 @@ def cache_a_live_page(kv: KVManager) -> None:
 
 def name_a_page_twice(kv: KVManager) -> None:
     held = next(iter(kv._held.values()))
-    kv.allocator.refs[held.pages[0]] += 1
-    kv.allocator.refs[held.pages[-1]] -= 1
-    kv.allocator._empty.append(held.pages[-1])
-    held.pages[-1] = held.pages[0]
+    (table,) = held.tables
+    kv.allocator.refs[table[0]] += 1
+    kv.allocator.refs[table[-1]] -= 1
+    kv.allocator._empty.append(table[-1])
+    table[-1] = table[0]
 
 
 def lose_a_node(kv: KVManager) -> None:
@@ -404,7 +405,7 @@ def lose_a_node(kv: KVManager) -> None:
 
 def orphan_a_node(kv: KVManager) -> None:
     leaf = next(node for node in kv.tree.nodes.values() if node.parent)
-    leaf.parent = Node(b"nobody", None, b"", 0)
+    leaf.parent = Node(b"nobody", None, b"", [0])
 
 
 def miscount_children(kv: KVManager) -> None:

@@ -84,12 +84,11 @@ def test_long_models_are_cut_on_cpu_unless_asked() -> None:
     assert resolved(long, max_model_len=131072).sched.max_model_len == 131072
 
 
-def test_sliding_window_bounds_the_context() -> None:
-    """Red when a windowed model attends further back than it was trained to."""
-    windowed = replace(SPEC, sliding_window=1024)
-    assert resolved(windowed).sched.max_model_len == 1024
-    with pytest.raises(NotSupported, match=r"max_model_len=2000.*1024.*sliding window"):
-        resolved(windowed, max_model_len=2000)
+def test_a_window_does_not_bound_the_context() -> None:
+    """Red when a model whose layers see a window is cut to it: pages behind it are given back."""
+    windowed = replace(SPEC, windows=(1024,) * SPEC.num_layers)
+    assert resolved(windowed).sched.max_model_len == resolved(SPEC).sched.max_model_len > 1024
+    assert resolved(windowed, max_model_len=2000).sched.max_model_len == 2000
 
 
 def test_dynamic_rope_may_go_beyond_its_training() -> None:

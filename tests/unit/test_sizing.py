@@ -7,6 +7,7 @@ import re
 import pytest
 
 from quire.errors import OutOfMemory
+from quire.kv.groups import PageNeeds
 from quire.memory.sizing import Room, num_pages
 
 GIB = 1 << 30
@@ -84,3 +85,37 @@ def test_refusal_is_a_memory_error() -> None:
     """Red when callers that catch MemoryError stop seeing it."""
     with pytest.raises(MemoryError, match=r"5\.00 GiB asked for"):
         num_pages(Room(0, 0, 0, 0, asked=5 * GIB), 1 << 30, 16, 1600, 1)
+
+
+# ------------------------------------------------------------ layer groups
+
+GEMMA = PageNeeds(16, (None, 64, 64, 64), max_inflight=32)  # 7 pages for each window at most
+
+
+def test_windows_cost_a_window() -> None:
+    """Red when windowed layers are charged the whole context, or full ones only a window."""
+    assert [GEMMA.of(n) for n in (16, 96, 112, 1600)] == [4, 24, 28, 121]
+    needed = 121 + 1
+    assert num_pages(room(needed * 10), 10, 16, 1600, 1, GEMMA) == needed
+    with pytest.raises(OutOfMemory, match="needs 122 pages"):
+        num_pages(room(needed * 10 - 1), 10, 16, 1600, 1, GEMMA)
+    assert num_pages(room(GIB), 10, 16, 1600, 8, GEMMA) == 8 * 121 + 1
+
+
+@pytest.mark.parametrize("pages", [5, 9, 28, 29, 30, 60, 121])
+def test_refusal_with_windows_names_the_largest_length_that_works(pages: int) -> None:
+    """Red when the advice forgets a group: the named length must work, and a page more must not."""
+    with pytest.raises(OutOfMemory) as caught:
+        num_pages(room(pages * 100), 100, 16, 100_000, 8, GEMMA)
+    workable = int(re.search(r"largest max_model_len that fits is (\d+)", str(caught.value))[1])
+    assert num_pages(room(pages * 100), 100, 16, workable, 8, GEMMA) >= 2
+    with pytest.raises(OutOfMemory):
+        num_pages(room(pages * 100), 100, 16, workable + 1, 8, GEMMA)
+
+
+def test_any_length_fits_where_all_layers_are_windowed() -> None:
+    """Red when a model without full layers is refused a context its pages do not grow with."""
+    needs = PageNeeds(16, (64,), max_inflight=32)
+    assert num_pages(room(80), 10, 16, 1 << 20, 1, needs) == 8
+    with pytest.raises(OutOfMemory, match=r"largest max_model_len that fits is 96"):
+        num_pages(room(79), 10, 16, 1 << 20, 1, needs)

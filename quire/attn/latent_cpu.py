@@ -1,0 +1,56 @@
+"""LatentCpu: latent attention from `CpuAttention`, whose one kv head reads its keys as values too.
+
+Absorbed for every token: the products around attention cost a CPU far more than attention itself
+until contexts are long, and one form keeps all promises about bits. The last numbers of a result,
+weighted sums of rotated keys, mean nothing and are cut off; that is cheaper than copying the
+latents apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.attn.backend import AttnSpec, HeadTransform, LayerCache
+from quire.attn.cpu import CpuAttention
+from quire.attn.heads import rotation_at
+from quire.attn.latent import Expand, LatentAttention, LatentPlan, Projected
+from quire.attn.latent_forms import Part
+from quire.attn.latent_reference import store
+from quire.forward import Batch
+
+
+class LatentCpu(LatentAttention):
+    caps = CpuAttention.caps
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(dtype)
+        self._shared = CpuAttention(dtype)
+
+    def plan(self, batch: Batch, spec: AttnSpec, max_context: int | None = None) -> LatentPlan:
+        whole = self._shared.plan(batch, replace(spec, value_dim=None), max_context)
+        return LatentPlan(batch, Part(None, batch), None, absorbed_plan=whole)
+
+    def prepare(
+        self,
+        tokens: Projected,
+        heads: HeadTransform,
+        cache: LayerCache,
+        plan: LatentPlan,
+        spec: AttnSpec,
+    ) -> Tensor:
+        if plan.rotation is None:
+            plan.rotation = rotation_at(heads, plan.batch.positions)
+        return store(tokens, plan.rotation, cache, plan.batch.slots)
+
+    def run(self, q: Tensor, cache: LayerCache, plan: LatentPlan, spec: AttnSpec) -> Tensor:
+        twice = LayerCache(cache.keys, cache.keys)
+        out = self._shared.run(q, twice, plan.absorbed_plan, replace(spec, value_dim=None))
+        return out[..., : spec.value_dim]
+
+    def run_expanded(
+        self, q: Tensor, cache: LayerCache, plan: LatentPlan, spec: AttnSpec, expand: Expand
+    ) -> Tensor:
+        raise AssertionError("no token is expanded on a CPU")

@@ -1,0 +1,136 @@
+"""Kernel times: from what a profiler saw to time by kind of work. Pure, no torch.
+
+A kernel's time here is what it adds to the step: kernels that start early, while the one before
+still runs, are charged from its end on. So times add up, and what is missing to the whole is time
+in which no kernel ran.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from quire.bench.roofline import PRODUCTS
+
+# Fragment of a kernel's or operator's name -> kind of work; the first that fits.
+KINDS = (
+    (r"grouped_kernel", "experts"),
+    (r"matmul_kernel|mkl_linear|aten::addmm$|aten::mm$", "products"),
+    (r"reduce_kernel$", "products"),
+    (
+        r"_split_kernel|_merge_kernel|_prefill_kernel|scaled_dot_product|latent|multiply_heads",
+        "attention",
+    ),
+    (r"rope_kv_write", "cache write"),
+    (r"rms_norm|layer_norm", "norms"),
+    (r"silu|gelu|swiglu", "activation"),
+    (r"_scan_tiles|_pick_rows|_bound_rows|_gather_near|token_mask|argmax", "sampling"),
+    (r"_route_kernel|_sort_kernel|_combine_kernel", "routing"),
+    (r"[Mm]emcpy|[Mm]emset", "copies"),
+)
+PRODUCT = re.compile(KINDS[1][0])
+OTHER = "other"
+WAITING = re.compile(r"Sync$|Wait Event$")  # profilers may list these as if they were kernels
+
+
+class Slice(NamedTuple):
+    """One run of a kernel. `micros` is its own time, without what others did meanwhile."""
+
+    name: str
+    micros: float
+
+
+class Span(NamedTuple):
+    """The same as a device saw it."""
+
+    name: str
+    start: float  # microseconds
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One kind of work in a step: all its launches together."""
+
+    kind: str
+    launches: float
+    micros: float
+    names: tuple[str, ...]
+
+
+def own_times(spans: Iterable[Span]) -> list[Slice]:
+    """In order of their start, each charged from the end of those before it.
+
+    >>> own_times([Span("b", 3, 9), Span("a", 0, 5), Span("c", 6, 8)])
+    [Slice(name='a', micros=5.0), Slice(name='b', micros=4.0), Slice(name='c', micros=0.0)]
+    """
+    found, reached = [], float("-inf")
+    for name, start, end in sorted(spans, key=lambda span: span.start):
+        found.append(Slice(name, float(max(0.0, end - max(start, reached)))))
+        reached = max(reached, end)
+    return found
+
+
+def is_work(name: str) -> bool:
+    return not WAITING.search(name)
+
+
+def kind_of(name: str) -> str:
+    return next((kind for pattern, kind in KINDS if re.search(pattern, name)), OTHER)
+
+
+def shares(slices: Sequence[Slice], num_steps: int, num_layers: int) -> list[Share]:
+    """Time and launches of one step by kind of work, the largest first."""
+    kinds = _kinds(slices, num_steps, num_layers)
+    found: dict[str, list[Slice]] = {}
+    for kind, piece in zip(kinds, slices, strict=True):
+        found.setdefault(kind, []).append(piece)
+    parts = [
+        Share(
+            kind,
+            len(pieces) / num_steps,
+            sum(piece.micros for piece in pieces) / num_steps,
+            _most_first(pieces),
+        )
+        for kind, pieces in found.items()
+    ]
+    return sorted(parts, key=lambda share: -share.micros)
+
+
+def _kinds(slices: Sequence[Slice], num_steps: int, num_layers: int) -> list[str]:
+    """Products have one kernel for all weights: which it was is told by their order in the step.
+
+    That needs as many as a dense model has, four in each layer and the head; otherwise they stay
+    together. A product's second launch, which adds its parts, counts with it.
+    """
+    kinds = [kind_of(piece.name) for piece in slices]
+    *inner, head = PRODUCTS
+    order = [*inner * num_layers, head]
+    is_product = [bool(PRODUCT.search(piece.name)) for piece in slices]
+    if sum(is_product) != num_steps * len(order):
+        return kinds
+    seen = -1
+    for index, kind in enumerate(kinds):
+        seen += is_product[index]
+        if kind == "products":
+            kinds[index] = order[seen % len(order)]
+    return kinds
+
+
+def _most_first(pieces: Sequence[Slice]) -> tuple[str, ...]:
+    """Names of the kernels by their time."""
+    times: dict[str, float] = {}
+    for name, micros in pieces:
+        times[name] = times.get(name, 0.0) + micros
+    return tuple(sorted(times, key=lambda name: -times[name]))
+
+
+def by_name(slices: Sequence[Slice], num_steps: int) -> Mapping[str, tuple[float, float]]:
+    """(launches, microseconds) of one step by the kernel's own name, the longest first."""
+    found: dict[str, tuple[float, float]] = {}
+    for name, micros in slices:
+        launches, before = found.get(name, (0.0, 0.0))
+        found[name] = (launches + 1 / num_steps, before + micros / num_steps)
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))

@@ -1,0 +1,80 @@
+"""gpt-oss's experts as stored, taken apart: one plain weight for each expert and projection.
+
+A layer's experts lie in one tensor, gate and up interleaved: output 2j is gate j, output 2j + 1 is
+up j. Published files hold it as MXFP4 with outputs as rows (`*_blocks` and `*_scales`), models
+saved from training as plain numbers with outputs as columns. Biases are interleaved likewise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointError
+from quire.load.checkpoint import Checkpoint
+from quire.load.mxfp4 import BLOCK, dequantize
+from quire.load.unpack import Piece
+
+_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?", re.ASCII)
+# Which outputs of a stored tensor make which projection.
+_PROJECTIONS = {
+    "gate_up_proj": {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)},
+    "down_proj": {"down_proj": slice(None)},
+}
+_NUM_DIMS = {None: 3, "_bias": 2, "_blocks": 4}
+_OUTPUTS = {None: 2, "_bias": 1, "_blocks": 1}  # the dimension of a stored tensor's outputs
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertUnpacker:
+    """`unpack.Unpacker` of one checkpoint for one device."""
+
+    device: torch.device
+
+    def __call__(self, stored: Checkpoint, name: str) -> Mapping[str, Piece] | None:
+        match = _EXPERTS.fullmatch(name)
+        if match is None:
+            return None
+        prefix, projection, form = match.groups()
+        if form == "_scales":
+            return {}
+        shape = stored.shape(name)
+        if len(shape) != _NUM_DIMS[form]:
+            raise CheckpointError(
+                f"tensor {name} has shape {shape}, want {_NUM_DIMS[form]} dimensions, experts first"
+            )
+        kind, pieces = "bias" if form == "_bias" else "weight", {}
+        pick = {None: self._columns, "_bias": self._bias, "_blocks": self._packed_rows}[form]
+        for expert in range(shape[0]):
+            for part, which in _PROJECTIONS[projection].items():
+                rows = len(range(shape[_OUTPUTS[form]])[which])
+                make = partial(pick, stored, name, expert, which)
+                plain_name = f"{prefix}.{expert}.{part}.{kind}"
+                pieces[plain_name] = Piece((rows, *_inputs(form, shape)), make)
+        return pieces
+
+    def _bias(self, stored: Checkpoint, name: str, expert: int, which: slice) -> Tensor:
+        return stored.read(name)[expert, which]
+
+    def _columns(self, stored: Checkpoint, name: str, expert: int, which: slice) -> Tensor:
+        return stored.read(name)[expert].to(self.device).t()[which]
+
+    def _packed_rows(self, stored: Checkpoint, name: str, expert: int, which: slice) -> Tensor:
+        scales = stored.read(name.removesuffix("_blocks") + "_scales")
+        if len(scales) <= expert:
+            raise CheckpointError(
+                f"tensor {name} holds more experts than its scales, {tuple(scales.shape)}"
+            )
+        blocks = stored.read(name)[expert, which].to(self.device)
+        return dequantize(blocks, scales[expert, which].to(self.device), name)
+
+
+def _inputs(form: str | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if form == "_bias":
+        return ()
+    return (shape[2] * BLOCK,) if form == "_blocks" else (shape[1],)

@@ -1,0 +1,125 @@
+"""Ternary checkpoints (BitNet b1.58): weights that are -1, 0 or 1 times one number per matrix.
+
+Three forms are on disk: four weights to a byte beside a `weight_scale`, the same unpacked, and
+plain weights to be rounded when they are read ("online"). All come out as plain tensors here, by
+way of `unpack.py`, so the loader knows one kind. Such models want their activations rounded too:
+`round_inputs` sees to it. Nothing is computed in the packed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointError, NotSupported
+from quire.load.checkpoint import Checkpoint
+from quire.load.unpack import Piece
+from quire.models.decoder import Decoder
+from quire.nn.attention import Attention
+from quire.nn.int8_inputs import Int8InputLinear
+from quire.nn.mlp import MLP
+
+PER_BYTE = 4
+SCALE = "_scale"  # after the weight's own name
+HEADS = ("lm_head", "embed_tokens", "model.embed_tokens")  # never ternary
+SMALLEST = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class TernaryForm:
+    """What a config's `quantization_config` says of its weights."""
+
+    rounds: bool  # weights are stored as trained; else they are ternary already
+    divides: bool  # the stored scale is what ternary weights are divided by
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> TernaryForm | None:
+        """None where the checkpoint is of no such kind. Raises NotSupported."""
+        said = config.get("quantization_config")
+        if not isinstance(said, Mapping) or said.get("quant_method") != "bitnet":
+            return None
+        if said.get("use_rms_norm"):
+            raise NotSupported(
+                "config.json: got use_rms_norm=true in a bitnet quantization_config; norms inside"
+                " the projections are not built, use a checkpoint with norms of its own"
+            )
+        others = [name for name in said.get("modules_to_not_convert") or () if name not in HEADS]
+        if others:
+            raise NotSupported(
+                f"config.json: got modules_to_not_convert={others}, want only {', '.join(HEADS)}:"
+                " a decoder is ternary in all its blocks or in none"
+            )
+        kind = said.get("linear_class") or "bitlinear"
+        mode = said.get("quantization_mode") or "offline"
+        if kind not in ("bitlinear", "autobitlinear") or mode not in ("offline", "online"):
+            raise NotSupported(
+                f"config.json: got linear_class={kind!r} and quantization_mode={mode!r}, want"
+                " bitlinear or autobitlinear, and offline or online"
+            )
+        rounds = mode == "online" and kind == "autobitlinear"
+        return TernaryForm(rounds, divides=kind == "bitlinear")
+
+
+class TernaryUnpacker:
+    """Ternary weights as plain ones; see `unpack.Unpacker`."""
+
+    def __init__(self, stored: Checkpoint, form: TernaryForm) -> None:
+        self._names, self._form = frozenset(stored.names()), form
+
+    def __call__(self, stored: Checkpoint, name: str) -> Mapping[str, Piece] | None:
+        if name.endswith(".weight" + SCALE):
+            return {}
+        shape = stored.shape(name)
+        if name + SCALE in self._names:
+            if stored.read(name).dtype is torch.uint8:
+                shape = (shape[0] * PER_BYTE, *shape[1:])
+            return {name: Piece(shape, partial(self._scaled, stored, name))}
+        if self._form.rounds and name.endswith("_proj.weight"):
+            return {name: Piece(shape, lambda: round_weight(stored.read(name)))}
+        return None
+
+    def _scaled(self, stored: Checkpoint, name: str) -> Tensor:
+        tensor, scale = stored.read(name), stored.read(name + SCALE).float()
+        if scale.numel() != 1 or not bool(torch.isfinite(scale).all()) or bool((scale == 0).any()):
+            raise CheckpointError(
+                f"tensor {name + SCALE} is {scale.flatten()[:4].tolist()}, want one number, not 0"
+            )
+        weight = unpack(tensor) if tensor.dtype is torch.uint8 else tensor.float()
+        return weight / scale if self._form.divides else weight * scale
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """[rows / 4, columns] bytes -> [rows, columns] of -1, 0 and 1, as fp32.
+
+    Bits 0 and 1 of all bytes are the first quarter of the rows, bits 2 and 3 the second, and so on.
+    """
+    quarters = [(packed >> (2 * quarter)) & 3 for quarter in range(PER_BYTE)]
+    values = torch.cat(quarters)
+    if bool((values == 3).any()):
+        raise CheckpointError("a packed ternary weight has 3 among its values, want 0, 1 or 2")
+    return values.float() - 1.0
+
+
+def round_weight(weight: Tensor) -> Tensor:
+    """To -1, 0 or 1 times the mean size of its numbers."""
+    wide = weight.float()
+    scale = 1.0 / wide.abs().mean().clamp_min(SMALLEST)
+    return ((wide * scale).round().clamp(-1.0, 1.0) / scale).to(weight.dtype)
+
+
+def round_inputs(model: Decoder) -> None:
+    """Every projection inside the blocks takes its inputs in eight bits. Before `finish`."""
+    for block in model.blocks:
+        attn, mlp = block.attn, block.mlp
+        if not isinstance(attn, Attention) or not isinstance(mlp, MLP):
+            raise NotSupported(
+                f"{model.spec.architecture} is ternary, which is built for plain attention and"
+                " feed-forward blocks; latent attention and experts are not"
+            )
+        attn.qkv, attn.out = Int8InputLinear(attn.qkv), Int8InputLinear(attn.out)
+        mlp.up, mlp.down = Int8InputLinear(mlp.up), Int8InputLinear(mlp.down)

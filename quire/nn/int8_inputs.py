@@ -1,0 +1,43 @@
+"""Linears whose inputs are rounded to eight bits, one scale per token: how BitNet was trained.
+
+The rounded numbers go on in the model's dtype: what is kept is the arithmetic, not the memory.
+Rows are rounded one by one, so the promise that a row's bits do not depend on the batch holds.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.nn.linear import KernelChoice, Linear, LinearKernel
+
+LEAST, MOST = -128.0, 127.0
+SMALLEST = 1e-5  # a row below this is taken to reach it: nothing is divided by zero
+
+
+def round_rows(x: Tensor) -> Tensor:
+    """Each row to 256 even steps, of which its largest number is 127."""
+    wide = x.float()
+    scale = MOST / wide.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST)
+    return ((wide * scale).round().clamp(LEAST, MOST) / scale).to(x.dtype)
+
+
+class Int8Inputs:
+    """A kernel behind the rounding."""
+
+    def __init__(self, kernel: LinearKernel) -> None:
+        self.kernel = kernel
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kernel(round_rows(x))
+
+
+class Int8InputLinear(Linear):
+    """Takes the place of a Linear that has not been finished, with its tensors."""
+
+    def __init__(self, plain: Linear) -> None:
+        assert plain.kernel is None, "the kernel has been chosen already"
+        self.parts, self.weight, self.bias = plain.parts, plain.weight, plain.bias
+        self.kernel = None
+
+    def finish(self, make: KernelChoice, keep_weight: bool = False) -> None:
+        super().finish(lambda weight, bias: Int8Inputs(make(weight, bias)), keep_weight)
