@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher
 from quire.kernels.paged_split import PagedInputs, SplitGrid, tile_span
 from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, PagedConfig, fold, fold_weights, head_pad
@@ -34,7 +35,9 @@ def _merge_kernel(
     HEAD_PAD: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
     UNROLL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_inputs(EARLY)
     r = tl.program_id(0)  # kv head, token of the tile, query head of the kv head
     tile = tl.program_id(1)
     kv_head = r // (TOKENS * GROUP)
@@ -106,6 +109,7 @@ def merge_splits(
             "HEAD_PAD": head_pad(head_dim),
             "SPLIT_SIZE": config.split_size,
             "UNROLL": unroll or min(32, triton.next_power_of_2(grid.max_splits)),
+            **early_options(),
             "num_warps": 4,  # a warp alone gets too few registers to hold a round's loads
         },
         (

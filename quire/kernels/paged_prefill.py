@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher
 from quire.kernels.paged_split import PagedInputs, tile_span
 from quire.kernels.paged_tile import (
@@ -46,7 +47,9 @@ def _prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_inputs(EARLY)
     kv_head = tl.program_id(0)
     seq, token, tokens, position = tile_span(
         tiles, query_starts, context_lens, tl.program_id(1), True, TOKENS
@@ -109,6 +112,7 @@ def prefill_attention(
             "BLOCK_M": config.prefill.block_m,
             "BLOCK_N": config.block_n,
             "SPLIT_SIZE": config.split_size,
+            **early_options(),
             "num_warps": config.prefill.num_warps,
             "num_stages": config.prefill.num_stages,
         },

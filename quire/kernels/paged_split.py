@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher
 from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, PagedConfig, attend_split, head_pad
 
@@ -102,7 +103,9 @@ def _split_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_inputs(EARLY)
     kv_head = tl.program_id(0)
     tile = tl.program_id(1)
     lane = tl.program_id(2)
@@ -178,6 +181,7 @@ def split_attention(
             "BLOCK_M": config.split.block_m,
             "BLOCK_N": config.block_n,
             "SPLIT_SIZE": config.split_size,
+            **early_options(),
             "num_warps": config.split.num_warps,
             "num_stages": config.split.num_stages,
         },

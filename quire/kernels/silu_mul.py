@@ -11,18 +11,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher
 
 BLOCK = 1024
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
+def _silu_mul_kernel(
+    gate_up, out, width, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, EARLY: tl.constexpr
+):
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     keep = cols < width
-    gate = tl.load(gate_up + row * 2 * width + cols, mask=keep, other=0.0)
-    up = tl.load(gate_up + row * 2 * width + width + cols, mask=keep, other=0.0)
+    if INTERLEAVED:
+        pairs = tl.program_id(1) * 2 * BLOCK + tl.arange(0, 2 * BLOCK)
+        both = tl.load(gate_up + row * 2 * width + pairs, mask=pairs < 2 * width, other=0.0)
+        gate, up = both.reshape(BLOCK, 2).split()
+    else:
+        gate = tl.load(gate_up + row * 2 * width + cols, mask=keep, other=0.0)
+        up = tl.load(gate_up + row * 2 * width + width + cols, mask=keep, other=0.0)
     g = gate.to(tl.float32)
     silu = (g / (1.0 + tl.exp(-g))).to(gate.dtype).to(tl.float32)
     tl.store(out + row * width + cols, (silu * up.to(tl.float32)).to(gate.dtype), mask=keep)
@@ -31,8 +40,8 @@ def _silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
 _launch = Launcher(_silu_mul_kernel)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """[tokens, 2 * width] -> [tokens, width]."""
+def silu_mul(gate_up: Tensor, interleaved: bool = False) -> Tensor:
+    """[tokens, 2 * width] -> [tokens, width]; the input is all gates, then all ups, or pairs."""
     assert gate_up.ndim == 2 and gate_up.is_contiguous(), f"{gate_up.shape=} {gate_up.stride()=}"
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
@@ -40,7 +49,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         _launch(
             (tokens, triton.cdiv(width, BLOCK), 1),
             (gate_up, out, width),
-            {"BLOCK": BLOCK, "num_warps": 4},
+            {"BLOCK": BLOCK, "INTERLEAVED": interleaved, **early_options(), "num_warps": 4},
             (gate_up.dtype, width, gate_up.data_ptr() % 16 == 0),
         )
     return out

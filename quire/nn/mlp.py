@@ -24,6 +24,7 @@ class MLP:
         self.up = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
         self.down = Linear(ffn, {"down": hidden}, bias=bias, dtype=dtype, device=device)
         self.activation = spec.activation
+        self.is_fused = self.is_gated and spec.activation == "silu"  # the gate is up's own work
         self.sub_norm = None
         if spec.sub_norms:
             self.sub_norm = RMSNorm(ffn, spec.norm_eps, dtype, device, spec.norm_offset)
@@ -35,16 +36,14 @@ class MLP:
         return {} if self.sub_norm is None else {"mlp_sub_norm": self.sub_norm}
 
     def finish(self, choose: KernelChoice) -> None:
-        for linear in self.linears().values():
-            linear.finish(choose)
+        self.up.finish(choose, gated=self.is_fused)
+        self.down.finish(choose)
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = self.up(x)  # [tokens, 2 * ffn] or [tokens, ffn]
+        x = self.up(x)  # [tokens, ffn], or [tokens, 2 * ffn] where the gate is still to be applied
         if not self.is_gated:
             x = F.gelu(x, approximate="tanh")
-        elif self.activation == "silu":
-            x = silu_mul(x)
-        else:
+        elif not self.is_fused:
             gate, up = x.chunk(2, dim=-1)
             x = ACTIVATIONS[self.activation](gate) * up
         if self.sub_norm is not None:
@@ -61,21 +60,3 @@ def _relu2(x: Tensor) -> Tensor:
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": _gelu, "relu2": _relu2}
-
-
-def silu_mul(x: Tensor) -> Tensor:
-    """[tokens, 2 * ffn] gate | up -> silu(gate) * up."""
-    if x.is_cuda:
-        from quire.kernels.silu_mul import silu_mul as kernel
-
-        return kernel(x)
-    half = x.shape[-1] // 2
-    # A piece of more elements is split between threads inside a row, and the ends of a split go
-    # through another exp: a row's bits would depend on its place in the batch.
-    rows = max(1, (MAX_SERIAL - 1) // half)
-    if len(x) <= rows:
-        return F.silu(x[:, :half]) * x[:, half:]
-    return torch.cat([F.silu(piece[:, :half]) for piece in x.split(rows)]) * x[:, half:]
-
-
-MAX_SERIAL = 32768  # torch's grain size

@@ -40,8 +40,9 @@ class SparseMLP:
         return {"router": self.router, **{f"shared.{name}": of for name, of in shared.items()}}
 
     def finish(self, choose: KernelChoice) -> None:
-        for linear in self.linears().values():
-            linear.finish(choose)
+        self.router.finish(choose)
+        if self.shared is not None:
+            self.shared.finish(choose)
         self.experts.finish(choose)
 
     def __call__(self, x: Tensor) -> Tensor:
