@@ -38,6 +38,8 @@ class Batch:
     # The same lengths on the host, for planning without a device sync.
     host_query_lens: np.ndarray[Any, Any]  # [seqs] int32
     host_context_lens: np.ndarray[Any, Any]  # [seqs] int32
+    # Many neighbours have the same pages in front: worth reading those once for all of them.
+    shares_prefix: bool = False
 
     @property
     def num_seqs(self) -> int:

@@ -221,6 +221,7 @@ def _layout(
             "SWAP": config.swap,
             "TMA": config.tma,
             "PREFETCH": _prefetch_columns(config, w) if early["EARLY"] else 0,
+            "AHEAD": config.ahead if early["EARLY"] and is_even and k > 4 * config.block_k else 0,
             "LANES": 32 * config.num_warps,
             "HAS_BIAS": bias is not None,
             "GATED": gated,

@@ -42,9 +42,29 @@ def _prefetch_weights(
 
 
 @triton.jit
+def _first_weights(
+    w,
+    n_start,
+    N,
+    stride_wn,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """The first COUNT tiles of this program's weights, in registers."""
+    offs_n = tl.minimum(n_start + tl.arange(0, BLOCK_N), N - 1)
+    rows = w + offs_n.to(tl.int64)[:, None] * stride_wn + tl.arange(0, BLOCK_K)[None, :]
+    tiles = ()
+    for i in tl.static_range(COUNT):
+        tiles += (tl.load(rows + i * BLOCK_K),)  # type: ignore[assignment]
+    return tiles
+
+
+@triton.jit
 def _sum(
     x,
     w,
+    first,  # tiles of w that were loaded ahead
     m_start,
     n_start,
     M,
@@ -58,6 +78,7 @@ def _sum(
     EVEN_K: tl.constexpr,
     SWAP: tl.constexpr,
     TMA: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """fp32 sum over k: one chain of matrix-unit additions, k increasing."""
     if SWAP:
@@ -76,9 +97,12 @@ def _sum(
         w_rows = w + offs_n.to(tl.int64)[:, None] * stride_wn + offs_k[None, :]
     live = (offs_m < M)[:, None]
 
+    for i in tl.static_range(AHEAD):
+        x_tile = tl.load(x_rows + i * BLOCK_K, mask=live, other=0.0)
+        acc = tl.dot(first[i], x_tile.T, acc, input_precision="ieee")
     # Without a path that skips the loop, ptxas keeps wide wgmma chains asynchronous.
-    tl.assume(K > 0)
-    for k in tl.range(0, K, BLOCK_K):
+    tl.assume(K > AHEAD * BLOCK_K)
+    for k in tl.range(AHEAD * BLOCK_K, K, BLOCK_K):
         if TMA:  # out of range reads as zero
             x_tile = x_rows.load([m_start, k])  # [BLOCK_M, BLOCK_K]
             w_tile = w_rows.load([n_start, k])  # [BLOCK_N, BLOCK_K]
@@ -119,6 +143,7 @@ def matmul_kernel(
     SWAP: tl.constexpr,
     TMA: tl.constexpr,
     PREFETCH: tl.constexpr,
+    AHEAD: tl.constexpr,
     LANES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,  # rows of w are gate, up, gate, up ...: y = silu(gate) * up
@@ -133,15 +158,18 @@ def matmul_kernel(
     n_start = tile % group_size // group_m * BLOCK_N
     offs_m = m_start + tl.arange(0, BLOCK_M)
 
+    first = ()
     if EARLY:  # as `wait_for_inputs`, with something to do before the wait
         gdc_launch_dependents()
         if PREFETCH > 0:
             _prefetch_weights(w, n_start, N, stride_wn, BLOCK_N, PREFETCH, LANES)
+        if AHEAD > 0:
+            first = _first_weights(w, n_start, N, stride_wn, BLOCK_N, BLOCK_K, AHEAD)
         gdc_wait()
 
     total = _sum(
-        x, w, m_start, n_start, M, N, K, stride_xm, stride_wn,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP, TMA,
+        x, w, first, m_start, n_start, M, N, K, stride_xm, stride_wn,
+        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP, TMA, AHEAD,
     )  # fmt: skip
 
     # The only epilogue: bias in fp32, one rounding, store.

@@ -54,6 +54,8 @@ class SplitGrid:
     lanes: int  # programs that share the splits of a tile
     acc: Tensor  # [splits, kv_heads, tile_tokens * group, dim] fp32 scratch, flat
     sums: Tensor  # [splits, kv_heads, tile_tokens * group, 2] fp32 scratch, flat: row max, row sum
+    # Neighbours in the batch whose shared splits `paged_shared.py` attends together; 0: none.
+    company: int = 0
 
 
 @triton.jit
@@ -77,7 +79,31 @@ def tile_span(
     return seq, token, tokens, position
 
 
-@triton.jit(do_not_specialize=["max_splits"], do_not_specialize_on_alignment=INDEX_ARGS)
+@triton.jit
+def sharers(
+    page_table, rows, context_lens, seq, split, num_seqs, table_stride,
+    COMPANY: tl.constexpr, COMPANY_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+):  # fmt: skip
+    """(members, their page, how many) of the company of `seq` that share this split.
+
+    The split must lie wholly behind each member, with at least one key after it: then every
+    query sees all of it, and its state goes to scratch.
+    """
+    first = seq // COMPANY * COMPANY
+    member = first + tl.arange(0, COMPANY_PAD)
+    is_member = (member < num_seqs) & (member < first + COMPANY)
+    context = tl.load(context_lens + member, mask=is_member, other=0)
+    row = tl.load(rows + member, mask=is_member, other=0).to(tl.int64)
+    is_behind = is_member & (context > (split + 1) * SPLIT_SIZE)
+    column = (split + 1) * (SPLIT_SIZE // PAGE_SIZE) - 1
+    page = tl.load(page_table + row * table_stride + column, mask=is_behind, other=-1)
+    chosen = tl.max(page, 0)
+    shares = is_behind & (page == chosen)
+    return shares, chosen, tl.sum(shares.to(tl.int32), 0)
+
+
+@triton.jit(do_not_specialize=["num_seqs", "max_splits"], do_not_specialize_on_alignment=INDEX_ARGS)
 def _split_kernel(
     q,
     keys,
@@ -92,6 +118,7 @@ def _split_kernel(
     sums_scratch,
     scale,
     table_stride,
+    num_seqs,
     max_splits,
     HAS_TILES: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -103,6 +130,8 @@ def _split_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    COMPANY: tl.constexpr,  # sequences that may share splits, done by `paged_shared.py`; 0: none
+    COMPANY_PAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait_for_inputs(EARLY)
@@ -131,20 +160,29 @@ def _split_kernel(
     pages = page_table + row.to(tl.int64) * table_stride
     head_offset = kv_head * PAGE_SIZE * HEAD_DIM
     for split in range(lane, num_splits, tl.num_programs(2)):
-        top, total, acc = attend_split(
-            query, keys + head_offset, values + head_offset, pages, split, position + 1, end,
-            position + r // GROUP, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
-            KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, False,
-        )  # fmt: skip
-        if num_splits == 1:
-            # What merging a single split would give: its weight is exactly 1.
-            tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
-        else:
-            part = (scratch + split).to(tl.int64) * (KV_HEADS * TOKENS * GROUP)
-            part += kv_head * (TOKENS * GROUP) + r
-            tl.store(acc_scratch + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=keep)
-            tl.store(sums_scratch + part * 2, top, mask=is_row)
-            tl.store(sums_scratch + part * 2 + 1, total, mask=is_row)
+        is_ours = True
+        if COMPANY > 0:
+            shares, _, count = sharers(
+                page_table, rows, context_lens, tile, split, num_seqs, table_stride,
+                COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE,
+            )  # fmt: skip
+            own = shares & (tl.arange(0, COMPANY_PAD) == tile % COMPANY)
+            is_ours = (count < 2) | (tl.sum(own.to(tl.int32), 0) == 0)
+        if is_ours:
+            top, total, acc = attend_split(
+                query, keys + head_offset, values + head_offset, pages, split, position + 1, end,
+                position + r // GROUP, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
+                KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, False,
+            )  # fmt: skip
+            if num_splits == 1:
+                # What merging a single split would give: its weight is exactly 1.
+                tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
+            else:
+                part = (scratch + split).to(tl.int64) * (KV_HEADS * TOKENS * GROUP)
+                part += kv_head * (TOKENS * GROUP) + r
+                tl.store(acc_scratch + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=keep)
+                tl.store(sums_scratch + part * 2, top, mask=is_row)
+                tl.store(sums_scratch + part * 2 + 1, total, mask=is_row)
 
 
 _launch = Launcher(_split_kernel)
@@ -168,7 +206,8 @@ def split_attention(
             q, inputs.keys, inputs.values, inputs.page_table, inputs.rows, inputs.query_starts,
             inputs.context_lens,
             grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
-            out, grid.acc, grid.sums, inputs.scale * LOG2_E, table_stride, grid.max_splits,
+            out, grid.acc, grid.sums, inputs.scale * LOG2_E, table_stride, grid.num_tiles,
+            grid.max_splits,
         ),
         {
             "HAS_TILES": grid.tiles is not None,
@@ -181,6 +220,8 @@ def split_attention(
             "BLOCK_M": config.split.block_m,
             "BLOCK_N": config.block_n,
             "SPLIT_SIZE": config.split_size,
+            "COMPANY": grid.company,
+            "COMPANY_PAD": triton.next_power_of_2(max(1, grid.company)),
             **early_options(),
             "num_warps": config.split.num_warps,
             "num_stages": config.split.num_stages,

@@ -19,6 +19,7 @@ from quire.kv.prefix import Node, PrefixTree
 from quire.request import Request, RequestId
 from quire.step import PageCopy, PageWrite
 
+WORTH_SHARING = 512  # leading tokens in common from which decodes attend them together
 ITEM = 4  # bytes of one token id in the hashed stream
 
 
@@ -207,6 +208,14 @@ class KVManager:
 
     def holdings(self) -> dict[RequestId, tuple[int, ...]]:
         return {id: tuple(held.pages) for id, held in self._held.items()}
+
+    def common_page(self, request_id: RequestId) -> int | None:
+        """The page at the end of the request's first WORTH_SHARING tokens, if others hold it too;
+        then all pages before it are common as well."""
+        pages, column = self._held[request_id].pages, WORTH_SHARING // self.page_size - 1
+        if len(pages) <= column or self.allocator.refs[pages[column]] < 2:
+            return None
+        return pages[column]
 
     @property
     def num_available(self) -> int:

@@ -85,6 +85,7 @@ def decode_batch(
     positions: Tensor,
     page_size: int,
     host_context_lens: IntArray,
+    shares_prefix: bool = False,
 ) -> Batch:
     """One token each. Everything derives from two device vectors, so a graph can capture it."""
     num_seqs = row_ids.shape[0]
@@ -101,6 +102,7 @@ def decode_batch(
         page_size=page_size,
         host_query_lens=np.ones(num_seqs, dtype=np.int32),
         host_context_lens=host_context_lens,
+        shares_prefix=shares_prefix,
     )
 
 

@@ -66,7 +66,10 @@ class ModelRunner:
         pooled: list[PooledPart] = []
         if self.graphs is not None and shape.is_padded:
             logits = self.graphs.replay(
-                sent["rows"], sent["positions"], int(shape.context_lens.max())
+                sent["rows"],
+                sent["positions"],
+                int(shape.context_lens.max()),
+                plan.shares_prefix,
             )
             logits = logits[: shape.num_real]
             if len(shape.sampled) < shape.num_real:  # someone fed a prompt's last-but-one token
@@ -142,9 +145,12 @@ class ModelRunner:
         plan = self.backend.plan(batch, self.spec, max_context)
         return self.model.forward(ForwardContext(batch, self.backend, plan, self.pool))
 
-    def _decode_logits(self, row_ids: Tensor, positions: Tensor, max_context: int) -> Tensor:
+    def _decode_logits(
+        self, row_ids: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
+    ) -> Tensor:
         bound = np.full(row_ids.shape[0], max_context, dtype=np.int32)
-        batch = decode_batch(self.rows, row_ids, positions, self.spec.page_size, bound)
+        size = self.spec.page_size
+        batch = decode_batch(self.rows, row_ids, positions, size, bound, shares_prefix)
         return self.model.logits(self._forward(batch, max_context))
 
     # ------------------------------------------------------------ outputs
