@@ -68,8 +68,6 @@ class KernelCall:
 
 _launch = Launcher(matmul_kernel)
 
-# Weight bytes per program asked for ahead of the wait, when launched early.
-_PREFETCH_BYTES = 64 * 1024
 _FP32_CONFIG = TileConfig(32, 32, 32, 2, 4)  # no matrix unit: for tests, not for speed
 _MAX_LAYOUTS = 1 << 16
 
@@ -89,7 +87,7 @@ class PreparedMatmul:
         """[m, k] -> [m, n], in x's dtype; gated [m, n / 2]."""
         w, bias = self.w, self.bias
         (m, k), n = x.shape, w.shape[0]
-        if self._may_ask_library and is_faster(m, n):
+        if self._may_ask_library and is_faster(m, n, self.gated):
             out = library_matmul(x, w, bias, torch.empty(m, n, dtype=x.dtype, device=x.device))
             return silu_mul(out, interleaved=True) if self.gated else out
         out = torch.empty(m, n // 2 if self.gated else n, dtype=x.dtype, device=x.device)
@@ -208,7 +206,6 @@ def _layout(
     is_even = k % config.block_k == 0
     if config.tma and not (aligned and is_even):
         config = replace(config, tma=False)
-    early = early_options()
     return Layout(
         grid=(-(-m // config.block_m) * -(-n // config.block_n), 1, 1),
         config=config,
@@ -220,21 +217,10 @@ def _layout(
             "EVEN_K": is_even,
             "SWAP": config.swap,
             "TMA": config.tma,
-            "PREFETCH": _prefetch_columns(config, w) if early["EARLY"] else 0,
-            "AHEAD": config.ahead if early["EARLY"] and is_even and k > 4 * config.block_k else 0,
-            "LANES": 32 * config.num_warps,
             "HAS_BIAS": bias is not None,
             "GATED": gated,
-            **early,
+            **early_options(),
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
         },
     )
-
-
-def _prefetch_columns(config: TileConfig, w: Tensor) -> int:
-    """Columns of each weight row to ask for early: 0 where threads cannot share rows evenly."""
-    lanes, k = 32 * config.num_warps, w.shape[1]
-    columns = min(_PREFETCH_BYTES // (w.element_size() * config.block_n), k)
-    is_shared = config.block_n <= lanes and columns % (lanes // config.block_n * 8) == 0
-    return columns if not config.tma and is_shared else 0

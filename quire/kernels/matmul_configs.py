@@ -25,7 +25,6 @@ class TileConfig:
     # has far fewer, while its other side goes down to 8.
     swap: bool = False
     tma: bool = False  # load through tensor descriptors where shapes and alignment allow it
-    ahead: int = 0  # tiles of weights loaded before waiting for x; needs swap, without tma
     group_m: int = 8  # row tiles that walk together over the weights, to share them in L2
 
 

@@ -9,62 +9,16 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.kernels.early import wait_for_inputs
 
 __all__ = ["matmul_kernel"]
-
-
-@triton.jit
-def _prefetch_weights(
-    w,
-    n_start,
-    N,
-    stride_wn,
-    BLOCK_N: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """Ask L2 for the first COLUMNS of this program's weight rows; one piece of a row per thread."""
-    lane = tl.arange(0, LANES)
-    pieces: tl.constexpr = LANES // BLOCK_N
-    columns: tl.constexpr = COLUMNS // pieces
-    row = tl.minimum(n_start + lane // pieces, N - 1)
-    address = w + row.to(tl.int64) * stride_wn + (lane % pieces) * columns
-    num_bytes = tl.full([LANES], columns * (w.dtype.element_ty.primitive_bitwidth // 8), tl.int32)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [address, num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _first_weights(
-    w,
-    n_start,
-    N,
-    stride_wn,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    COUNT: tl.constexpr,
-):
-    """The first COUNT tiles of this program's weights, in registers."""
-    offs_n = tl.minimum(n_start + tl.arange(0, BLOCK_N), N - 1)
-    rows = w + offs_n.to(tl.int64)[:, None] * stride_wn + tl.arange(0, BLOCK_K)[None, :]
-    tiles = ()
-    for i in tl.static_range(COUNT):
-        tiles += (tl.load(rows + i * BLOCK_K),)  # type: ignore[assignment]
-    return tiles
 
 
 @triton.jit
 def _sum(
     x,
     w,
-    first,  # tiles of w that were loaded ahead
     m_start,
     n_start,
     M,
@@ -78,7 +32,6 @@ def _sum(
     EVEN_K: tl.constexpr,
     SWAP: tl.constexpr,
     TMA: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     """fp32 sum over k: one chain of matrix-unit additions, k increasing."""
     if SWAP:
@@ -97,12 +50,9 @@ def _sum(
         w_rows = w + offs_n.to(tl.int64)[:, None] * stride_wn + offs_k[None, :]
     live = (offs_m < M)[:, None]
 
-    for i in tl.static_range(AHEAD):
-        x_tile = tl.load(x_rows + i * BLOCK_K, mask=live, other=0.0)
-        acc = tl.dot(first[i], x_tile.T, acc, input_precision="ieee")
     # Without a path that skips the loop, ptxas keeps wide wgmma chains asynchronous.
-    tl.assume(K > AHEAD * BLOCK_K)
-    for k in tl.range(AHEAD * BLOCK_K, K, BLOCK_K):
+    tl.assume(K > 0)
+    for k in tl.range(0, K, BLOCK_K):
         if TMA:  # out of range reads as zero
             x_tile = x_rows.load([m_start, k])  # [BLOCK_M, BLOCK_K]
             w_tile = w_rows.load([n_start, k])  # [BLOCK_N, BLOCK_K]
@@ -142,9 +92,6 @@ def matmul_kernel(
     EVEN_K: tl.constexpr,
     SWAP: tl.constexpr,
     TMA: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    AHEAD: tl.constexpr,
-    LANES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,  # rows of w are gate, up, gate, up ...: y = silu(gate) * up
     EARLY: tl.constexpr,
@@ -158,18 +105,10 @@ def matmul_kernel(
     n_start = tile % group_size // group_m * BLOCK_N
     offs_m = m_start + tl.arange(0, BLOCK_M)
 
-    first = ()
-    if EARLY:  # as `wait_for_inputs`, with something to do before the wait
-        gdc_launch_dependents()
-        if PREFETCH > 0:
-            _prefetch_weights(w, n_start, N, stride_wn, BLOCK_N, PREFETCH, LANES)
-        if AHEAD > 0:
-            first = _first_weights(w, n_start, N, stride_wn, BLOCK_N, BLOCK_K, AHEAD)
-        gdc_wait()
-
+    wait_for_inputs(EARLY)
     total = _sum(
-        x, w, first, m_start, n_start, M, N, K, stride_xm, stride_wn,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP, TMA, AHEAD,
+        x, w, m_start, n_start, M, N, K, stride_xm, stride_wn,
+        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP, TMA,
     )  # fmt: skip
 
     # The only epilogue: bias in fp32, one rounding, store.

@@ -26,9 +26,10 @@ def _silu_mul_kernel(
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     keep = cols < width
     if INTERLEAVED:
-        pairs = tl.program_id(1) * 2 * BLOCK + tl.arange(0, 2 * BLOCK)
-        both = tl.load(gate_up + row * 2 * width + pairs, mask=pairs < 2 * width, other=0.0)
-        gate, up = both.reshape(BLOCK, 2).split()
+        # A pair of halves is one 32-bit word: loads stay wide, and no lane needs its neighbour's.
+        words = tl.load(gate_up.to(tl.pointer_type(tl.uint32)) + row * width + cols, mask=keep)
+        gate = (words & 0xFFFF).to(tl.uint16).to(out.dtype.element_ty, bitcast=True)
+        up = (words >> 16).to(tl.uint16).to(out.dtype.element_ty, bitcast=True)
     else:
         gate = tl.load(gate_up + row * 2 * width + cols, mask=keep, other=0.0)
         up = tl.load(gate_up + row * 2 * width + width + cols, mask=keep, other=0.0)
