@@ -62,6 +62,8 @@ class StepPlan:
     admissions: tuple[Admission, ...] = ()
     page_writes: tuple[PageWrite, ...] = ()
     page_copies: tuple[PageCopy, ...] = ()
+    # Everyone decodes, and many neighbours among the works have the same pages in front.
+    shares_prefix: bool = False
 
     @property
     def num_tokens(self) -> int:

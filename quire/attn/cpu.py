@@ -6,9 +6,8 @@ that share a kv head are folded into the query axis, so grouped queries need no 
 a window only its pages are gathered. Caps and sinks are beyond that kernel: see `cpu_softmax.py`.
 
 Bits do not depend on the company: masked keys contribute exact zeros, and the kernel's key
-blocks start at the same place for any query count. Three things must be kept from the library: odd
-key counts, whose tail is summed in another order (keys are padded to a multiple of 16), blocks of a
-few query rows, which take another matrix multiplication (rows are padded to a multiple of 8, of 16
+blocks start at the same place for any query count. Three things must be kept from the library: key
+counts whose tail is summed in another order (`_key_room` pads them), blocks of a few query rows, which take another matrix multiplication (rows are padded to a multiple of 8, of 16
 for wide heads), and keys that do not start on a block's border (a window's are gathered from one).
 """
 
@@ -29,7 +28,7 @@ from quire.forward import Batch
 from quire.kv.allocator import SCRATCH_PAGE
 
 MAX_PADDING = 1.25  # longest over shortest context allowed in one padded group
-KEY_ALIGN = 16
+KEY_ALIGN, KEY_BLOCK = 16, 512
 KEY_BLOCK = 512  # keys the library's kernel folds at a time
 MAX_MASK_ROWS = 512  # queries of one masked call: bounds the mask, which is queries x keys
 
@@ -122,8 +121,15 @@ def _similar(seqs: np.ndarray, key_counts: np.ndarray) -> list[np.ndarray]:
     return groups
 
 
-def _aligned(num: int, unit: int = KEY_ALIGN) -> int:
+def _aligned(num: int, unit: int) -> int:
     return -(-num // unit) * unit
+
+
+def _key_room(num: int) -> int:
+    """Keys to hand over for so many: the library walks them in blocks of KEY_BLOCK, and sums a
+    block of more than half in two pieces whose border would follow the count."""
+    tail = num % KEY_BLOCK
+    return num - tail + KEY_BLOCK if tail > KEY_BLOCK // 2 else _aligned(num, KEY_ALIGN)
 
 
 def _row_align(spec: AttnSpec) -> int:
@@ -166,7 +172,7 @@ def _decode_group(
 ) -> Group:
     lens = batch.host_context_lens[seqs]
     first = _first_keys(lens - 1, spec)
-    num_keys = _aligned(int((lens - first).max()))
+    num_keys = _key_room(int((lens - first).max()))
     rows = batch.rows[torch.from_numpy(seqs)]
     pages = _window_pages(batch, rows, lens - 1, num_keys, spec).reshape(-1)
     mask = torch.zeros(len(seqs), 1, 1, num_keys, dtype=dtype)
@@ -191,14 +197,14 @@ def _prompt_groups(
     sees_all = spec.window is None or end <= spec.window
     if past == 0 and sees_all and spec.softcap is None:  # padding lies in everybody's future
         tokens = slice(first, first + num_queries)
-        pages = _pages(batch, row, _aligned(end))[0]
-        return [Group(tokens, 1, num_queries, pages, None, _aligned(end))]
+        pages = _pages(batch, row, _key_room(end))[0]
+        return [Group(tokens, 1, num_queries, pages, None, _key_room(end))]
     groups = []
     for start in range(0, num_queries, MAX_MASK_ROWS):
         count = min(MAX_MASK_ROWS, num_queries - start)
         position = np.array([past + start])
         behind = int(_first_keys(position, spec)[0])
-        num_keys = _aligned(past + start + count - behind)
+        num_keys = _key_room(past + start + count - behind)
         pages = _window_pages(batch, row, position, num_keys, spec)[0]
         mask = _piece_mask(past + start - behind, count, num_keys, spec).to(dtype)
         tokens = slice(first + start, first + start + count)

@@ -20,6 +20,7 @@ from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
 from quire.forward import Batch
 from quire.kernels.merge_splits import merge_splits
 from quire.kernels.paged_prefill import prefill_attention
+from quire.kernels.paged_shared import company_size, shared_attention
 from quire.kernels.paged_split import PagedInputs, SplitGrid, split_attention
 from quire.kernels.paged_tile import PagedConfig, default_config
 from quire.kernels.rope_kv_write import HeadNorm, Rope, rope_kv_write
@@ -73,6 +74,9 @@ class TritonAttention:
                 splits = min(splits, -(-(window - 1) // config.split_size) + 1)
             scratch = num * splits if splits > 1 else 0  # a single split bypasses scratch
             grid = self._grid(batch, spec, None, 1, splits, scratch)
+            if batch.shares_prefix and splits > 1 and not window:
+                group = spec.num_heads // spec.num_kv_heads
+                grid = replace(grid, company=company_size(config, group))
             return TritonPlan(batch, config, grid, None)
 
         group = spec.num_heads // spec.num_kv_heads
@@ -140,6 +144,8 @@ class TritonAttention:
         if plan.prefill_tiles is not None:
             prefill_attention(q, inputs, plan.prefill_tiles, plan.config, out)
         if plan.split is not None:
+            if plan.split.company:
+                shared_attention(q, inputs, plan.split, plan.config)
             split_attention(q, inputs, plan.split, plan.config, out)
             merge_splits(inputs, plan.split, plan.config, out)
         return out

@@ -107,8 +107,8 @@ class Intake:
                 f"the prompt has {len(ids)} tokens, but max_model_len={limits.max_model_len} leaves"
                 f" room for {limits.max_model_len - 1}; shorten it or raise max_model_len"
             )
-        bad = next((i for i in ids if not 0 <= i < limits.vocab_size), None)
-        if bad is not None:
+        if min(ids) < 0 or max(ids) >= limits.vocab_size:
+            bad = next(i for i in ids if not 0 <= i < limits.vocab_size)
             raise BadRequest(
                 f"got token id {bad} in the prompt, want 0 <= id < {limits.vocab_size}",
                 param="prompt_token_ids",
@@ -153,9 +153,7 @@ class Intake:
 def _id_list(ids: Any) -> list[int]:
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
         ids = ids.tolist() if hasattr(ids, "tolist") else None
-    if not isinstance(ids, Sequence) or any(
-        isinstance(i, bool) or not isinstance(i, int) for i in ids
-    ):
+    if not isinstance(ids, Sequence) or not set(map(type, ids)) <= {int}:
         raise BadRequest("prompt_token_ids must be a list of whole numbers")
     return list(ids)
 

@@ -1,57 +1,30 @@
 """The device side of the batch-invariant matmul: one kernel for every tile shape, one epilogue.
 
-`_sum_range` is where bits are made: one chain of fp32 matrix-unit additions over a range of k. All
-the rest moves data: which tile a program owns, who adds the ranges, when the kernel may start.
-Launched by `matmul.py`, which also says why the result does not depend on the batch.
+`_sum` is where bits are made: one chain of fp32 matrix-unit additions over increasing k. All the
+rest moves data. Launched by `matmul.py`, which also says why the result does not depend on the
+batch.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["matmul_kernel", "reduce_kernel"]
+from quire.kernels.early import wait_for_inputs
+from quire.kernels.silu_mul import activated
 
-
-@triton.jit
-def _prefetch_weights(
-    w,
-    n_start,
-    k_begin,
-    N,
-    stride_wn,
-    BLOCK_N: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """Ask L2 for the first COLUMNS of this program's weight rows; one piece of a row per thread."""
-    lane = tl.arange(0, LANES)
-    pieces: tl.constexpr = LANES // BLOCK_N
-    columns: tl.constexpr = COLUMNS // pieces
-    row = tl.minimum(n_start + lane // pieces, N - 1)
-    address = w + row.to(tl.int64) * stride_wn + k_begin + (lane % pieces) * columns
-    num_bytes = tl.full([LANES], columns * (w.dtype.element_ty.primitive_bitwidth // 8), tl.int32)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [address, num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+__all__ = ["matmul_kernel"]
 
 
 @triton.jit
-def _sum_range(
+def _sum(
     x,
     w,
     m_start,
     n_start,
-    k_begin,
-    k_end,
     M,
     N,
+    K,
     stride_xm,
     stride_wn,
     BLOCK_M: tl.constexpr,
@@ -60,9 +33,8 @@ def _sum_range(
     EVEN_K: tl.constexpr,
     SWAP: tl.constexpr,
     TMA: tl.constexpr,
-    WS: tl.constexpr,
 ):
-    """fp32 sum over k in [k_begin, k_end): one chain of matrix-unit additions, k increasing."""
+    """fp32 sum over k: one chain of matrix-unit additions, k increasing."""
     if SWAP:
         acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     else:
@@ -79,11 +51,9 @@ def _sum_range(
         w_rows = w + offs_n.to(tl.int64)[:, None] * stride_wn + offs_k[None, :]
     live = (offs_m < M)[:, None]
 
-    if not WS:
-        # Without a path that skips the loop, ptxas keeps wide wgmma chains asynchronous; the
-        # warp-specialising pass of Triton 3.6 cannot take the hint.
-        tl.assume(k_begin < k_end)
-    for k in tl.range(k_begin, k_end, BLOCK_K, warp_specialize=WS):
+    # Without a path that skips the loop, ptxas keeps wide wgmma chains asynchronous.
+    tl.assume(K > 0)
+    for k in tl.range(0, K, BLOCK_K):
         if TMA:  # out of range reads as zero
             x_tile = x_rows.load([m_start, k])  # [BLOCK_M, BLOCK_K]
             w_tile = w_rows.load([n_start, k])  # [BLOCK_N, BLOCK_K]
@@ -91,7 +61,7 @@ def _sum_range(
             x_tile = tl.load(x_rows + k, mask=live, other=0.0)
             w_tile = tl.load(w_rows + k)
         else:  # adding zero products leaves an accumulator's bits alone
-            inside = (offs_k < k_end - k)[None, :]
+            inside = (offs_k < K - k)[None, :]
             x_tile = tl.load(x_rows + k, mask=live & inside, other=0.0)
             w_tile = tl.load(w_rows + k, mask=inside, other=0.0)
         if SWAP:
@@ -104,28 +74,15 @@ def _sum_range(
     return acc  # [BLOCK_M, BLOCK_N]
 
 
-@triton.jit
-def _finish(total, bias, y, offs_m, offs_n, M, N, stride_ym, HAS_BIAS: tl.constexpr):
-    """The only epilogue: bias in fp32, one rounding, store."""
-    if HAS_BIAS:
-        total += tl.load(bias + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]
-    cells = y + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
-    live = (offs_m < M)[:, None] & (offs_n < N)[None, :]
-    tl.store(cells, total.to(y.dtype.element_ty), mask=live)
-
-
 @triton.jit(do_not_specialize=["M"])
 def matmul_kernel(
     x,  # [M, K] or its descriptor
     w,  # [N, K] or its descriptor
     bias,  # [N] or None
-    y,  # [M, N]
-    partials,  # [SPLITS, M, N] fp32, None for "loop"
-    counters,  # [tiles] int32, zero between launches
+    y,  # [M, N], or [M, N / 2] when gated
     M,
     N,
     K,
-    split_len,
     stride_xm,
     stride_wn,
     stride_ym,
@@ -133,106 +90,37 @@ def matmul_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
-    SPLITS: tl.constexpr,
-    REDUCE: tl.constexpr,
     EVEN_K: tl.constexpr,
     SWAP: tl.constexpr,
     TMA: tl.constexpr,
-    WS: tl.constexpr,
-    PDL: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    LANES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    GATE: tl.constexpr,  # an activation: rows of w are gate, up, gate, up ..., y = act(gate) * up
+    EARLY: tl.constexpr,
 ):
     # Programs walk down GROUP_M row tiles before moving to the next weight tile.
     tile = tl.program_id(0)
-    tiles_m = tl.cdiv(M, BLOCK_M)
     group_size = GROUP_M * tl.cdiv(N, BLOCK_N)
     first_m = tile // group_size * GROUP_M
-    group_m = tl.minimum(tiles_m - first_m, GROUP_M)
+    group_m = tl.minimum(tl.cdiv(M, BLOCK_M) - first_m, GROUP_M)
     m_start = (first_m + tile % group_size % group_m) * BLOCK_M
     n_start = tile % group_size // group_m * BLOCK_N
     offs_m = m_start + tl.arange(0, BLOCK_M)
-    offs_n = n_start + tl.arange(0, BLOCK_N)
 
-    split = tl.program_id(1)
-    k_begin = split * split_len
-    k_end = tl.minimum(k_begin + split_len, K)
-
-    if PDL:
-        gdc_launch_dependents()
-        if PREFETCH > 0:
-            _prefetch_weights(w, n_start, k_begin, N, stride_wn, BLOCK_N, PREFETCH, LANES)
-        gdc_wait()
-
-    total = _sum_range(
-        x, w, m_start, n_start, k_begin, k_end, M, N, stride_xm, stride_wn,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP, TMA, WS,
+    wait_for_inputs(EARLY)
+    total = _sum(
+        x, w, m_start, n_start, M, N, K, stride_xm, stride_wn,
+        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP, TMA,
     )  # fmt: skip
 
-    live = (offs_m < M)[:, None] & (offs_n < N)[None, :]
-    plane = M.to(tl.int64) * N
-    if REDUCE != "loop":
-        cells = partials + offs_m.to(tl.int64)[:, None] * N + offs_n[None, :]
-
-    if REDUCE == "loop":
-        for _ in range(1, SPLITS):
-            k_begin += split_len
-            k_end = tl.minimum(k_begin + split_len, K)
-            total += _sum_range(
-                x, w, m_start, n_start, k_begin, k_end, M, N, stride_xm, stride_wn,
-                BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP, TMA, WS,
-            )  # fmt: skip
-        _finish(total, bias, y, offs_m, offs_n, M, N, stride_ym, HAS_BIAS)
-    elif REDUCE == "park":
-        for s in range(1, SPLITS):
-            tl.store(cells + (s - 1) * plane, total, mask=live)
-            k_begin += split_len
-            k_end = tl.minimum(k_begin + split_len, K)
-            total = _sum_range(
-                x, w, m_start, n_start, k_begin, k_end, M, N, stride_xm, stride_wn,
-                BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP, TMA, WS,
-            )  # fmt: skip
-        tl.debug_barrier()  # the stores are this program's own
-        parked = tl.load(cells, mask=live, other=0.0)
-        for s in tl.static_range(1, SPLITS - 1):
-            parked += tl.load(cells + s * plane, mask=live, other=0.0)
-        _finish(parked + total, bias, y, offs_m, offs_n, M, N, stride_ym, HAS_BIAS)
-    else:
-        tl.store(cells + split * plane, total, mask=live)
-        if REDUCE == "last":
-            # All threads' stores, then one release: whoever counts to SPLITS sees every plane.
-            tl.debug_barrier()
-            arrived = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu")
-            if arrived == SPLITS - 1:
-                total = tl.load(cells, mask=live, other=0.0, cache_modifier=".cg")
-                for s in tl.static_range(1, SPLITS):
-                    total += tl.load(cells + s * plane, mask=live, other=0.0, cache_modifier=".cg")
-                _finish(total, bias, y, offs_m, offs_n, M, N, stride_ym, HAS_BIAS)
-                tl.store(counters + tile, 0)  # ready for the next launch or graph replay
-
-
-@triton.jit(do_not_specialize=["M"])
-def reduce_kernel(
-    partials,  # [SPLITS, M, N] fp32
-    bias,
-    y,  # [M, N]
-    M,
-    N,
-    stride_ym,
-    SPLITS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PDL: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-):
-    offs_m = tl.program_id(1) + tl.arange(0, 1)
-    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    cells = partials + offs_m.to(tl.int64)[:, None] * N + offs_n[None, :]
-    live = (offs_m < M)[:, None] & (offs_n < N)[None, :]
-    total = tl.load(cells, mask=live, other=0.0)
-    for s in tl.static_range(1, SPLITS):
-        total += tl.load(cells + s * M.to(tl.int64) * N, mask=live, other=0.0)
-    _finish(total, bias, y, offs_m, offs_n, M, N, stride_ym, HAS_BIAS)
+    # The only epilogue: bias in fp32, one rounding, store.
+    offs_n = n_start + tl.arange(0, BLOCK_N)
+    if HAS_BIAS:
+        total += tl.load(bias + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]
+    rounded = total.to(y.dtype.element_ty)
+    if GATE != "":
+        gate, up = rounded.reshape(BLOCK_M, BLOCK_N // 2, 2).split()
+        rounded = (activated(gate, GATE) * up.to(tl.float32)).to(rounded.dtype)
+        offs_n = n_start // 2 + tl.arange(0, BLOCK_N // 2)
+        N = N // 2
+    cells = y + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
+    tl.store(cells, rounded, mask=(offs_m < M)[:, None] & (offs_n < N)[None, :])

@@ -1,6 +1,6 @@
 """Fold the split states that `paged_split.py` left in scratch into outputs.
 
-One program per query row walks its splits left to right with the formula prefill uses in
+A program of a few query rows walks their splits left to right with the formula prefill uses in
 registers. Loads do not depend on the fold, so they are unrolled to overlap; the fold itself is
 two dependent instructions a split. Tiles of a single split were finished by the split kernel.
 """
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher
 from quire.kernels.paged_split import PagedInputs, SplitGrid, tile_span
 from quire.kernels.paged_tile import (
@@ -44,9 +45,12 @@ def _merge_kernel(
     SPLIT_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    ROWS: tl.constexpr,
     UNROLL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    r = tl.program_id(0)  # kv head, token of the tile, query head of the kv head
+    wait_for_inputs(EARLY)
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # kv head, token of the tile, query head
     tile = tl.program_id(1)
     kv_head = r // (TOKENS * GROUP)
     tile_token = r // GROUP % TOKENS
@@ -54,14 +58,15 @@ def _merge_kernel(
         tiles, query_starts, context_lens, tile, HAS_TILES, TOKENS
     )
     _, num_splits = split_span(position, position + tokens, SPLIT_SIZE, WINDOW)
-    if (num_splits <= 1) | (tile_token >= tokens):
+    if num_splits <= 1:
         return
     scratch = tl.load(tiles + tile * 3 + 2) if HAS_TILES else tile * max_splits
     dims = tl.arange(0, HEAD_PAD)
-    keep = dims < HEAD_DIM
-    top = float("-inf")
-    total = 0.0
-    acc = tl.zeros([HEAD_PAD], tl.float32)
+    is_row = (tile_token < tokens) & (kv_head < KV_HEADS)
+    keep = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
     for base in range(0, num_splits, UNROLL):
         # All loads of a round before its first fold: a round then costs one latency, not many.
         tops = ()
@@ -70,25 +75,28 @@ def _merge_kernel(
         for i in tl.static_range(UNROLL):
             part = (scratch + base + i).to(tl.int64) * (KV_HEADS * TOKENS * GROUP) + r
             # A split past the last reads as one without keys, which folds as the identity.
-            live = base + i < num_splits
+            live = is_row & (base + i < num_splits)
             split_top = tl.load(sums_scratch + part * 2, mask=live, other=float("-inf"))
             split_total = tl.load(sums_scratch + part * 2 + 1, mask=live, other=0.0)
-            split_acc = tl.load(acc_scratch + part * HEAD_DIM + dims, mask=keep & live, other=0.0)
+            place = part[:, None] * HEAD_DIM + dims[None, :]
+            split_acc = tl.load(acc_scratch + place, mask=keep & live[:, None], other=0.0)
             tops += (split_top,)  # type: ignore[assignment]
             totals += (split_total,)  # type: ignore[assignment]
             accs += (split_acc,)  # type: ignore[assignment]
         for i in tl.static_range(UNROLL):
             top, old_weight, new_weight = fold_weights(top, tops[i], scale)
             total = fold(total, old_weight, totals[i], new_weight)
-            acc = fold(acc, old_weight, accs[i], new_weight)
+            acc = fold(acc, old_weight[:, None], accs[i], new_weight[:, None])
     head = kv_head * GROUP + r % GROUP
     if HAS_SINKS:
-        total = with_sink(total, top, tl.load(sinks + head), scale)
+        total = with_sink(total, top, tl.load(sinks + head, mask=is_row, other=0.0), scale)
     place = ((token + tile_token).to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM
-    tl.store(out + place + dims, (acc / total).to(out.dtype.element_ty), mask=keep)
+    result = (acc / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + place[:, None] + dims[None, :], result, mask=keep)
 
 
 _launch = Launcher(_merge_kernel)
+MANY_TILES = 32
 
 
 def merge_splits(
@@ -103,8 +111,12 @@ def merge_splits(
         return
     _, heads, head_dim = out.shape
     kv_heads = inputs.keys.shape[1]
+    num_rows = heads * grid.tile_tokens
+    # Many tiles fill the chip with fewer programs, few want one row each.
+    rows = min(8, triton.next_power_of_2(num_rows)) if grid.num_tiles >= MANY_TILES else 1
+    unroll = unroll or min(32 // rows, triton.next_power_of_2(grid.max_splits))
     _launch(
-        (heads * grid.tile_tokens, grid.num_tiles, 1),
+        (triton.cdiv(num_rows, rows), grid.num_tiles, 1),
         (
             grid.acc, grid.sums, inputs.query_starts, inputs.context_lens,
             grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
@@ -122,7 +134,9 @@ def merge_splits(
             "SPLIT_SIZE": config.split_size,
             "WINDOW": inputs.window,
             "HAS_SINKS": inputs.sinks is not None,
-            "UNROLL": unroll or min(32, triton.next_power_of_2(grid.max_splits)),
+            "ROWS": rows,
+            "UNROLL": unroll,
+            **early_options(),
             "num_warps": 4,  # a warp alone gets too few registers to hold a round's loads
         },
         (

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher
 from quire.kernels.paged_split import PagedInputs, tile_span
 from quire.kernels.paged_tile import (
@@ -52,7 +53,9 @@ def _prefill_kernel(
     WINDOW: tl.constexpr,
     CAP_SCALE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_inputs(EARLY)
     kv_head = tl.program_id(0)
     seq, token, tokens, position = tile_span(
         tiles, query_starts, context_lens, tl.program_id(1), True, TOKENS
@@ -124,6 +127,7 @@ def prefill_attention(
             "WINDOW": inputs.window,
             "CAP_SCALE": inputs.cap_scale,
             "HAS_SINKS": inputs.sinks is not None,
+            **early_options(),
             "num_warps": config.prefill.num_warps,
             "num_stages": config.prefill.num_stages,
         },

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
@@ -75,6 +76,8 @@ class SplitGrid:
     lanes: int  # programs that share the splits of a tile
     acc: Tensor  # [splits, kv_heads, tile_tokens * group, dim] fp32 scratch, flat
     sums: Tensor  # [splits, kv_heads, tile_tokens * group, 2] fp32 scratch, flat: row max, row sum
+    # Neighbours in the batch whose shared splits `paged_shared.py` attends together; 0: none.
+    company: int = 0
 
 
 @triton.jit
@@ -98,7 +101,31 @@ def tile_span(
     return seq, token, tokens, position
 
 
-@triton.jit(do_not_specialize=["max_splits"], do_not_specialize_on_alignment=INDEX_ARGS)
+@triton.jit
+def sharers(
+    page_table, rows, context_lens, seq, split, num_seqs, table_stride,
+    COMPANY: tl.constexpr, COMPANY_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+):  # fmt: skip
+    """(members, their page, how many) of the company of `seq` that share this split.
+
+    The split must lie wholly behind each member, with at least one key after it: then every
+    query sees all of it, and its state goes to scratch.
+    """
+    first = seq // COMPANY * COMPANY
+    member = first + tl.arange(0, COMPANY_PAD)
+    is_member = (member < num_seqs) & (member < first + COMPANY)
+    context = tl.load(context_lens + member, mask=is_member, other=0)
+    row = tl.load(rows + member, mask=is_member, other=0).to(tl.int64)
+    is_behind = is_member & (context > (split + 1) * SPLIT_SIZE)
+    column = (split + 1) * (SPLIT_SIZE // PAGE_SIZE) - 1
+    page = tl.load(page_table + row * table_stride + column, mask=is_behind, other=-1)
+    chosen = tl.max(page, 0)
+    shares = is_behind & (page == chosen)
+    return shares, chosen, tl.sum(shares.to(tl.int32), 0)
+
+
+@triton.jit(do_not_specialize=["num_seqs", "max_splits"], do_not_specialize_on_alignment=INDEX_ARGS)
 def _split_kernel(
     q,
     keys,
@@ -114,6 +141,7 @@ def _split_kernel(
     sinks,
     scale,
     table_stride,
+    num_seqs,
     max_splits,
     HAS_TILES: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -128,7 +156,11 @@ def _split_kernel(
     WINDOW: tl.constexpr,
     CAP_SCALE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    COMPANY: tl.constexpr,  # sequences that may share splits, done by `paged_shared.py`; 0: none
+    COMPANY_PAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_inputs(EARLY)
     kv_head = tl.program_id(0)
     tile = tl.program_id(1)
     lane = tl.program_id(2)
@@ -155,22 +187,33 @@ def _split_kernel(
     head_offset = kv_head * PAGE_SIZE * HEAD_DIM
     positions = row_positions(position, end, BLOCK_M, GROUP, WINDOW)
     for split in range(lane, num_splits, tl.num_programs(2)):
-        top, total, acc = attend_split(
-            query, keys + head_offset, values + head_offset, pages, first_split + split,
-            position + 1, end, positions, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
-            KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, WINDOW, CAP_SCALE, False,
-        )  # fmt: skip
-        if num_splits == 1:
-            # What merging a single split would give: its weight is exactly 1.
-            if HAS_SINKS:
-                total = with_sink(total, top, tl.load(sinks + kv_head * GROUP + r % GROUP), scale)
-            tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
-        else:
-            part = (scratch + split).to(tl.int64) * (KV_HEADS * TOKENS * GROUP)
-            part += kv_head * (TOKENS * GROUP) + r
-            tl.store(acc_scratch + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=keep)
-            tl.store(sums_scratch + part * 2, top, mask=is_row)
-            tl.store(sums_scratch + part * 2 + 1, total, mask=is_row)
+        is_ours = True
+        if COMPANY > 0:
+            shares, _, count = sharers(
+                page_table, rows, context_lens, tile, split, num_seqs, table_stride,
+                COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE,
+            )  # fmt: skip
+            own = shares & (tl.arange(0, COMPANY_PAD) == tile % COMPANY)
+            is_ours = (count < 2) | (tl.sum(own.to(tl.int32), 0) == 0)
+        if is_ours:
+            top, total, acc = attend_split(
+                query, keys + head_offset, values + head_offset, pages, first_split + split,
+                position + 1, end, positions, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
+                KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, WINDOW, CAP_SCALE,
+                False,
+            )  # fmt: skip
+            if num_splits == 1:
+                # What merging a single split would give: its weight is exactly 1.
+                if HAS_SINKS:
+                    sink = tl.load(sinks + kv_head * GROUP + r % GROUP)
+                    total = with_sink(total, top, sink, scale)
+                tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
+            else:
+                part = (scratch + split).to(tl.int64) * (KV_HEADS * TOKENS * GROUP)
+                part += kv_head * (TOKENS * GROUP) + r
+                tl.store(acc_scratch + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=keep)
+                tl.store(sums_scratch + part * 2, top, mask=is_row)
+                tl.store(sums_scratch + part * 2 + 1, total, mask=is_row)
 
 
 _launch = Launcher(_split_kernel)
@@ -196,7 +239,7 @@ def split_attention(
             grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
             out, grid.acc, grid.sums,
             grid.sums if inputs.sinks is None else inputs.sinks,  # unread without sinks
-            inputs.state_scale, table_stride, grid.max_splits,
+            inputs.state_scale, table_stride, grid.num_tiles, grid.max_splits,
         ),
         {
             "HAS_TILES": grid.tiles is not None,
@@ -212,6 +255,9 @@ def split_attention(
             "WINDOW": inputs.window,
             "CAP_SCALE": inputs.cap_scale,
             "HAS_SINKS": inputs.sinks is not None,
+            "COMPANY": grid.company,
+            "COMPANY_PAD": triton.next_power_of_2(max(1, grid.company)),
+            **early_options(),
             "num_warps": config.split.num_warps,
             "num_stages": config.split.num_stages,
         },

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher
 
 
@@ -29,12 +30,14 @@ def _rms_norm_kernel(
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
     ADD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, WIDTH_PAD)
     keep = cols < WIDTH
     dtype = normed_out.dtype.element_ty
     w = tl.load(weight + cols, mask=keep, other=0.0).to(tl.float32)
+    wait_for_inputs(EARLY)
     h = tl.load(x + row * x_stride + cols, mask=keep, other=0.0).to(tl.float32)
     if ADD:
         r = tl.load(residual + row * residual_stride + cols, mask=keep, other=0.0)
@@ -75,6 +78,7 @@ def rms_norm(
             "WIDTH": width,
             "WIDTH_PAD": pad,
             "ADD": residual is not None,
+            **early_options(),
             "num_warps": max(1, min(16, pad // 512)),  # two 16-byte loads of bf16 a thread
         },
         (x.dtype, weight.dtype, strides, (x.data_ptr() | other.data_ptr()) % 16 == 0),

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher
 
 HEADS_PER_PROGRAM = 16
@@ -89,7 +90,9 @@ def _rope_kv_write_kernel(
     HAS_ROPE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)  # q heads, then k, then v
     is_q = (head < HEADS)[:, None]
@@ -180,6 +183,7 @@ def rope_kv_write(
             "HAS_ROPE": rope is not None,
             "HAS_NORM": norm is not None,
             "BLOCK_H": HEADS_PER_PROGRAM,
+            **early_options(),
             "num_warps": 4,
         },
         (

@@ -12,18 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher
 
 BLOCK = 1024
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    keep = cols < width
-    gate = tl.load(gate_up + row * 2 * width + cols, mask=keep, other=0.0)
-    up = tl.load(gate_up + row * 2 * width + width + cols, mask=keep, other=0.0)
+def activated(gate, ACTIVATION: tl.constexpr):
+    """The gate through its activation, rounded to its dtype, in fp32."""
     g = gate.to(tl.float32)
     if ACTIVATION == "relu2":
         # Its unfused module rounds after the ReLU, which changes nothing, and after the square.
@@ -32,15 +29,41 @@ def _silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr, ACTIVATION: tl.co
         active = g / (1.0 + tl.exp(-1.5957691216057308 * (g + 0.044715 * g * g * g)))
     else:
         active = g / (1.0 + tl.exp(-g))
-    active = active.to(gate.dtype).to(tl.float32)
+    return active.to(gate.dtype).to(tl.float32)
+
+
+@triton.jit
+def _silu_mul_kernel(
+    gate_up,
+    out,
+    width,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_inputs(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    keep = cols < width
+    if INTERLEAVED:
+        # A pair of halves is one 32-bit word: loads stay wide, and no lane needs its neighbour's.
+        words = tl.load(gate_up.to(tl.pointer_type(tl.uint32)) + row * width + cols, mask=keep)
+        gate = (words & 0xFFFF).to(tl.uint16).to(out.dtype.element_ty, bitcast=True)
+        up = (words >> 16).to(tl.uint16).to(out.dtype.element_ty, bitcast=True)
+    else:
+        gate = tl.load(gate_up + row * 2 * width + cols, mask=keep, other=0.0)
+        up = tl.load(gate_up + row * 2 * width + width + cols, mask=keep, other=0.0)
+    active = activated(gate, ACTIVATION)
     tl.store(out + row * width + cols, (active * up.to(tl.float32)).to(gate.dtype), mask=keep)
 
 
 _launch = Launcher(_silu_mul_kernel)
 
 
-def silu_mul(gate_up: Tensor, activation: str = "silu") -> Tensor:
-    """[tokens, 2 * width] -> [tokens, width]; `activation` as in ModelSpec."""
+def silu_mul(gate_up: Tensor, activation: str = "silu", interleaved: bool = False) -> Tensor:
+    """[tokens, 2 * width] -> [tokens, width]; the input is all gates, then all ups, or pairs.
+    `activation` as in ModelSpec."""
     assert activation in ("silu", "gelu", "relu2"), f"{activation=}"
     assert gate_up.ndim == 2 and gate_up.is_contiguous(), f"{gate_up.shape=} {gate_up.stride()=}"
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -49,7 +72,13 @@ def silu_mul(gate_up: Tensor, activation: str = "silu") -> Tensor:
         _launch(
             (tokens, triton.cdiv(width, BLOCK), 1),
             (gate_up, out, width),
-            {"BLOCK": BLOCK, "ACTIVATION": activation, "num_warps": 4},
+            {
+                "BLOCK": BLOCK,
+                "ACTIVATION": activation,
+                "INTERLEAVED": interleaved,
+                **early_options(),
+                "num_warps": 4,
+            },
             (gate_up.dtype, width, gate_up.data_ptr() % 16 == 0),
         )
     return out

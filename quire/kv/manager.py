@@ -22,6 +22,7 @@ from quire.kv.prefix import GONE, Node, PrefixTree, longest_hit
 from quire.request import Request, RequestId
 from quire.step import PageCopy, PageWrite
 
+WORTH_SHARING = 512  # leading tokens in common from which decodes attend them together
 ITEM = 4  # bytes of one token id in the hashed stream
 NEVER = 1 << 62  # a position no request reaches
 
@@ -325,6 +326,16 @@ class KVManager:
         """Token slots that running requests' tables reach, columns given back included."""
         columns = sum(len(table) for held in self._held.values() for table in held.tables)
         return columns * self.page_size
+
+    def common_page(self, request_id: RequestId) -> int | None:
+        """The page at the end of the request's first WORTH_SHARING tokens in the layers that see
+        everything, if others hold it too; then all pages before it are common as well."""
+        if self.windows[0] is not None:  # no layer does
+            return None
+        pages, column = self._held[request_id].tables[0], WORTH_SHARING // self.page_size - 1
+        if len(pages) <= column or self.allocator.refs[pages[column]] < 2:
+            return None
+        return pages[column]
 
     @property
     def num_available(self) -> int:

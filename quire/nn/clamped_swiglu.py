@@ -1,7 +1,7 @@
 """The gate of gpt-oss's experts: (up + 1) * gate * sigmoid(alpha * gate), both clamped first.
 
 Gates are clamped from above only, ups from both sides. Computed in f32 whatever the dtype and
-rounded once. A row's bits do not depend on the batch; the plain gate is `mlp.py`'s `silu_mul`.
+rounded once. A row's bits do not depend on the batch; the plain gate is `gate.py`'s `silu_mul`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.nn.mlp import MAX_SERIAL
+from quire.nn.gate import MAX_SERIAL
 
 
 def clamped_swiglu(gate_up: Tensor, /, *, alpha: float, limit: float) -> Tensor:

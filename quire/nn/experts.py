@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from quire.nn.gate import silu_mul
 from quire.nn.linear import KernelChoice, LinearKernel
-from quire.nn.mlp import silu_mul
 
 
 class Gate(Protocol):

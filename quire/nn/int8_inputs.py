@@ -39,5 +39,10 @@ class Int8InputLinear(Linear):
         self.parts, self.weight, self.bias = plain.parts, plain.weight, plain.bias
         self.kernel = None
 
-    def finish(self, make: KernelChoice, keep_weight: bool = False) -> None:
-        super().finish(lambda weight, bias: Int8Inputs(make(weight, bias)), keep_weight)
+    def finish(
+        self, make: KernelChoice, keep_weight: bool = False, gate: str | None = None
+    ) -> None:
+        def rounding(weight: Tensor, bias: Tensor | None, gate: str | None = None) -> LinearKernel:
+            return Int8Inputs(make(weight, bias, gate))
+
+        super().finish(rounding, keep_weight, gate)

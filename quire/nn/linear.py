@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.nn.gate import silu_mul
+
 
 class LinearKernel(Protocol):
     def __call__(self, x: Tensor) -> Tensor:
@@ -85,10 +87,13 @@ class Linear:
         self.bias = torch.empty(num_out, dtype=dtype, device=device) if bias else None
         self.kernel: LinearKernel | None = None
 
-    def finish(self, make: KernelChoice, keep_weight: bool = False) -> None:
-        """Weights are in: choose the kernel and let go of what it does not need."""
+    def finish(
+        self, make: KernelChoice, keep_weight: bool = False, gate: str | None = None
+    ) -> None:
+        """Weights are in: choose the kernel and let go of what it does not need. With a gate,
+        an activation's name, the layer gives activation(first part) * second part."""
         assert self.weight is not None
-        self.kernel = make(self.weight, self.bias)
+        self.kernel = make(self.weight, self.bias, gate)
         if not keep_weight:
             self.weight = None
 
@@ -97,16 +102,37 @@ class Linear:
         return self.kernel(x)
 
 
+class GatedLinear:
+    """A linear kernel and the gate after it, where no kernel does both at once."""
+
+    def __init__(self, kernel: LinearKernel, gate: str) -> None:
+        self.kernel, self.gate = kernel, gate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return silu_mul(self.kernel(x), self.gate)
+
+
 class KernelChoice(Protocol):
-    def __call__(self, weight: Tensor, bias: Tensor | None) -> LinearKernel: ...
+    def __call__(
+        self, weight: Tensor, bias: Tensor | None, gate: str | None = None
+    ) -> LinearKernel: ...
 
 
 def kernel_choice(device: torch.device) -> KernelChoice:
     """The invariant kernel of the device where there is one, the library's otherwise."""
     if device.type == "cuda":
-        from quire.kernels.matmul import MatmulWorkspace
+        from quire.kernels.matmul import Layouts
         from quire.nn.matmul_linear import MatmulLinear
 
-        workspace = MatmulWorkspace(device)  # one stream runs all layers, so one is enough
-        return lambda weight, bias: MatmulLinear(weight, bias, workspace)
-    return lambda weight, bias: (PackedLinear if can_pack(weight) else TorchLinear)(weight, bias)
+        layouts = Layouts()
+
+        def on_cuda(weight: Tensor, bias: Tensor | None, gate: str | None = None) -> LinearKernel:
+            return MatmulLinear(weight, bias, layouts, gate)
+
+        return on_cuda
+
+    def elsewhere(weight: Tensor, bias: Tensor | None, gate: str | None = None) -> LinearKernel:
+        kernel = (PackedLinear if can_pack(weight) else TorchLinear)(weight, bias)
+        return GatedLinear(kernel, gate) if gate else kernel
+
+    return elsewhere

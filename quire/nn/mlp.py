@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,46 +33,13 @@ class MLP:
         return {} if self.sub_norm is None else {"mlp_sub_norm": self.sub_norm}
 
     def finish(self, choose: KernelChoice) -> None:
-        for linear in self.linears().values():
-            linear.finish(choose)
+        self.up.finish(choose, gate=self.activation if self.is_gated else None)
+        self.down.finish(choose)
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = self.up(x)  # [tokens, 2 * ffn] or [tokens, ffn]
-        x = silu_mul(x, self.activation) if self.is_gated else F.gelu(x, approximate="tanh")
+        x = self.up(x)  # [tokens, ffn]: where there is a gate, it has been applied
+        if not self.is_gated:
+            x = F.gelu(x, approximate="tanh")
         if self.sub_norm is not None:
             x, _ = self.sub_norm(x, None)
         return self.down(x)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _relu2(x: Tensor) -> Tensor:
-    return F.relu(x).square()
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": _gelu,
-    "relu2": _relu2,
-}
-
-
-def silu_mul(x: Tensor, activation: str = "silu") -> Tensor:
-    """[tokens, 2 * ffn] gate | up -> silu(gate) * up, or another activation's."""
-    if x.is_cuda:
-        from quire.kernels.silu_mul import silu_mul as kernel
-
-        return kernel(x, activation)
-    act = ACTIVATIONS[activation]
-    half = x.shape[-1] // 2
-    # A piece of more elements is split between threads inside a row, and the ends of a split go
-    # through another exp: a row's bits would depend on its place in the batch.
-    rows = max(1, (MAX_SERIAL - 1) // half)
-    if len(x) <= rows:
-        return act(x[:, :half]) * x[:, half:]
-    return torch.cat([act(piece[:, :half]) for piece in x.split(rows)]) * x[:, half:]
-
-
-MAX_SERIAL = 32768  # torch's grain size

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from quire.nn.clamped_swiglu import clamped_swiglu
 from quire.nn.experts import ExpertForm, Experts, Fused, Gate, Visits
+from quire.nn.gate import silu_mul
 from quire.nn.linear import KernelChoice, Linear
-from quire.nn.mlp import MLP, silu_mul
+from quire.nn.mlp import MLP
 
 if TYPE_CHECKING:
     from quire.models.spec import ModelSpec, MoeSpec, RouterSpec
@@ -54,8 +55,9 @@ class SparseMLP:
         return found
 
     def finish(self, choose: KernelChoice) -> None:
-        for linear in self.linears().values():
-            linear.finish(choose)
+        self.router.finish(choose)
+        if self.shared is not None:
+            self.shared.finish(choose)
         self.experts.finish(choose)
 
     def __call__(self, x: Tensor) -> Tensor:

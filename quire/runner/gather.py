@@ -93,6 +93,7 @@ def decode_batches(
     positions: Tensor,
     page_size: int,
     host_context_lens: IntArray,
+    shares_prefix: bool = False,
 ) -> tuple[Batch, ...]:
     """One token each. Everything derives from two device vectors, so a graph can capture it."""
     num_seqs = row_ids.shape[0]
@@ -110,6 +111,7 @@ def decode_batches(
         page_size=page_size,
         host_query_lens=np.ones(num_seqs, dtype=np.int32),
         host_context_lens=host_context_lens,
+        shares_prefix=shares_prefix,
     )
     return _by_group(first, rows, slots)
 

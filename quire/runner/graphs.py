@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512)
-SHORTEST_CONTEXT = 1024
+SHORTEST_CONTEXT = 512  # one split of the attention kernel: nothing to merge
 MAX_KEYS = 1 << 23  # batch times context of the largest graph; beyond it steps run eagerly
 
-# (rows, positions, max_context) -> logits
-DecodeStep = Callable[[Tensor, Tensor, int], Tensor]
+# (rows, positions, max_context, shares_prefix) -> logits
+DecodeStep = Callable[[Tensor, Tensor, int, bool], Tensor]
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class GraphCache:
     def __init__(self, step: DecodeStep, max_batch: int, max_context: int, spare_row: int) -> None:
         self.step, self.max_context, self.spare_row = step, max_context, spare_row
         self.sizes = [n for n in BATCH_SIZES if n < max_batch] + [max_batch]
-        self.graphs: dict[tuple[int, int], Captured] = {}
+        self.graphs: dict[tuple[int, int, bool], Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def covers(self, num_seqs: int, longest: int) -> bool:
@@ -50,9 +50,11 @@ class GraphCache:
             bound *= 4
         return min(bound, self.max_context)
 
-    def replay(self, rows: Tensor, positions: Tensor, longest: int) -> Tensor:
+    def replay(
+        self, rows: Tensor, positions: Tensor, longest: int, shares_prefix: bool = False
+    ) -> Tensor:
         """rows and positions are already padded to a batch bucket."""
-        key = (rows.shape[0], self.context_bucket(longest))
+        key = (rows.shape[0], self.context_bucket(longest), shares_prefix)
         captured = self.graphs.get(key)
         if captured is None:
             captured = self.graphs[key] = self._capture(*key)
@@ -61,7 +63,7 @@ class GraphCache:
         captured.graph.replay()
         return captured.logits
 
-    def _capture(self, batch: int, max_context: int) -> Captured:
+    def _capture(self, batch: int, max_context: int, shares_prefix: bool) -> Captured:
         device = torch.device("cuda")
         rows = torch.full((batch,), self.spare_row, dtype=torch.int32, device=device)
         positions = torch.zeros(batch, dtype=torch.int32, device=device)
@@ -69,9 +71,9 @@ class GraphCache:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self.step(rows, positions, max_context)
+            self.step(rows, positions, max_context, shares_prefix)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self.step(rows, positions, max_context)
+            logits = self.step(rows, positions, max_context, shares_prefix)
         return Captured(graph, rows, positions, logits)

@@ -69,7 +69,10 @@ class ModelRunner:
         pooled: list[PooledPart] = []
         if self.graphs is not None and shape.is_padded:
             logits = self.graphs.replay(
-                sent["rows"], sent["positions"], int(shape.context_lens.max())
+                sent["rows"],
+                sent["positions"],
+                int(shape.context_lens.max()),
+                plan.shares_prefix,
             )
             logits = logits[: shape.num_real]
             if len(shape.sampled) < shape.num_real:  # someone fed a prompt's last-but-one token
@@ -147,9 +150,12 @@ class ModelRunner:
         )
         return self.model.forward(ForwardContext(batches[0], self.backend, plans, self.pool))
 
-    def _decode_logits(self, row_ids: Tensor, positions: Tensor, max_context: int) -> Tensor:
+    def _decode_logits(
+        self, row_ids: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
+    ) -> Tensor:
         bound = np.full(row_ids.shape[0], max_context, dtype=np.int32)
-        batches = decode_batches(self.rows, row_ids, positions, self.spec.page_size, bound)
+        size = self.spec.page_size
+        batches = decode_batches(self.rows, row_ids, positions, size, bound, shares_prefix)
         return self.model.logits(self._forward(batches, max_context))
 
     # ------------------------------------------------------------ outputs

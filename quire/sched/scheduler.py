@@ -22,6 +22,8 @@ from quire.sched.queue import WaitingLine, order_key
 from quire.sched.stats import SchedStats
 from quire.step import Admission, StepPlan, StepResult, TokenEvent, Work
 
+WORTH_SHARING_AMONG = 8  # decodes behind common prefixes, to attend those prefixes together
+
 
 class Scheduler:
     def __init__(
@@ -88,7 +90,20 @@ class Scheduler:
         writes, copies = self.kv.take_edits()
         if works:
             self._num_steps += 1
-        return StepPlan(tuple(works.values()), tuple(admissions), writes, copies)
+        ordered, shares_prefix = list(works.values()), False
+        if not admissions and len(ordered) >= WORTH_SHARING_AMONG:
+            shares_prefix = self._side_by_side(ordered)
+        return StepPlan(tuple(ordered), tuple(admissions), writes, copies, shares_prefix)
+
+    def _side_by_side(self, works: list[Work]) -> bool:
+        """Whether many decodes share their first pages; if so those that do become neighbours."""
+        if any(work.num_tokens > 1 for work in works):
+            return False
+        pages = {work.row: self.kv.common_page(work.request_id) for work in works}
+        if sum(page is not None for page in pages.values()) < WORTH_SHARING_AMONG:
+            return False
+        works.sort(key=lambda work: pages[work.row] or 0)
+        return True
 
     def _plan_decodes(self, budget: int, works: dict[RequestId, Work]) -> tuple[int, list[Request]]:
         """Everyone one token short; returns the budget left and those with more to feed.

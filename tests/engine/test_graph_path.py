@@ -34,7 +34,7 @@ class EagerGraphs:
     def batch_bucket(self, num_seqs: int) -> int:
         return -(-num_seqs // 4) * 4
 
-    def replay(self, rows: Tensor, positions: Tensor, longest: int) -> Tensor:
+    def replay(self, rows: Tensor, positions: Tensor, longest: int, shares_prefix: bool) -> Tensor:
         assert rows.shape[0] % 4 == 0 and int(positions.max()) < longest
         self.num_replays += 1
         runner = self.runner

@@ -120,6 +120,18 @@ def test_decode_draft_and_prefill_have_the_same_bits(kind: str) -> None:
     assert torch.equal(decoded, whole[[0, 2, 5]])
 
 
+@pytest.mark.parametrize("queries", [1, 6])
+def test_a_tile_may_reach_behind_the_window(queries: int) -> None:
+    """Red when the stale page that shares a tile with the window's first page is read: NaNs."""
+    wide = PagedConfig(32, 64, Launch(16, 4, 2), Launch(16, 4, 2))
+    backend = TritonAttention(torch.float32, wide)
+    case = make_case([74], heads=(4, 1), device=DEVICE, window=21)
+    cache = case.cache(backend, fill=float("nan"))
+    case.feed(ORACLE, cache, [74])
+    got = case.step(backend, cache, [queries], [74])  # pages of 16: 48 .. are there, 32 .. are not
+    check(got, case.expected([queries], [74]), 1e-6)
+
+
 def test_a_windows_scratch_does_not_grow_with_the_bound() -> None:
     """Red when a captured decode pays for splits that no window can reach."""
     backend = TritonAttention(torch.float32, TILES)
@@ -128,6 +140,8 @@ def test_a_windows_scratch_does_not_grow_with_the_bound() -> None:
         plan = backend.plan(case.batch([1, 1], [200, 90], [0, 1]), case.spec, 1 << 20)
         assert plan.split is not None and plan.split.max_splits == splits
         assert plan.split.acc.numel() == (splits * 2 * 4 * 32 if splits > 1 else 0)
+        eager = backend.plan(case.batch([1, 1], [200, 90], [0, 1]), case.spec)
+        assert eager.split is not None and eager.split.max_splits <= splits
 
 
 def test_a_bounded_windowed_plan_changes_no_bit() -> None:

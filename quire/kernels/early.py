@@ -1,0 +1,38 @@
+"""Early launch: a kernel may start while the one before still runs, and waits before its inputs.
+
+Between two kernels of a decode step the chip idles for some microseconds: the last programs of one
+finish, the first of the next are placed, their instructions fetched. With programmatic dependent
+launch the next kernel is placed as soon as all programs of the one before have begun, and waits
+there until that one has written its results. Every kernel of a chain must wait: the wait covers
+only the kernel just before, and that one is done only after its own wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+__all__ = ["early_options", "wait_for_inputs"]
+
+FIRST_CAPABILITY = (9, 0)
+
+
+@triton.jit
+def wait_for_inputs(EARLY: tl.constexpr):
+    """First line of a kernel's work: let the next one start, then wait for the one before."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@cache
+def early_options() -> Mapping[str, object]:
+    """Compile-time constants and launch options of a kernel that calls `wait_for_inputs`."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= FIRST_CAPABILITY:
+        return {"EARLY": True, "launch_pdl": True}
+    return {"EARLY": False}

@@ -1,0 +1,60 @@
+"""The vendor's matmul where it is as exact as ours: same sum, same order, same bits.
+
+cuBLAS without split-k sums each output as one chain of fp32 matrix-unit additions over increasing
+k, which is what `matmul_kernel.py` does, so for bf16 and fp16 its bits are ours for any number of
+rows; with split-k, its default, they follow the batch size. That is a property of the library we
+run with, not a promise of its makers: `agrees` compares the two on the weights' own shapes before
+a model relies on it, and a GPU test sweeps many more. It is faster than our tiles beyond a
+hundred rows or so, and much slower on some shapes below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quire.kernels.matmul_configs import fits_one_round
+
+__all__ = ["agrees", "forbid_split_k", "is_faster", "library_matmul"]
+
+_CHECKED_ROWS = (72, 200, 520, 2048)
+
+
+def is_faster(m: int, n: int, gated: bool) -> bool:
+    """As measured on an H200 (`benchmarks/gpu_matmul.py`). Our kernel applies the gate on the way
+    out, which saves a pass over its output."""
+    if gated and 192 < m <= 256:  # two rows of tiles, nearly full
+        return False
+    return m > 128 or (m > 64 and not fits_one_round(m, n))
+
+
+def forbid_split_k() -> None:
+    """For the whole process: torch has no finer switch."""
+    if torch.backends.cuda.preferred_blas_library() != torch._C._BlasBackend.Cublaslt:
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+    settings = torch.backends.cuda.matmul
+    settings.allow_bf16_reduced_precision_reduction = (False, False)
+    settings.allow_fp16_reduced_precision_reduction = (False, False)
+
+
+def library_matmul(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """x [m, k] @ w [n, k].T + bias -> out."""
+    if bias is None:
+        return torch.mm(x, w.t(), out=out)
+    return torch.addmm(bias, x, w.t(), out=out)
+
+
+def agrees(w: Tensor, bias: Tensor | None, ours: Callable[[Tensor], Tensor]) -> bool:
+    """Whether the library gives the bits of `ours` for this weight at a few batch sizes."""
+    if w.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    forbid_split_k()
+    random = torch.Generator(w.device).manual_seed(0)
+    for rows in _CHECKED_ROWS:
+        x = torch.randn(rows, w.shape[1], dtype=w.dtype, device=w.device, generator=random)
+        out = torch.empty(rows, w.shape[0], dtype=w.dtype, device=w.device)
+        if not torch.equal(library_matmul(x, w, bias, out), ours(x)):
+            return False
+    return True

@@ -1,0 +1,139 @@
+"""Decode attention over pages that many sequences share, read once for all of them.
+
+Sequences behind one long prefix have the same page ids in the front of their tables. Those that
+stand side by side in the batch form a company; for each split of keys that its members share, one
+program attends the queries of all of them, as a tile of prefill does, and leaves each member the
+same split state in scratch that `paged_split.py` would have left, to the bit. Who shares what is
+read from the page tables on the device, so a captured graph stays right as batches change.
+A page stands in two tables only behind equal prefixes, so one page id speaks for all before it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.early import early_options, wait_for_inputs
+from quire.kernels.launch import Launcher
+from quire.kernels.paged_split import PagedInputs, SplitGrid, sharers
+from quire.kernels.paged_tile import PagedConfig, attend, empty_state, head_pad
+
+__all__ = ["company_size", "shared_attention"]
+
+
+def company_size(config: PagedConfig, group: int) -> int:
+    """Sequences whose queries fill one tile."""
+    return config.prefill.block_m // group
+
+
+@triton.jit(do_not_specialize=["num_seqs", "max_splits"])
+def _shared_kernel(
+    q,
+    keys,
+    values,
+    page_table,
+    rows,
+    context_lens,
+    acc_scratch,
+    sums_scratch,
+    scale,
+    table_stride,
+    num_seqs,
+    max_splits,
+    COMPANY: tl.constexpr,
+    COMPANY_PAD: tl.constexpr,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    CAP_SCALE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_inputs(EARLY)
+    kv_head = tl.program_id(0)
+    first = tl.program_id(1) * COMPANY
+    split = tl.program_id(2)
+    shares, page, count = sharers(
+        page_table, rows, context_lens, first, split, num_seqs, table_stride,
+        COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE,
+    )  # fmt: skip
+    if count < 2:
+        return
+    lanes = tl.arange(0, COMPANY_PAD)
+    leader = first + tl.min(tl.where(shares, lanes, COMPANY_PAD), 0)
+    pages = page_table + tl.load(rows + leader).to(tl.int64) * table_stride
+
+    # Row r is query head r % GROUP of member r // GROUP.
+    r = tl.arange(0, BLOCK_M)
+    seq = first + r // GROUP
+    is_row = (seq < num_seqs) & (r // GROUP < COMPANY)
+    row = tl.load(rows + seq, mask=is_row, other=0).to(tl.int64)
+    context = tl.load(context_lens + seq, mask=is_row, other=0)
+    is_row = is_row & (context > (split + 1) * SPLIT_SIZE)
+    column = (split + 1) * (SPLIT_SIZE // PAGE_SIZE) - 1
+    own = tl.load(page_table + row * table_stride + column, mask=is_row, other=-1)
+    is_row = is_row & (own == page)
+
+    dims = tl.arange(0, HEAD_PAD)
+    keep = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    head = seq.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + r % GROUP
+    query = tl.load(q + head[:, None] * HEAD_DIM + dims[None, :], mask=keep, other=0.0)
+    top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
+    head_offset = kv_head * PAGE_SIZE * HEAD_DIM
+    top, total, acc = attend(
+        query, top, total, acc, keys + head_offset, values + head_offset, pages,
+        split * SPLIT_SIZE, (split + 1) * SPLIT_SIZE, context, 0, scale,
+        HEAD_DIM, HEAD_PAD, PAGE_SIZE, KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_N, 0, CAP_SCALE,
+        False,
+    )  # fmt: skip
+    part = (seq.to(tl.int64) * max_splits + split) * (KV_HEADS * GROUP) + kv_head * GROUP
+    part += r % GROUP
+    tl.store(acc_scratch + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=keep)
+    tl.store(sums_scratch + part * 2, top, mask=is_row)
+    tl.store(sums_scratch + part * 2 + 1, tl.max(total, 1), mask=is_row)
+
+
+_launch = Launcher(_shared_kernel)
+
+
+def shared_attention(q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig) -> None:
+    """States of the shared splits of [seqs, heads, dim] queries, one each; `split_attention` with
+    `grid.company` set does the others."""
+    _, kv_heads, page_size, head_dim = inputs.keys.shape
+    group = q.shape[1] // kv_heads
+    assert grid.tiles is None and grid.company > 0, "sharing is for decode"
+    assert not inputs.window, "a window moves on from what is shared"
+    table_stride = inputs.page_table.stride(0)
+    _launch(
+        (kv_heads, triton.cdiv(grid.num_tiles, grid.company), grid.max_splits),
+        (
+            q, inputs.keys, inputs.values, inputs.page_table, inputs.rows, inputs.context_lens,
+            grid.acc, grid.sums, inputs.state_scale, table_stride, grid.num_tiles,
+            grid.max_splits,
+        ),
+        {
+            "COMPANY": grid.company,
+            "COMPANY_PAD": triton.next_power_of_2(grid.company),
+            "GROUP": group,
+            "KV_HEADS": kv_heads,
+            "HEAD_DIM": head_dim,
+            "HEAD_PAD": head_pad(head_dim),
+            "PAGE_SIZE": page_size,
+            "BLOCK_M": config.prefill.block_m,
+            "BLOCK_N": config.block_n,
+            "SPLIT_SIZE": config.split_size,
+            "CAP_SCALE": inputs.cap_scale,
+            **early_options(),
+            "num_warps": config.prefill.num_warps,
+            "num_stages": config.prefill.num_stages,
+        },
+        (
+            inputs.kind, q.dtype, q.data_ptr() % 16 == 0, table_stride,
+            (grid.acc.data_ptr() | grid.sums.data_ptr()) % 16 == 0,
+        ),
+    )  # fmt: skip
