@@ -7,8 +7,9 @@ a window only its pages are gathered. Caps and sinks are beyond that kernel: see
 
 Bits do not depend on the company: masked keys contribute exact zeros, and the kernel's key
 blocks start at the same place for any query count. Three things must be kept from the library: key
-counts whose tail is summed in another order (`_key_room` pads them), blocks of a few query rows, which take another matrix multiplication (rows are padded to a multiple of 8, of 16
-for wide heads), and keys that do not start on a block's border (a window's are gathered from one).
+counts whose tail is summed in another order (`_key_room` pads them), blocks of a few query rows,
+which take another matrix multiplication (rows are padded to a multiple of 8, of 16 for wide heads),
+and keys that do not start on a block's border (a window's are gathered from one).
 """
 
 from __future__ import annotations
