@@ -44,6 +44,7 @@ _launch = Launcher(_silu_mul_kernel)
 def silu_mul(gate_up: Tensor, interleaved: bool = False) -> Tensor:
     """[tokens, 2 * width] -> [tokens, width]; the input is all gates, then all ups, or pairs."""
     assert gate_up.ndim == 2 and gate_up.is_contiguous(), f"{gate_up.shape=} {gate_up.stride()=}"
+    assert not interleaved or gate_up.element_size() == 2, f"pairs of halves, not {gate_up.dtype}"
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     if tokens:
