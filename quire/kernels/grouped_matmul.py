@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.launch import Launcher
+from quire.kernels.launch import Launcher, alignments
 from quire.kernels.route import SortedPairs
 
 __all__ = ["GroupTile", "multiply_gathered", "multiply_scattered", "pick_tile"]
@@ -223,8 +223,5 @@ def _multiply(
 def _kind(x: Tensor, weights: Weights, y: Tensor) -> tuple[object, ...]:
     """What a compiled kernel was made for: see `launch.py`."""
     w, bias = weights
-    pointers = x.data_ptr() | w.data_ptr() | y.data_ptr()
-    aligned = pointers % 16 == 0
-    if bias is None:
-        return (x.dtype, *w.shape[1:], aligned)
-    return (x.dtype, *w.shape[1:], aligned, bias.dtype, bias.data_ptr() % 16 == 0)
+    kind_of_bias = None if bias is None else bias.dtype
+    return (x.dtype, *w.shape[1:], kind_of_bias, alignments(x, w, y, bias))

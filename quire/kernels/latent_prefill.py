@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.kernels.latent_split import latent_constants
 from quire.kernels.latent_tile import attend_latent_split, load_query
-from quire.kernels.launch import Launcher
+from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_split import PagedInputs, tile_span
 from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, PagedConfig, fold, fold_weights
 
@@ -74,5 +74,5 @@ def latent_prefill_attention(
             inputs.context_lens, tiles, out, inputs.scale * LOG2_E, table_stride,
         ),
         {"TOKENS": config.prefill.block_m // group, "GROUP": group, **constants},
-        (inputs.kind, q.dtype, (q.data_ptr() | out.data_ptr()) % 16 == 0, table_stride),
+        (inputs.kind, q.dtype, alignments(q, out), table_stride),
     )  # fmt: skip

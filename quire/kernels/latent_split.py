@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.latent_tile import attend_latent_split, load_query
-from quire.kernels.launch import Launcher
+from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_split import PagedInputs, SplitGrid, tile_span
 from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, Launch, PagedConfig, head_pad
 
@@ -114,7 +114,7 @@ def latent_split_attention(
             **constants,
         },
         (
-            inputs.kind, q.dtype, (q.data_ptr() | out.data_ptr()) % 16 == 0, table_stride,
-            (grid.acc.data_ptr() | grid.sums.data_ptr()) % 16 == 0,
+            inputs.kind, q.dtype, alignments(q, out), table_stride,
+            alignments(grid.acc, grid.sums),
         ),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Launcher", "int_kind"]
+__all__ = ["Launcher", "alignments", "int_kind"]
 
 
 class Variant(NamedTuple):
@@ -71,3 +71,9 @@ def int_kind(value: int) -> int:
     (1, 16, 0)
     """
     return 1 if value == 1 else 16 if value % 16 == 0 else 0
+
+
+def alignments(*tensors: torch.Tensor | None) -> tuple[bool, ...]:
+    """What Triton specialises pointers on, one by one: a variant built for one misaligned tensor
+    still reads the others 16 bytes at a time."""
+    return tuple(t.data_ptr() % 16 == 0 for t in tensors if t is not None)

@@ -46,6 +46,14 @@ def library_matmul(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> Te
     return torch.addmm(bias, x, w.t(), out=out)
 
 
+def _spread(rows: int, w: Tensor, random: torch.Generator) -> Tensor:
+    """Inputs for w over several orders of magnitude: another order of sums then rounds otherwise
+    often enough to show in a narrow product too."""
+    x = torch.empty(rows, w.shape[1], dtype=w.dtype, device=w.device)
+    scale = torch.empty_like(x).normal_(generator=random).exp_()
+    return x.normal_(generator=random).mul_(scale)
+
+
 def agrees(w: Tensor, bias: Tensor | None, ours: Callable[[Tensor], Tensor]) -> bool:
     """Whether the library gives the bits of `ours` for this weight at a few batch sizes."""
     if w.dtype not in (torch.bfloat16, torch.float16):
@@ -53,7 +61,7 @@ def agrees(w: Tensor, bias: Tensor | None, ours: Callable[[Tensor], Tensor]) -> 
     forbid_split_k()
     random = torch.Generator(w.device).manual_seed(0)
     for rows in _CHECKED_ROWS:
-        x = torch.randn(rows, w.shape[1], dtype=w.dtype, device=w.device, generator=random)
+        x = _spread(rows, w, random)
         out = torch.empty(rows, w.shape[0], dtype=w.dtype, device=w.device)
         if not torch.equal(library_matmul(x, w, bias, out), ours(x)):
             return False

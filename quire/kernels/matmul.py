@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.early import early_options
-from quire.kernels.launch import Launcher
+from quire.kernels.launch import Launcher, alignments
 from quire.kernels.library_matmul import agrees, is_faster, library_matmul
 from quire.kernels.matmul_configs import TileConfig, pick_config
 from quire.kernels.matmul_kernel import matmul_kernel
@@ -168,8 +168,6 @@ def bind(
     """A layout with its tensors. The weight's descriptor may be given, to be made only once."""
     (m, k), n, config = x.shape, w.shape[0], layout.config
     kind_of_bias = None if bias is None else bias.dtype
-    pointers = x.data_ptr() | w.data_ptr() | out.data_ptr()
-    is_aligned = (pointers if bias is None else pointers | bias.data_ptr()) % 16 == 0
     strides = (x.stride(0), w.stride(0), out.stride(0))
     x_rows: object = x
     w_rows: object = w
@@ -179,7 +177,7 @@ def bind(
     return KernelCall(
         layout,
         (x_rows, w_rows, bias, out, m, n, k, *strides),
-        (x.dtype, kind_of_bias, n, k, strides, is_aligned),
+        (x.dtype, kind_of_bias, n, k, strides, alignments(x, w, out, bias)),
     )
 
 

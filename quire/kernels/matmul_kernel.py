@@ -18,22 +18,10 @@ __all__ = ["matmul_kernel"]
 
 @triton.jit
 def _sum(
-    x,
-    w,
-    m_start,
-    n_start,
-    M,
-    N,
-    K,
-    stride_xm,
-    stride_wn,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    SWAP: tl.constexpr,
-    TMA: tl.constexpr,
-):
+    x, w, m_start, n_start, M, N, K, stride_xm, stride_wn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr, SWAP: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
     """fp32 sum over k: one chain of matrix-unit additions, k increasing."""
     if SWAP:
         acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -80,23 +68,13 @@ def matmul_kernel(
     w,  # [N, K] or its descriptor
     bias,  # [N] or None
     y,  # [M, N], or [M, N / 2] when gated
-    M,
-    N,
-    K,
-    stride_xm,
-    stride_wn,
-    stride_ym,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    SWAP: tl.constexpr,
-    TMA: tl.constexpr,
+    M, N, K, stride_xm, stride_wn, stride_ym,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr, TMA: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATE: tl.constexpr,  # an activation: rows of w are gate, up, gate, up ..., y = act(gate) * up
     EARLY: tl.constexpr,
-):
+):  # fmt: skip
     # Programs walk down GROUP_M row tiles before moving to the next weight tile.
     tile = tl.program_id(0)
     group_size = GROUP_M * tl.cdiv(N, BLOCK_N)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.launch import Launcher
+from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_split import PagedInputs, SplitGrid, tile_span
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
@@ -141,6 +141,6 @@ def merge_splits(
         },
         (
             inputs.kind, out.dtype,
-            (grid.acc.data_ptr() | grid.sums.data_ptr()) % 16 == 0,
+            alignments(grid.acc, grid.sums),
         ),
     )  # fmt: skip

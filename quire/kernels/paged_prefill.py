@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.launch import Launcher
+from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_split import PagedInputs, tile_span
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
@@ -131,5 +131,5 @@ def prefill_attention(
             "num_warps": config.prefill.num_warps,
             "num_stages": config.prefill.num_stages,
         },
-        (inputs.kind, q.dtype, q.data_ptr() % 16 == 0, table_stride),
+        (inputs.kind, q.dtype, alignments(q, inputs.sinks), table_stride),
     )  # fmt: skip

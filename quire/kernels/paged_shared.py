@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.launch import Launcher
+from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_split import PagedInputs, SplitGrid, sharers
 from quire.kernels.paged_tile import PagedConfig, attend, empty_state, head_pad
 
@@ -133,7 +133,7 @@ def shared_attention(q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: Pa
             "num_stages": config.prefill.num_stages,
         },
         (
-            inputs.kind, q.dtype, q.data_ptr() % 16 == 0, table_stride,
-            (grid.acc.data_ptr() | grid.sums.data_ptr()) % 16 == 0,
+            inputs.kind, q.dtype, alignments(q, inputs.sinks), table_stride,
+            alignments(grid.acc, grid.sums),
         ),
     )  # fmt: skip

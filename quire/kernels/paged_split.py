@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.launch import Launcher
+from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
     LOG2_E,
@@ -57,8 +57,8 @@ class PagedInputs:
     @property
     def kind(self) -> tuple[object, ...]:
         """What a compiled kernel depends on, for the launcher; the integers are int32."""
-        pointers = self.keys.data_ptr() | self.values.data_ptr() | self.page_table.data_ptr()
-        return self.keys.dtype, self.rows.dtype, pointers % 16 == 0
+        aligned = alignments(self.keys, self.values, self.page_table)
+        return self.keys.dtype, self.rows.dtype, aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def split_attention(
             "num_stages": config.split.num_stages,
         },
         (
-            inputs.kind, q.dtype, q.data_ptr() % 16 == 0, table_stride,
-            (grid.acc.data_ptr() | grid.sums.data_ptr()) % 16 == 0,
+            inputs.kind, q.dtype, alignments(q, inputs.sinks), table_stride,
+            alignments(grid.acc, grid.sums),
         ),
     )  # fmt: skip

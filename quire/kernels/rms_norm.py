@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.launch import Launcher
+from quire.kernels.launch import Launcher, alignments
 
 
 @triton.jit
@@ -81,6 +81,6 @@ def rms_norm(
             **early_options(),
             "num_warps": max(1, min(16, pad // 512)),  # two 16-byte loads of bf16 a thread
         },
-        (x.dtype, weight.dtype, strides, (x.data_ptr() | other.data_ptr()) % 16 == 0),
+        (x.dtype, weight.dtype, strides, alignments(x, other, weight)),
     )
     return normed, summed

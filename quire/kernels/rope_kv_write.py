@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.launch import Launcher
+from quire.kernels.launch import Launcher, alignments
 
 HEADS_PER_PROGRAM = 16
 
@@ -189,8 +189,8 @@ def rope_kv_write(
         (
             qkv.dtype, keys.dtype, cos.dtype, positions.dtype, slots.dtype, qkv.stride(0),
             None if norm is None else norm.q_weight.dtype,
-            (qkv.data_ptr() | keys.data_ptr() | values.data_ptr()) % 16 == 0,
-            positions.data_ptr() % 16 == 0, slots.data_ptr() % 16 == 0,
+            alignments(qkv, keys, values, positions, slots, cos, sin),
+            None if norm is None else alignments(norm.q_weight, norm.k_weight),
         ),
     )  # fmt: skip
     return q

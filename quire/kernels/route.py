@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.launch import Launcher
+from quire.kernels.launch import Launcher, alignments
 
 if TYPE_CHECKING:
     from quire.models.spec import RouterSpec
@@ -186,7 +186,7 @@ def route(
                 "HAS_CORRECTION": correction is not None,
                 "num_warps": 1,  # a row is summed in one order, by one warp
             },
-            (logits.dtype, stride, (logits.data_ptr() | added.data_ptr()) % 16 == 0),
+            (logits.dtype, stride, alignments(logits, added)),
         )
     return experts, weights
 

@@ -66,6 +66,7 @@ def silu_mul(gate_up: Tensor, activation: str = "silu", interleaved: bool = Fals
     `activation` as in ModelSpec."""
     assert activation in ("silu", "gelu", "relu2"), f"{activation=}"
     assert gate_up.ndim == 2 and gate_up.is_contiguous(), f"{gate_up.shape=} {gate_up.stride()=}"
+    assert not interleaved or gate_up.element_size() == 2, f"pairs of halves, not {gate_up.dtype}"
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     if tokens:

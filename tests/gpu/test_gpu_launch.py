@@ -8,7 +8,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from quire.kernels.matmul import MatmulWorkspace, PreparedMatmul, matmul
+from quire.kernels.matmul import Layouts, PreparedMatmul, matmul
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.silu_mul import silu_mul
 
@@ -43,15 +43,18 @@ def test_widths_are_told_apart(width: int) -> None:
 
 @pytest.mark.parametrize("n", [256, 250, 4096])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_prepared_products_have_the_bits_of_plain_ones(n: int, has_bias: bool) -> None:
-    """Red when a remembered layout or descriptor changes a result."""
-    space = MatmulWorkspace(DEVICE)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("use_library", [False, True])
+def test_prepared_products_have_the_bits_of_plain_ones(
+    n: int, has_bias: bool, gated: bool, use_library: bool
+) -> None:
+    """Red when a remembered layout or descriptor changes a result, or the library's way does."""
     w = torch.randn(n, 512, device=DEVICE, dtype=torch.bfloat16)
     bias = torch.randn(n, device=DEVICE, dtype=torch.bfloat16) if has_bias else None
-    product = PreparedMatmul(w, bias, space)
+    product = PreparedMatmul(w, bias, Layouts(use_library), "silu" if gated else None)
     for m in (1, 7, 64, 300, 1, 700, 300):
         x = torch.randn(m, 512, device=DEVICE, dtype=torch.bfloat16)
-        want = matmul(x, w, bias)
+        want = matmul(x, w, bias, gate="silu" if gated else None)
         assert torch.equal(product(x), want)
         assert torch.equal(product(x), want)  # now from memory
         assert torch.equal(product(rows(m, 512, 1, torch.bfloat16).copy_(x)), want)  # misaligned

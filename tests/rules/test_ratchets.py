@@ -14,10 +14,9 @@ MAX_PROTOCOL_METHODS = 5
 
 LONG_FILES: set[str] = set()
 LONG_FUNCTIONS = {
-    "quire/kernels/matmul_kernel.py:_sum_range",
-    "quire/kernels/matmul_kernel.py:matmul_kernel",
     "quire/kernels/merge_splits.py:_merge_kernel",
     "quire/kernels/paged_prefill.py:_prefill_kernel",
+    "quire/kernels/paged_shared.py:_shared_kernel",
     "quire/kernels/paged_split.py:_split_kernel",
     "quire/kernels/paged_tile.py:attend",
     "quire/kernels/rope_kv_write.py:_rope_kv_write_kernel",
