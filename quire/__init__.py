@@ -3,6 +3,7 @@
 Importing the package imports neither torch nor triton; building an `LLM` does.
 """
 
+from quire import env as _env
 from quire.errors import QuireError
 from quire.llm import LLM
 from quire.outputs import (
@@ -27,3 +28,5 @@ __all__ = [
     "StructuredOutputsParams",
     "__version__",
 ]
+
+_env.ask_for_one_blas()  # before anything imports torch

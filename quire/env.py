@@ -40,3 +40,9 @@ def api_key() -> str | None:
 
 def is_offline() -> bool:
     return os.environ.get("QUIRE_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def ask_for_one_blas() -> None:
+    """Let torch start with the matrix library whose sums do not depend on the batch (see
+    `kernels/library_matmul.py`); asking later works too, but torch then warns."""
+    os.environ.setdefault("TORCH_BLAS_PREFER_CUBLASLT", "1")

@@ -2,16 +2,19 @@
 
 `plan` sorts the sequences of a step into two kernels: those whose queries fit one tile (decodes,
 short drafts) take the split kernel, long chunks take the prefill kernel. Both follow the fixed
-tiles and splits of `kernels/paged_tile.py`, so the choice is about speed only.
+tiles and splits of `kernels/paged_tile.py`, so the choice is about speed only. So does a third,
+which does the work of the prefill kernel on Hopper where its layouts fit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import triton
 from numpy.typing import NDArray
 from torch import Tensor
 from triton import next_power_of_2
@@ -25,7 +28,12 @@ from quire.kernels.paged_split import PagedInputs, SplitGrid, split_attention
 from quire.kernels.paged_tile import PagedConfig, default_config
 from quire.kernels.rope_kv_write import HeadNorm, Rope, rope_kv_write
 
+if TYPE_CHECKING:
+    from quire.kernels.paged_prefill_hopper import HopperPrefill
+
 SCRATCH_STEP = 1 << 22  # floats: scratch grows by multiples of 16 MB
+# Versions of Triton whose Gluon the Hopper kernel is written in; it is no stable language.
+GLUON_VERSIONS = ("3.6.",)
 
 _Ints = NDArray[np.signedinteger[Any]]
 
@@ -142,13 +150,36 @@ class TritonAttention:
         )
         out = torch.empty_like(q)  # [tokens, heads, dim]
         if plan.prefill_tiles is not None:
-            prefill_attention(q, inputs, plan.prefill_tiles, plan.config, out)
+            self._prefill(q, inputs, plan.prefill_tiles, plan.config, out)
         if plan.split is not None:
             if plan.split.company:
                 shared_attention(q, inputs, plan.split, plan.config)
             split_attention(q, inputs, plan.split, plan.config, out)
             merge_splits(inputs, plan.split, plan.config, out)
         return out
+
+    def _prefill(
+        self, q: Tensor, inputs: PagedInputs, tiles: Tensor, config: PagedConfig, out: Tensor
+    ) -> None:
+        """The same bits by whichever kernel is the faster one."""
+        hopper = self._hopper
+        if hopper is not None and hopper.can_run(q, inputs, config):
+            hopper(q, inputs, tiles, config, out)
+        else:
+            prefill_attention(q, inputs, tiles, config, out)
+
+    @cached_property
+    def _hopper(self) -> HopperPrefill | None:
+        """None on other chips, and where Triton has no Gluon or another one."""
+        if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+            return None
+        if not triton.__version__.startswith(GLUON_VERSIONS):
+            return None
+        try:
+            from quire.kernels.paged_prefill_hopper import HopperPrefill
+        except ImportError:
+            return None
+        return HopperPrefill()
 
     def _config_of(self, spec: AttnSpec) -> PagedConfig:
         config = self._config or default_config(spec.head_dim, self.dtype)

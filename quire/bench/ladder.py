@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
-from quire.attn.backend import AttnSpec
 from quire.bench.baselines import CacheUse, ContiguousScheduler, RowLayout
 from quire.bench.drive import Run, drive, paged_use
 from quire.bench.workload import Job, skewed_jobs, spread
 from quire.config import EngineArgs, SchedConfig
-from quire.engine.build import Engine, build_engine
+from quire.engine.build import Engine, build_engine, heads_of
 from quire.engine.core import EngineCore
+from quire.kv.groups import PageNeeds, layer_groups
 from quire.kv.manager import KVManager
 from quire.load.open import open_model
 from quire.memory.pool import bytes_per_page
@@ -27,6 +27,8 @@ from quire.runner.runner import ModelRunner
 from quire.sched.scheduler import Scheduler
 
 NOT_ON_CPU = "needs a CUDA device"
+# A row's one contiguous run cannot stand for the tables of several layer groups.
+NOT_WITH_GROUPS = "needs one page table for all layers; those of this model see different distances"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,15 @@ class Prepared(NamedTuple):
     core: EngineCore
     look: Callable[[], CacheUse]
     scheduler: Scheduler | ContiguousScheduler
+
+
+class Technique(NamedTuple):
+    """What a rung adds, and how to make it run; `prepare` is None where it cannot."""
+
+    name: str
+    claimed: str
+    prepare: Callable[[], Prepared] | None
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,46 +103,50 @@ class Ladder:
         rungs = []
         warm = self._paged()
         drive(warm.core, self.jobs[:1], warm.look)
-        for name, claimed, prepare in self._rungs():
+        for technique in self._techniques():
+            name, claimed, prepare, why_not = technique
             if prepare is None:
-                rungs.append(Rung(name, claimed, None, note=NOT_ON_CPU))
+                say(f"left out: {name}: {why_not}")
+                rungs.append(Rung(name, claimed, None, note=why_not))
                 continue
             say(f"running: {name}")
             rungs.append(self._run_rung(name, claimed, prepare))
-        element = self.engine.runner.pool.data.element_size()
-        spec = self.engine.spec
+        pool = self.engine.runner.pool.data
         return LadderResult(
             rungs=rungs,
             jobs=self.jobs,
             options=self.options,
             page_size=self.page_size,
             num_pages=self.num_pages - 1,
-            slot_bytes=2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * element,
+            slot_bytes=pool.nbytes // (self.num_pages * self.page_size),
             device=self.engine.config.device,
             dtype=self.engine.config.dtype,
             differing=differences(rungs),
         )
 
-    def _rungs(self) -> list[tuple[str, str, Callable[[], Prepared] | None]]:
-        rows = self.options.budget_rows
-        cuda = self.is_cuda
+    def _techniques(self) -> list[Technique]:
+        rows, contiguous, paged = self.options.budget_rows, self._contiguous, self._paged
+        before_pages = [
+            Technique("no cache", "1x", lambda: contiguous(1, keeps_cache=False)),
+            Technique("KV cache", "10-100x", lambda: contiguous(1)),
+            Technique("static batch", "2-8x", lambda: contiguous(rows, refills=False)),
+            Technique("continuous batch", "2-5x", lambda: contiguous(rows)),
+        ]
+        if len(self.engine.runner.pool.groups) > 1:
+            before_pages = [t._replace(prepare=None, why_not=NOT_WITH_GROUPS) for t in before_pages]
+        graphs = Technique(
+            "CUDA graphs", "1.1-1.5x", lambda: paged(prefix=True, chunked=True, graphs=True)
+        )
+        if not self.is_cuda:
+            graphs = graphs._replace(prepare=None, why_not=NOT_ON_CPU)
         return [
-            ("no cache", "1x", lambda: self._contiguous(1, keeps_cache=False)),
-            ("KV cache", "10-100x", lambda: self._contiguous(1)),
-            ("static batch", "2-8x", lambda: self._contiguous(rows, refills=False)),
-            ("continuous batch", "2-5x", lambda: self._contiguous(rows)),
-            ("paged cache", "~2x more requests fit", lambda: self._paged()),
-            ("prefix cache", "depends on workload", lambda: self._paged(prefix=True)),
-            (
-                "chunked prefill",
-                "no long stalls",
-                lambda: self._paged(prefix=True, chunked=True),
+            *before_pages,
+            Technique("paged cache", "~2x more requests fit", lambda: paged()),
+            Technique("prefix cache", "depends on workload", lambda: paged(prefix=True)),
+            Technique(
+                "chunked prefill", "no long stalls", lambda: paged(prefix=True, chunked=True)
             ),
-            (
-                "CUDA graphs",
-                "1.1-1.5x",
-                (lambda: self._paged(prefix=True, chunked=True, graphs=True)) if cuda else None,
-            ),
+            graphs,
         ]
 
     def _run_rung(self, name: str, claimed: str, prepare: Callable[[], Prepared]) -> Rung:
@@ -173,8 +188,9 @@ class Ladder:
             max_model_len=self.max_len,
             chunked_prefill=chunked,
         )
-        scheduler = Scheduler(config, KVManager(self.num_pages, self.page_size, prefix))
         runner = self.engine.runner
+        windows = runner.pool.groups.windows
+        scheduler = Scheduler(config, KVManager(self.num_pages, self.page_size, prefix, windows))
         if graphs:
             runner = ModelRunner(
                 runner.model, runner.backend, runner.spec, runner.pool, runner.rows, True
@@ -184,18 +200,19 @@ class Ladder:
 
 
 def _build(args: EngineArgs, options: LadderOptions) -> tuple[Engine, int]:
-    """An engine whose pool holds `budget_rows` full-length reservations, and not one page more."""
+    """An engine whose pool holds `budget_rows` full-length requests, each fed whole in one step,
+    and not one page more."""
     args = replace(args, skip_tokenizer_init=True, enforce_eager=True)
     checkpoint = open_model(args).checkpoint
     spec = spec_of(checkpoint.config)
     max_len = options.max_model_len or args.max_model_len or min(512, spec.max_positions)
     args = replace(args, max_model_len=max_len, max_num_seqs=options.max_num_seqs)
     _, _, dtype = resolve(args, spec)
-    num_pages = options.budget_rows * -(-max_len // args.page_size) + 1
-    heads = AttnSpec(
-        spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim**-0.5, args.page_size
-    )
-    memory = num_pages * bytes_per_page(heads, spec.num_layers, dtype)
+    groups = layer_groups(spec.windows, spec.num_layers)
+    needs = PageNeeds(args.page_size, groups.windows, max_inflight=max_len)
+    num_pages = options.budget_rows * needs.of(max_len) + 1
+    page_bytes = bytes_per_page(heads_of(spec, args.page_size), groups.num_places, dtype)
+    memory = num_pages * page_bytes
     return build_engine(replace(args, kv_cache_memory=memory), checkpoint), max_len
 
 

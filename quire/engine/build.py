@@ -79,7 +79,9 @@ def build_engine(
     pages = _size_pool(config, model, backend, heads, rows, decisions)
     pool = PagePool(backend, heads, groups, pages, dtype, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
-    runner = ModelRunner(model, backend, heads, pool, rows, use_graphs)
+    # Pages of generated tokens would differ from those of the same tokens in a prompt.
+    expand_prompts = spec.mla is not None and not config.cache.prefix_caching
+    runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, groups.windows)
     scheduler = Scheduler(config.sched, kv)
     grammars = _grammars(tokenizer, spec, runner)

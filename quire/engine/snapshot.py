@@ -58,6 +58,7 @@ class Snapshots:
                 "page_size": kv.page_size,
                 "num_pages": kv.allocator.num_pages,
                 "pages_per_cell": self._pool.pages_per_cell,
+                "windows": list(kv.windows),  # by layer group, each with pages of its own
                 "cells": self._pool.cells(holdings),
             },
             "tree": self._tree.rows(),

@@ -1,15 +1,15 @@
 """Attention of many queries on Hopper: one warp copies keys and values, two warpgroups compute.
 
 The arithmetic is that of `paged_prefill.py`, tile by tile and split by split, so the bits agree;
-only who does what differs. A producer warp asks the copy engine for pages into a ring of shared
-memory; each consumer warpgroup keeps 64 query rows and computes the softmax of one tile while the
-matrix units weigh the values of the tile before. Written in Gluon, where layouts, barriers and
-registers are the kernel's own business.
+only who does what differs. `hopper_ring.py` brings the tiles; each consumer warpgroup keeps 64
+query rows and computes the softmax of one tile while the matrix units weigh the values of the tile
+before. Written in Gluon, where layouts, barriers and registers are the kernel's own business.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,74 +18,34 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.launch import Launcher
+from quire.kernels.hopper_ring import (
+    BAND,
+    CONSUMERS,
+    clear_past_end,
+    make_barriers,
+    make_ring,
+    produce,
+)
+from quire.kernels.launch import Launcher, alignments, int_kind
 from quire.kernels.paged_split import PagedInputs, tile_span
-from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, PagedConfig, fold, fold_weights
+from quire.kernels.paged_tile import INDEX_ARGS, PagedConfig, fold, fold_weights
 
-__all__ = ["HopperLaunch", "HopperPrefill", "can_run"]
+__all__ = ["HopperPrefill"]
 
 BLOCK_M, BLOCK_N = 128, 64  # the tiles this kernel is laid out for
 
 ROWS = gl.constexpr(64)  # query rows of a warpgroup
-CONSUMERS = gl.constexpr(2)
-BAND = gl.constexpr(64)  # columns of a copied box: 128 bytes, the span of the swizzle
 ONES = gl.constexpr(8)  # equal columns of the row sum: the fewest the matrix units take
-# What three warpgroups start with, 65,536 / 384 rounded down to 8: the consumers take from the
-# producer.
-REGISTERS = gl.constexpr(3 * 168)
-
-
-@gluon.jit
-def _tile_rows(
-    rows, pages, tile, end, kv_head, KV_HEADS: gl.constexpr, PAGE_SIZE: gl.constexpr,
-    BLOCK_N: gl.constexpr, BOX: gl.constexpr,
-):  # fmt: skip
-    """Append to `rows` where a tile's boxes begin in the cache as [pages * heads * slots, dim].
-    Boxes past the end read page 0, which is always there; nothing comes of them."""
-    for box in gl.static_range(BLOCK_N // BOX):
-        n = tile * BLOCK_N + box * BOX
-        page = gl.load(pages + n // PAGE_SIZE, mask=n < end, other=0)
-        rows = rows + ((page * KV_HEADS + kv_head) * PAGE_SIZE + n % PAGE_SIZE,)  # noqa: RUF005
-    return rows
-
-
-@gluon.jit
-def _copy_tile(cache, ring, ready, stage, rows, BANDS: gl.constexpr):
-    """Ask for one tile of keys or values; `ready` completes when all of it has arrived."""
-    BOXES: gl.constexpr = len(rows)
-    mbarrier.expect(ready, BANDS * BOXES * cache.block_type.nbytes)
-    for band in gl.static_range(BANDS):
-        for box in gl.static_range(BOXES):
-            place = ring.index((stage * BANDS + band) * BOXES + box)
-            tma.async_copy_global_to_shared(cache, [rows[box], band * BAND], ready, place)
-
-
-@gluon.jit
-def _produce(
-    caches, rings, barriers, pages, kv_head, end,
-    KV_HEADS: gl.constexpr, PAGE_SIZE: gl.constexpr, BANDS: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    """Keep the rings full, as far as the consumers free their stages."""
-    keys, values = caches
-    key_ring, value_ring = rings
-    key_ready, key_free, value_ready, value_free = barriers
-    BOX: gl.constexpr = keys.block_shape[0]
-    for tile in range(gl.cdiv(end, BLOCK_N)):
-        stage = tile % STAGES
-        phase = tile // STAGES & 1
-        rows = _tile_rows((), pages, tile, end, kv_head, KV_HEADS, PAGE_SIZE, BLOCK_N, BOX)
-        mbarrier.wait(key_free.index(stage), phase ^ 1)  # passes while the ring is new
-        _copy_tile(keys, key_ring, key_ready.index(stage), stage, rows, BANDS)
-        mbarrier.wait(value_free.index(stage), phase ^ 1)
-        _copy_tile(values, value_ring, value_ready.index(stage), stage, rows, BANDS)
+# Registers of a thread. Three warpgroups start with 65,536 / 384 each, rounded down to 8; the two
+# consumers take from the producer.
+CONSUMER_REGISTERS = gl.constexpr(240)
+PRODUCER_REGISTERS = gl.constexpr(3 * 168 - 2 * 240)
 
 
 @gluon.jit
@@ -118,23 +78,6 @@ def _fold_split(folded, state, scale):
 
 
 @gluon.jit
-def _clear_past_end(ring, stage, live, BANDS: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Zero the values of a tile from row `live` on: slots past the end hold anything, NaN too,
-    and 0 * NaN would leak. Both consumers do it, each before it reads; they write the same."""
-    BOX: gl.constexpr = ring.shape[1]
-    BOXES: gl.constexpr = BLOCK_N // BOX
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    row = gl.arange(0, BOX, gl.SliceLayout(1, layout))[:, None]
-    for band in gl.static_range(BANDS):
-        for box in gl.static_range(BOXES):
-            if (box + 1) * BOX > live:
-                place = ring.index((stage * BANDS + band) * BOXES + box)
-                v = place.load(layout)
-                place.store(gl.where(box * BOX + row < live, v, gl.zeros_like(v)))
-    fence_async_shared()
-
-
-@gluon.jit
 def _logits(query, keys):
     """Start the product of the query rows with a tile of keys."""
     BLOCK_N: gl.constexpr = keys.shape[0]
@@ -155,22 +98,9 @@ def _weigh(p, values, ones, total, acc):
 
 
 @gluon.jit
-def _begin_turn(turns, turn, WG: gl.constexpr, TURNS: gl.constexpr):
-    """Wait until the other warpgroup has queued its products; the first turn is warpgroup 0's."""
-    if TURNS:
-        mbarrier.wait(turns.index(WG), (turn ^ WG ^ 1) & 1)
-
-
-@gluon.jit
-def _end_turn(turns, WG: gl.constexpr, TURNS: gl.constexpr):
-    if TURNS:
-        mbarrier.arrive(turns.index(1 - WG), count=1)
-
-
-@gluon.jit
 def _walk(
-    shared, barriers, turns, folded, state, p, tiles, positions, scale,
-    MASKED: gl.constexpr, PER_SPLIT: gl.constexpr, WG: gl.constexpr, TURNS: gl.constexpr,
+    shared, barriers, folded, state, p, tiles, positions, scale,
+    MASKED: gl.constexpr, PER_SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Extend the state by tiles [first, last), always one product behind: `p` are the weights of
     the tile before, whose values the matrix units weigh while this tile's softmax is computed."""
@@ -184,11 +114,9 @@ def _walk(
         stage = tile % STAGES
         before = (tile - 1) % STAGES
         mbarrier.wait(key_ready.index(stage), tile // STAGES & 1)
-        _begin_turn(turns, tile, WG, TURNS)
         logits = _logits(query, key_tiles.index(stage))
         mbarrier.wait(value_ready.index(before), (tile - 1) // STAGES & 1)
         total, acc = _weigh(p, value_tiles.index(before), ones, total, acc)
-        _end_turn(turns, WG, TURNS)
         logits = warpgroup_mma_wait(2, deps=[logits])
         mbarrier.arrive(key_free.index(stage), count=1)
         is_fresh = tile % PER_SPLIT == 0
@@ -210,8 +138,8 @@ def _walk(
 
 @gluon.jit
 def _attend(
-    shared, value_ring, barriers, turns, position, end, scale,
-    GROUP: gl.constexpr, PER_SPLIT: gl.constexpr, WG: gl.constexpr, TURNS: gl.constexpr,
+    shared, value_ring, barriers, position, end, scale,
+    GROUP: gl.constexpr, PER_SPLIT: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """The folded (total, acc) of a warpgroup's rows over the keys before `end`."""
     query, ones, key_tiles, value_tiles = shared
@@ -231,9 +159,7 @@ def _attend(
     folded = (top, total, acc)
 
     mbarrier.wait(key_ready.index(0), 0)
-    _begin_turn(turns, 0, WG, TURNS)
     logits = _logits(query, key_tiles.index(0))
-    _end_turn(turns, WG, TURNS)
     logits = warpgroup_mma_wait(0, deps=[logits])
     mbarrier.arrive(key_free.index(0), count=1)
     top, _, p = _softmax(logits, top, 0, positions, scale, True)
@@ -243,17 +169,15 @@ def _attend(
     edge = gl.maximum((position + 1) // BLOCK_N, 1)
     last = gl.cdiv(end, BLOCK_N)
     folded, state, p = _walk(
-        shared, barriers, turns, folded, state, p, (1, edge), positions, scale,
-        False, PER_SPLIT, WG, TURNS,
-    )  # fmt: skip
+        shared, barriers, folded, state, p, (1, edge), positions, scale, False, PER_SPLIT
+    )
     folded, state, p = _walk(
-        shared, barriers, turns, folded, state, p, (edge, last), positions, scale,
-        True, PER_SPLIT, WG, TURNS,
-    )  # fmt: skip
+        shared, barriers, folded, state, p, (edge, last), positions, scale, True, PER_SPLIT
+    )
     top, total, acc = state
     stage = (last - 1) % STAGES
     mbarrier.wait(value_ready.index(stage), (last - 1) // STAGES & 1)
-    _clear_past_end(value_ring, stage, end - (last - 1) * BLOCK_N, HEAD_DIM // BAND, BLOCK_N)
+    clear_past_end(value_ring, stage, end - (last - 1) * BLOCK_N, HEAD_DIM // BAND, BLOCK_N)
     total, acc = _weigh(p, value_tiles.index(stage), ones, total, acc)
     total, acc = warpgroup_mma_wait(0, deps=[total, acc])
     _, total, acc = _fold_split(folded, (top, total, acc), scale)
@@ -276,44 +200,30 @@ def _places(
 
 @gluon.jit
 def _consume(
-    pointers, queries, operands, value_ring, barriers, turns, span, kv_head, scale,
+    pointers, queries, operands, value_ring, barriers, span, kv_head, scale,
     GROUP: gl.constexpr, KV_HEADS: gl.constexpr, PER_SPLIT: gl.constexpr, WG: gl.constexpr,
-    TURNS: gl.constexpr, HOLD: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
     """Attend rows [64 * WG, 64 * WG + 64) of the query tile."""
+    wait_for_inputs(EARLY)  # workers have not seen the wait of those that started them
     q, out = pointers
     token, tokens, position = span
     ones, key_tiles, value_tiles = operands
-    BLOCK_N: gl.constexpr = key_tiles.shape[1]
     HEAD_DIM: gl.constexpr = key_tiles.shape[2]
     ACROSS: gl.constexpr = HEAD_DIM // 8  # threads that read a row, 16 bytes each
     coalesced: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
     place, keep = _places(token, tokens, kv_head, WG, GROUP, KV_HEADS, HEAD_DIM, coalesced)
     query = queries.index(WG)
     query.store(gl.load(q + place, mask=keep, other=0.0))
-    if HOLD:
-        of_logits: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-        query = query.load(gl.DotOperandLayout(0, of_logits, 2))
-    else:
-        fence_async_shared()
+    fence_async_shared()
     total, acc = _attend(
-        (query, ones, key_tiles, value_tiles), value_ring, barriers, turns, position,
-        position + tokens, scale, GROUP, PER_SPLIT, WG, TURNS,
+        (query, ones, key_tiles, value_tiles), value_ring, barriers, position,
+        position + tokens, scale, GROUP, PER_SPLIT, WG,
     )  # fmt: skip
     total = _like(gl.max(total, 1), acc)  # the columns are equal, so max picks, not reduces
     of_acc: gl.constexpr = acc.type.layout
     place, keep = _places(token, tokens, kv_head, WG, GROUP, KV_HEADS, HEAD_DIM, of_acc)
     gl.store(out + place, (acc / total).to(out.dtype.element_ty), mask=keep)
-
-
-@gluon.jit
-def _ring(dtype: gl.constexpr, BOX: gl.constexpr, TILES: gl.constexpr):
-    """Memory for a ring of tiles, as the boxes that are copied and as [stages, tokens, dim]: a
-    tile is stored band by band, so its boxes are its consecutive parts."""
-    layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
-    BOXES: gl.constexpr = TILES[0] * TILES[1] * TILES[2] // (BOX[0] * BOX[1])
-    boxes = gl.allocate_shared_memory(dtype, [BOXES, BOX[0], BOX[1]], layout)
-    return boxes, boxes._reinterpret(dtype, TILES, layout)
 
 
 @gluon.jit
@@ -326,23 +236,13 @@ def _ones(dtype: gl.constexpr, BLOCK_N: gl.constexpr):
     return ones.permute([1, 0])
 
 
-@gluon.jit
-def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(made.index(i), count=ARRIVALS)
-    return made
-
-
 @gluon.jit(do_not_specialize_on_alignment=INDEX_ARGS)
 def _hopper_kernel(
     q, keys, values, page_table, rows, query_starts, context_lens, tiles, out, scale, table_stride,
     TOKENS: gl.constexpr, GROUP: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    PAGE_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, SPLIT_SIZE: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, HOLD: gl.constexpr, CONSUMER: gl.constexpr,
-    EARLY: gl.constexpr,
+    PAGE_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, SPLIT_SIZE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """CONSUMER: registers of a consumer's thread."""
+    """keys, values: descriptors of the caches as [pages * heads * slots, dim]."""
     wait_for_inputs(EARLY)
     kv_head = gl.program_id(0)
     seq, token, tokens, position = tile_span(
@@ -353,41 +253,29 @@ def _hopper_kernel(
     dtype: gl.constexpr = keys.dtype
     BOX: gl.constexpr = keys.block_shape
     PER_SPLIT: gl.constexpr = SPLIT_SIZE // BLOCK_N
-    key_ring, key_tiles = _ring(dtype, BOX, [STAGES, BLOCK_N, HEAD_DIM])
-    value_ring, value_tiles = _ring(dtype, BOX, [STAGES, BLOCK_N, HEAD_DIM])
+    key_ring, key_tiles = make_ring(dtype, BOX, BLOCK_N, HEAD_DIM)
+    value_ring, value_tiles = make_ring(dtype, BOX, BLOCK_N, HEAD_DIM)
     queries = gl.allocate_shared_memory(
         dtype, [CONSUMERS, ROWS, HEAD_DIM], gl.NVMMASharedLayout(128, 16)
     )
     operands = (_ones(dtype, BLOCK_N), key_tiles, value_tiles)
-    barriers = (
-        _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS),
-        _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS),
-    )  # fmt: skip
-    turns = _barriers(CONSUMERS, 1)
+    barriers = make_barriers()
     span = (token, tokens, position)
     gl.warp_specialize(
         [
-            (_consume, ((q, out), queries, operands, value_ring, barriers, turns, span, kv_head,
-                        scale, GROUP, KV_HEADS, PER_SPLIT, 0, TURNS, HOLD)),
-            (_consume, ((q, out), queries, operands, value_ring, barriers, turns, span, kv_head,
-                        scale, GROUP, KV_HEADS, PER_SPLIT, 1, TURNS, HOLD)),
-            (_produce, ((keys, values), (key_ring, value_ring), barriers, pages, kv_head,
-                        position + tokens, KV_HEADS, PAGE_SIZE, HEAD_DIM // BAND, BLOCK_N,
-                        STAGES)),
+            (_consume, ((q, out), queries, operands, value_ring, barriers, span, kv_head, scale,
+                        GROUP, KV_HEADS, PER_SPLIT, 0, EARLY)),
+            (_consume, ((q, out), queries, operands, value_ring, barriers, span, kv_head, scale,
+                        GROUP, KV_HEADS, PER_SPLIT, 1, EARLY)),
+            (produce, ((keys, values), (key_ring, value_ring), barriers, pages, kv_head,
+                       position + tokens, KV_HEADS, PAGE_SIZE, HEAD_DIM // BAND, BLOCK_N, EARLY)),
         ],
         [4, 1],
-        [CONSUMER, REGISTERS - 2 * CONSUMER],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class HopperLaunch:
-    """How the kernel is compiled; decides speed only."""
-
-    stages: int = 3  # tiles of keys, and of values, in the ring
-    turns: bool = False  # the warpgroups queue their products in turn
-    hold: bool = True  # queries in registers, not in shared memory
-    registers: int = 240  # of a consumer's thread
+_launch = Launcher(_hopper_kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,35 +289,39 @@ class Memory:
         return self.address
 
 
-def can_run(q: Tensor, inputs: PagedInputs, config: PagedConfig) -> bool:
-    """Whether this kernel takes these tensors; the bits are those of `prefill_attention`."""
-    _, kv_heads, page_size, head_dim = inputs.keys.shape
-    return (
-        q.is_cuda
-        and torch.cuda.get_device_capability(q.device)[0] == 9
-        and q.dtype in (torch.bfloat16, torch.float16)
-        and q.dtype == inputs.keys.dtype
-        and head_dim in (64, 128)
-        and page_size in (16, 32, 64, 128, 256)
-        and (config.prefill.block_m, config.block_n) == (BLOCK_M, BLOCK_N)
-        and q.shape[1] // kv_heads <= BLOCK_M
-    )
-
-
-_launch = Launcher(_hopper_kernel)
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 class HopperPrefill:
     """`prefill_attention` by this kernel. Keeps the descriptors of the caches it has seen, which
     cost more to make than to use."""
 
-    def __init__(self, launch: HopperLaunch | None = None) -> None:
-        self.launch = launch or HopperLaunch()
+    def __init__(self) -> None:
         self._descriptors: dict[tuple[int, torch.dtype, torch.Size], TensorDescriptor] = {}
+
+    def can_run(self, q: Tensor, inputs: PagedInputs, config: PagedConfig) -> bool:
+        """Whether this kernel takes these tensors; the bits are those of `prefill_attention`."""
+        _, kv_heads, page_size, head_dim = inputs.keys.shape
+        return (
+            _is_hopper(q.device)
+            and q.dtype in (torch.bfloat16, torch.float16)
+            and q.dtype == inputs.keys.dtype
+            and head_dim in (64, 128)
+            and page_size in (16, 32, 64, 128, 256)
+            and (config.prefill.block_m, config.block_n) == (BLOCK_M, BLOCK_N)
+            and q.shape[1] // kv_heads <= BLOCK_M
+            and not inputs.window
+            and not inputs.softcap
+            and inputs.sinks is None
+            and all(alignments(inputs.keys, inputs.values))  # as the copy engine wants them
+        )
 
     def __call__(
         self, q: Tensor, inputs: PagedInputs, tiles: Tensor, config: PagedConfig, out: Tensor
     ) -> None:
+        """Arguments as those of `prefill_attention`."""
         if tiles.shape[0] == 0:
             return
         _, kv_heads, page_size, head_dim = inputs.keys.shape
@@ -441,7 +333,7 @@ class HopperPrefill:
             (
                 q, self._descriptor(inputs.keys), self._descriptor(inputs.values),
                 inputs.page_table, inputs.rows, inputs.query_starts, inputs.context_lens, tiles,
-                out, inputs.scale * LOG2_E, table_stride,
+                out, inputs.state_scale, table_stride,
             ),
             {
                 "TOKENS": BLOCK_M // group,
@@ -451,14 +343,10 @@ class HopperPrefill:
                 "PAGE_SIZE": page_size,
                 "BLOCK_N": BLOCK_N,
                 "SPLIT_SIZE": config.split_size,
-                "STAGES": self.launch.stages,
-                "TURNS": self.launch.turns,
-                "HOLD": self.launch.hold,
-                "CONSUMER": self.launch.registers,
                 **early_options(),
                 "num_warps": 4,
             },
-            (inputs.kind, q.dtype, q.data_ptr() % 16 == 0, table_stride),
+            (inputs.kind, q.dtype, alignments(q, out), int_kind(table_stride)),
         )  # fmt: skip
 
     def _descriptor(self, cache: Tensor) -> TensorDescriptor:

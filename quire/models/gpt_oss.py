@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.errors import CheckpointError
 from quire.models import llama, names
 from quire.models.spec import Config, ModelSpec, MoeSpec, RouterSpec
+from quire.models.windows import windows_of
 
 _EXPERT = "model.layers.{i}.mlp.experts.{e}"
 NAMES = {
@@ -33,6 +33,7 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 150_000.0,
     "attention_bias": True,
+    "sliding_window": 128,
     "rope_scaling": {
         "rope_type": "yarn",
         "factor": 32.0,
@@ -46,7 +47,8 @@ _DEFAULTS = {
 
 def spec(config: Config) -> ModelSpec:
     given = {key: value for key, value in config.values.items() if value is not None}
-    base = llama.spec(Config({**_DEFAULTS, **given}))
+    full = Config({**_DEFAULTS, **given})
+    base = llama.spec(full)
     router = RouterSpec(
         config.count("num_local_experts"),
         config.count("num_experts_per_tok", 4),
@@ -60,21 +62,5 @@ def spec(config: Config) -> ModelSpec:
         swiglu_limit=config.number("swiglu_limit", 7.0),
         swiglu_alpha=config.number("swiglu_alpha", 1.702),
     )
-    windows = _windows(config, base.num_layers)
+    windows = windows_of(full, base.num_layers, lambda layer: layer % 2 == 0)
     return replace(base, architecture="gpt_oss", moe=moe, sinks=True, windows=windows)
-
-
-def _windows(config: Config, num_layers: int) -> tuple[int | None, ...]:
-    """Without a list of kinds, every other layer is windowed, from the first on."""
-    kinds = config.values.get("layer_types")
-    if kinds is None:
-        kinds = [("sliding_attention", "full_attention")[i % 2] for i in range(num_layers)]
-    known = ("sliding_attention", "full_attention")
-    is_known = isinstance(kinds, list) and all(kind in known for kind in kinds)
-    if not is_known or len(kinds) != num_layers:
-        raise CheckpointError(
-            f"config.json: got layer_types={str(kinds)[:64]}, want {num_layers} of"
-            f" {' or '.join(known)}"
-        )
-    window = config.count("sliding_window", 128)
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -60,6 +60,10 @@ class RequestRows:
         self.needs = np.zeros(rows, dtype=np.int32)
         self.info: list[RowInfo | None] = [None] * rows
 
+    def num_prompt(self, row: int) -> int:
+        info = self.info[row]
+        return 0 if info is None else info.num_prompt
+
     def stage(self, plan: StepPlan, arrays: dict[str, IntArray]) -> None:
         """Add this plan's edits to the step's upload."""
         if plan.admissions:

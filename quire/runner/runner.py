@@ -45,7 +45,11 @@ class ModelRunner:
         pool: PagePool,
         rows: RequestRows,
         use_graphs: bool,
+        expand_prompts: bool = False,
     ) -> None:
+        """`expand_prompts`: latent attention takes its expanded form for prompts, which is faster
+        for long ones; only without a prefix cache (see `attn/latent_forms.py`)."""
+        self.expand_prompts = expand_prompts
         self.model, self.backend, self.spec = model, backend, spec
         self.pool, self.rows = pool, rows
         self._group_specs = [replace(spec, window=window) for window in pool.groups.windows]
@@ -126,6 +130,8 @@ class ModelRunner:
             return False
         if needs & bits.PROMPT_LOGPROBS and any(self._reads_prompt(w) for w in works):
             return False
+        if self.expand_prompts and self._feeds_prompt(plan):
+            return False
         return self.graphs.covers(len(works), 1 + max(w.start for w in works))
 
     def _reads_prompt(self, work: Work) -> bool:
@@ -135,11 +141,23 @@ class ModelRunner:
         info = self.rows.info[work.row]
         return info is not None and work.start < info.num_prompt - 1
 
+    def _feeds_prompt(self, plan: StepPlan) -> bool:
+        new = {admission.row: admission.num_prompt for admission in plan.admissions}
+        return any(
+            work.start < new.get(work.row, self.rows.num_prompt(work.row)) for work in plan.works
+        )
+
     def _batches(self, shape: StepShape, sent: dict[str, Tensor]) -> tuple[Batch, ...]:
-        size = self.spec.page_size
-        if not shape.is_decode:
-            return ragged_batches(self.rows, shape, sent, size)
-        return decode_batches(self.rows, sent["rows"], sent["positions"], size, shape.context_lens)
+        rows, size = self.rows, self.spec.page_size
+        if shape.is_decode:
+            lens = shape.context_lens
+            batches = decode_batches(rows, sent["rows"], sent["positions"], size, lens)
+        else:
+            batches = ragged_batches(rows, shape, sent, size)
+        if not self.expand_prompts:
+            return batches
+        prompts = np.asarray([rows.num_prompt(row) for row in shape.rows], np.int32)
+        return tuple(replace(batch, host_prompt_lens=prompts) for batch in batches)
 
     # ------------------------------------------------------------ forward
 

@@ -5,18 +5,22 @@ from dataclasses import replace
 import pytest
 
 from quire.bench.drive import Run
-from quire.bench.ladder import Ladder, LadderOptions, Rung, differences
+from quire.bench.ladder import NOT_WITH_GROUPS, Ladder, LadderOptions, Rung, differences
 from quire.bench.report import LADDER_COLUMNS, identical_line, ladder_rows, ladder_summary
 from quire.config import EngineArgs
-from tests.tiny_folder import write_tiny_folder
+from quire.models.tiny import write_config
+from quire.models.tiny_configs import tiny_config
+
+
+def climb(family, folder, requests, **changes):
+    write_config(tiny_config(family, **changes), folder, tokenizer=False)
+    args = EngineArgs(model=str(folder), load_format="dummy", num_threads=1, device="cpu")
+    return Ladder(args, replace(LadderOptions.quick(), requests=requests)).climb()
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
-    folder = write_tiny_folder(tmp_path_factory.mktemp("tiny"), tokenizer=False)
-    args = EngineArgs(model=str(folder), load_format="dummy", num_threads=1, device="cpu")
-    options = replace(LadderOptions.quick(), requests=16)
-    return Ladder(args, options).climb()
+    return climb("llama", tmp_path_factory.mktemp("tiny"), 16)
 
 
 def test_techniques_change_no_answer(result):
@@ -65,3 +69,35 @@ def test_a_changed_token_is_named():
     same, other = Run(outputs={0: [1, 2, 3], 1: [4]}), Run(outputs={0: [1, 2, 9], 1: [4]})
     rungs = [Rung("a", "", same), Rung("b", "", other), Rung("c", "", None)]
     assert differences(rungs) == ["b: job 0 from token 2"]
+
+
+def test_layers_that_see_different_distances_begin_with_pages(tmp_path):
+    """Red when a windowed model runs on rows that write one of its tables, or on one big group."""
+    result = climb("gemma3_text", tmp_path, 6)  # five windowed layers and a full one
+    notes = {rung.name: rung.note for rung in result.rungs if rung.run is None}
+    assert notes.pop("CUDA graphs")
+    assert set(notes) == {"no cache", "KV cache", "static batch", "continuous batch"}
+    assert set(notes.values()) == {NOT_WITH_GROUPS}
+    assert result.differing == []
+    whole = sum(job.num_output for job in result.jobs)
+    assert [rung.run.num_tokens for rung in result.rungs if rung.run] == [whole] * 3
+    assert result.num_pages == result.options.budget_rows * 6 * 128 // result.page_size
+    assert result.slot_bytes == 2 * 2 * 16 * 4  # keys and values, heads, dims, bytes: one layer's
+    rows = ladder_rows(ladder_summary(result)["rungs"])
+    assert {len(row) for row in rows} == {len(LADDER_COLUMNS)}
+
+
+@pytest.mark.parametrize(
+    "family, changes, slot_bytes",
+    [
+        ("deepseek_v2", {}, 3 * (24 + 8) * 4),  # layers, latent and rotated key, bytes
+        ("mistral", {"sliding_window": 24}, 2 * 2 * 2 * 16 * 4),  # one window: one table
+    ],
+)
+def test_other_caches_climb_every_rung(tmp_path, family, changes, slot_bytes):
+    """Red when pages of latents are counted as keys and values, or one window as several."""
+    result = climb(family, tmp_path, 6, **changes)
+    assert result.differing == []
+    assert [rung.name for rung in result.rungs if rung.run is None] == ["CUDA graphs"]
+    assert result.num_pages == result.options.budget_rows * 128 // result.page_size
+    assert result.slot_bytes == slot_bytes

@@ -232,7 +232,7 @@ def test_what_a_config_leaves_out_is_transformers_default() -> None:
 @pytest.mark.parametrize("kinds", [["full_attention"] * 3, ["full_attention", "linear"] * 2, 7])
 def test_unknown_layer_kinds_are_refused(kinds: Any) -> None:
     config = {**tiny_gpt_oss().config.to_dict(), "architectures": ["GptOssForCausalLM"]}
-    with pytest.raises(CheckpointError, match=r"layer_types=.*want 4 of sliding_attention or"):
+    with pytest.raises(CheckpointError, match=r"layer_types=.*want 4 of 'sliding_attention' or"):
         spec_of({**config, "layer_types": kinds})
 
 

@@ -111,6 +111,7 @@ def test_pictures_equal_a_slow_look(
         if rng.random() < 0.7:
             picture = snapshots.take()
             assert picture["pool"]["cells"] == slow_states(case.kv)
+            assert picture["pool"]["windows"] == list(windows)
             assert fold_of(picture["tree"]) == slow_fold(case.kv)
             assert_parents_come_first(picture["tree"])
             seen.update(min(cell, 1) for cell in picture["pool"]["cells"])

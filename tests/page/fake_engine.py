@@ -48,6 +48,8 @@ class FakeEngine:
     pages_per_cell: int = 1
     max_running: int = 9
     has_speculation: bool = True
+    windows: tuple[int | None, ...] = (None,)
+    experts: Snapshot | None = None
     seed: int = 3
     step: int = 0
 
@@ -150,6 +152,7 @@ class FakeEngine:
                 "page_size": PAGE_SIZE,
                 "num_pages": self.num_pages * self.pages_per_cell,
                 "pages_per_cell": self.pages_per_cell,
+                "windows": list(self.windows),
                 "cells": cells,
             },
             "tree": self.tree(),
@@ -196,6 +199,7 @@ class FakeEngine:
             "open_streams": len(self.running),
             "ttft": {"le": le, "counts": [0, 1, 4, 9, 14, 6, 2, 1, 0, 0]},
             "itl": {"le": pauses, "counts": [0, 3, 40, 220, 130, 31, 8, 2, 0]},
+            "experts": self.experts,
         }
 
     def lane(self, row: int, visitor: Visitor) -> Snapshot:

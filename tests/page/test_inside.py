@@ -64,6 +64,45 @@ def test_every_picture_shows_the_snapshot(open_page: OpenPage, mock: MockServer)
     assert f"+{lane.fed}" in doing
 
 
+def test_groups_of_layers_are_told(open_page: OpenPage, mock: MockServer) -> None:
+    """Red when pages of one group of layers are shown as if they held every layer's tokens."""
+    mock.snapshot = FakeEngine(windows=(None, 20, 20)).snapshot
+    page = watch(open_page)
+    pool = page.inner_text("#pool .standfirst")
+    assert "512 pages of 16 tokens" in pool and "16 tokens take 3 pages" in pool
+    assert "2 of the groups see the last 20 tokens" in pool
+    assert "one in each of 3 groups" in page.inner_text("#tree .standfirst")
+    mock.snapshot = FakeEngine(windows=(4096,)).snapshot
+    page.wait_for_function(
+        "document.querySelector('#pool .standfirst').textContent.includes('last 4,096 tokens')"
+    )
+    mock.snapshot = FakeEngine().snapshot
+    page.wait_for_function(
+        "document.querySelector('#pool .standfirst').textContent.endsWith('of 16 tokens.')"
+    )
+    assert "groups" not in page.inner_text("#tree .standfirst")
+
+
+def test_experts_are_told_where_there_are_any(open_page: OpenPage, mock: MockServer) -> None:
+    """Red when the line is missing, or stays when no tokens came or the model has no experts."""
+    engine = FakeEngine()
+    mock.snapshot = engine.snapshot
+    page = watch(open_page)
+    assert not page.is_visible(".experts")
+    engine.experts = {
+        "worst_layer": 7,
+        "worst_imbalance": 2.3456,
+        "average_imbalance": 1.51,
+        "idle": 3,
+    }
+    page.locator(".experts").wait_for()
+    said = page.inner_text(".experts")
+    assert "2.3 times its share in layer 7" in said and "1.5 times on average" in said
+    assert said.endswith("3 without a token")
+    engine.experts = None
+    page.locator(".experts").wait_for(state="hidden")
+
+
 def test_colours_follow_owners(open_page: OpenPage, mock: MockServer) -> None:
     """Red when two states look alike, or one request has two colours."""
     engine = still_engine(mock)

@@ -4,7 +4,7 @@
 import { byId, h } from "./dom.js";
 
 const GLOSSARY = {
-  page: "A page holds the keys and values of a fixed run of tokens (16, say) in every layer. A request's pages can lie anywhere: a table says which page comes next, as in virtual memory. So no memory is set aside for text that is never written.",
+  page: "A page holds the keys and values of a fixed run of tokens (16, say) in every layer, or in every layer of a group where layers see different distances. A request's pages can lie anywhere: a table says which page comes next, as in virtual memory. So no memory is set aside for text that is never written.",
   free: "Holds nothing anyone could use. The first to be handed out.",
   live: "Being read and written by one running request. The colour is that request's colour everywhere on this view.",
   shared: "Several running requests begin with the same tokens and read the same page. It is stored once, and copied only if one of them must write into it.",
@@ -22,6 +22,7 @@ const GLOSSARY = {
   tps: "Tokens written per second. A token is about three quarters of an English word.",
   hitrate: "The share of prompt tokens that were found in memory instead of being computed.",
   speculation: "A cheap guesser proposes several tokens, the model checks them all in one step, and keeps those it would have written itself. The answer does not change, only the speed.",
+  experts: "Layers of this model have many feed-forward blocks, and a router sends each token to a few of them. The fuller the busiest one, the longer the others wait for it: 1 is perfectly even.",
   accepted: "How many of the guessed tokens the model kept.",
   wasted: "Slots taken but not yet written: the unfilled end of each request's last page.",
   temperature: "How boldly to choose. 0 always takes the likeliest token; 1 follows the model's own odds.",

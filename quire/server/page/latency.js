@@ -1,5 +1,5 @@
 // How long people waited: histograms of the first token and of the pauses after it, the course of
-// tokens per second, and how many guesses speculation got right.
+// tokens per second, how many guesses speculation got right, how evenly experts are used.
 
 import { h, reconcile, setText, svg } from "./dom.js";
 import { count, duration, percent, plural, rate } from "./format.js";
@@ -135,13 +135,32 @@ class Speculation {
   }
 }
 
+class Experts {
+  constructor() {
+    this.says = h("p", { class: "histogram-says" });
+    this.element = h("section", { class: "experts", hidden: true }, h("h3", {}, term("Experts", "experts")), this.says);
+  }
+
+  update(experts) {
+    this.element.hidden = !experts;
+    if (!experts) return;
+    const { worst_layer: layer, worst_imbalance: worst, average_imbalance: usual, idle } = experts;
+    const unused = idle ? `; ${count(idle)} without a token` : "";
+    setText(this.says, `last minute: the busiest had ${times(worst)} its share in layer ${layer}, ${times(usual)} on average over the layers${unused}`);
+  }
+}
+
+const times = (value) => `${value.toFixed(1)} times`;
+
 export class LatencyView {
   constructor(root) {
     this.course = new Course();
     this.ttft = new Histogram("Time to first token", "ttft", "answer");
     this.itl = new Histogram("Time between tokens", "itl", "pause");
     this.speculation = new Speculation();
-    root.append(h("h2", {}, "Speed"), this.course.element, this.ttft.element, this.itl.element, this.speculation.element);
+    this.experts = new Experts();
+    root.append(h("h2", {}, "Speed"), this.course.element, this.ttft.element, this.itl.element,
+      this.speculation.element, this.experts.element);
   }
 
   update({ t, api = {}, spec = null }) {
@@ -149,5 +168,6 @@ export class LatencyView {
     this.ttft.update(api.ttft);
     this.itl.update(api.itl);
     this.speculation.update(spec);
+    this.experts.update(api.experts);
   }
 }

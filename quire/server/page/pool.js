@@ -24,6 +24,15 @@ export function layOut(n, width) {
   return { size, columns, rows: Math.ceil(n / columns) };
 }
 
+/** What a page is where layers see different distances: the tokens of one group of layers. */
+export function groupsOf({ page_size: size, windows = [null] }) {
+  const seen = [...new Set(windows.filter((window) => window !== null))].map(count).join(" or ");
+  if (windows.length === 1) return seen ? ` Layers see the last ${seen} tokens; pages behind those are given back.` : "";
+  const few = windows.filter((window) => window !== null).length;
+  return ` A page serves one of ${windows.length} groups of layers, so ${plural(size, "token")} take ${windows.length} pages;` +
+    ` ${few === windows.length ? "all" : few} of the groups see the last ${seen} tokens and give back the pages behind.`;
+}
+
 export class PoolView {
   constructor(root, spotlight) {
     this.spotlight = spotlight;
@@ -65,7 +74,8 @@ export class PoolView {
     this.pool = pool;
     this.lanes = new Map(lanes.map((lane) => [lane.id, lane]));
     const each = pool.pages_per_cell > 1 ? ` Each square stands for ${pool.pages_per_cell} of them.` : "";
-    setText(this.standfirst, `The memory for keys and values: ${count(pool.num_pages)} pages of ${plural(pool.page_size, "token")}.${each}`);
+    const whole = `The memory for keys and values: ${count(pool.num_pages)} pages of ${plural(pool.page_size, "token")}.`;
+    setText(this.standfirst, whole + groupsOf(pool) + each);
     this.draw();
     this.say();
   }

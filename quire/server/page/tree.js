@@ -76,14 +76,15 @@ export class TreeView {
         h("li", {}, term("hits", "hits"))));
   }
 
-  update({ tree = [], counts = {} }) {
+  update({ tree = [], counts = {}, pool = {} }) {
     const placed = placeNodes(tree);
     const length = Math.max(1, ...placed.map(({ start, tokens }) => start + tokens));
     reconcile(this.list, this.branches, placed.map((node) => ({ node, length })), ({ node }) => node.id, () => new Branch());
     this.empty.hidden = placed.length > 0;
     const { prefix_hit_tokens: hit = 0, prefix_query_tokens: asked = 0 } = counts;
-    setText(this.standfirst, asked
-      ? `What has been read and is still in memory. ${count(hit)} of ${count(asked)} prompt tokens did not have to be computed.`
-      : "What has been read and is still in memory.");
+    const saved = asked ? ` ${count(hit)} of ${count(asked)} prompt tokens did not have to be computed.` : "";
+    const numGroups = pool.windows?.length ?? 1;
+    const each = numGroups > 1 ? ` A page here is one in each of ${numGroups} groups of layers, where it is still needed.` : "";
+    setText(this.standfirst, `What has been read and is still in memory.${saved}${each}`);
   }
 }

@@ -1,0 +1,86 @@
+"""The pages in docs/, against the code they speak of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from quire.cli.main import main
+from quire.load import gguf_checkpoint
+from quire.load.dequant import can_decode
+from quire.load.gguf_types import GGML_TYPES
+from quire.models.families_doc import with_parts
+from quire.models.registry import FAMILIES, spec_of
+from quire.models.sequence_head import SUFFIX, language_model_of
+from quire.models.tiny_configs import NUM_LABELS, tiny_config
+from tests.rules.source import ROOT
+
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+MODELS = PAGES["docs/models.md"]
+
+
+def shown_commands() -> Iterator[tuple[str, list[str]]]:
+    """(words, lines of output) of every `quire inspect` in docs/models.md."""
+    for block in re.findall(r"```\n\$ quire (.*?)```", MODELS, re.DOTALL):
+        command, *lines = block.splitlines()
+        yield command, [line for line in lines if line]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    """Red when a file is moved or renamed and a page still points at its old place."""
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", PAGES[page])
+    folder = (ROOT / page).parent
+    lost = [t for t in targets if "://" not in t and not (folder / t).exists()]
+    assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_named_are_there(page: str) -> None:
+    """Red when a page names a source file, in words and not as a link, that is gone."""
+    named = set(re.findall(r"`((?:quire|tests|benchmarks|docs)/[\w/.-]+\.\w+)`", PAGES[page]))
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_page_of_models_is_fresh() -> None:
+    """Red when a family comes, goes or changes and docs/models.md does not."""
+    assert with_parts(MODELS) == MODELS, "run: python -m quire.models.families_doc docs/models.md"
+
+
+@pytest.mark.parametrize("words, lines", shown_commands())
+def test_inspect_says_what_the_page_shows(
+    words: str,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Red when groups, pages or bytes are counted otherwise, or a table changes its form."""
+    monkeypatch.chdir(ROOT)
+    assert len(lines) > 8 and main(words.split()) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line not in said] == []
+
+
+def test_forms_of_gguf_on_the_page_are_those_that_load() -> None:
+    """Red when a storage type or an architecture is added, or named without being there."""
+    (row,) = (line for line in MODELS.splitlines() if line.startswith("| GGUF"))
+    types, architectures, *_ = (re.findall(r"`(\w+)`", cell) for cell in row.split("|")[1:])
+    floats = {t.name for t in GGML_TYPES.values() if can_decode(t) and not t.name.startswith("I")}
+    assert set(types) == floats - {"F64"}  # of which nobody has weights
+    assert set(architectures) == set(gguf_checkpoint._NAMINGS)
+
+
+@pytest.mark.parametrize("family", FAMILIES.entries)
+def test_every_family_classifies(family: str) -> None:
+    """Red when the page's `...ForSequenceClassification of every family` is not so."""
+    if family == "Gemma3ForConditionalGeneration":
+        return  # its text model's is Gemma3TextForSequenceClassification
+    base = family.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    name = ("Gemma3Text" if base == "Gemma3" else base) + SUFFIX
+    assert language_model_of(name) == family
+    assert spec_of(tiny_config(name)).num_labels == NUM_LABELS
