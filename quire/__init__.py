@@ -3,7 +3,7 @@
 Importing the package imports neither torch nor triton; building an `LLM` does.
 """
 
-from quire import env as _env
+import quire.env as _env
 from quire.errors import QuireError
 from quire.llm import LLM
 from quire.outputs import (

@@ -202,7 +202,8 @@ class Ladder:
 def _build(args: EngineArgs, options: LadderOptions) -> tuple[Engine, int]:
     """An engine whose pool holds `budget_rows` full-length requests, each fed whole in one step,
     and not one page more."""
-    args = replace(args, skip_tokenizer_init=True, enforce_eager=True)
+    # Rungs have a prefix cache or none; with one, latents take the form that all rungs can share.
+    args = replace(args, skip_tokenizer_init=True, enforce_eager=True, enable_prefix_caching=True)
     checkpoint = open_model(args).checkpoint
     spec = spec_of(checkpoint.config)
     max_len = options.max_model_len or args.max_model_len or min(512, spec.max_positions)

@@ -32,7 +32,7 @@ VERBS = {
     "generate": Verb("quire.cli.generate", "continue prompts, or answer them with --chat"),
     "pull": Verb("quire.cli.pull", "download models, or list those known by name"),
     "inspect": Verb("quire.cli.inspect", "show what a model is and what the engine would decide"),
-    "bench": Verb("quire.cli.bench", "measure throughput, latency, start-up, or each technique"),
+    "bench": Verb("quire.cli.bench", "measure speed, start-up, each technique, or each kernel"),
 }
 
 EXAMPLES = """\

@@ -87,13 +87,14 @@ class PreparedMatmul:
         """[m, k] -> [m, n], in x's dtype; gated [m, n / 2]."""
         w, bias = self.w, self.bias
         (m, k), n = x.shape, w.shape[0]
-        if self._may_ask_library and is_faster(m, n, self.gate is not None):
+        is_plain = self._is_plain and x.is_contiguous() and x.data_ptr() % 16 == 0
+        if self._may_ask_library and is_plain and is_faster(m, n, self.gate is not None):
             out = library_matmul(x, w, bias, torch.empty(m, n, dtype=x.dtype, device=x.device))
             return silu_mul(out, self.gate, interleaved=True) if self.gate else out
         out = torch.empty(m, n // 2 if self.gate else n, dtype=x.dtype, device=x.device)
         if m == 0:
             return out
-        if not (self._is_plain and x.is_contiguous() and x.data_ptr() % 16 == 0):
+        if not is_plain:
             return matmul(x, w, bias, out, gate=self.gate)
         key = (m, n, k, x.dtype, self.gate, bias is None)
         layout = self.layouts.of.get(key)

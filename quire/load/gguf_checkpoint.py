@@ -107,19 +107,6 @@ _NAMINGS: dict[str, _Naming] = {
         biases=frozenset({"attn_q", "attn_k", "attn_v"}),
     ),
     "qwen3": _Naming("Qwen3ForCausalLM", _LLAMA_OUTER, _LLAMA_LAYER, _LLAMA_INNER | _QWEN3_INNER),
-    "gemma": _Naming(
-        "GemmaForCausalLM", _LLAMA_OUTER, _LLAMA_LAYER, _LLAMA_INNER, norms_from_one=True
-    ),
-    "gemma2": _Naming(
-        "Gemma2ForCausalLM", _LLAMA_OUTER, _LLAMA_LAYER, _GEMMA2_INNER, norms_from_one=True
-    ),
-    "gemma3": _Naming(
-        "Gemma3ForCausalLM",
-        _LLAMA_OUTER,
-        _LLAMA_LAYER,
-        _GEMMA2_INNER | _QWEN3_INNER,
-        norms_from_one=True,
-    ),
     "gpt2": _Naming(
         "GPT2LMHeadModel",
         _GPT2_OUTER,
@@ -142,6 +129,19 @@ _NAMINGS: dict[str, _Naming] = {
         _LLAMA_LAYER,
         _SPARSE_INNER | _QWEN3_INNER,
         stacked=_STACKED,
+    ),
+    "gemma": _Naming(
+        "GemmaForCausalLM", _LLAMA_OUTER, _LLAMA_LAYER, _LLAMA_INNER, norms_from_one=True
+    ),
+    "gemma2": _Naming(
+        "Gemma2ForCausalLM", _LLAMA_OUTER, _LLAMA_LAYER, _GEMMA2_INNER, norms_from_one=True
+    ),
+    "gemma3": _Naming(
+        "Gemma3ForCausalLM",
+        _LLAMA_OUTER,
+        _LLAMA_LAYER,
+        _GEMMA2_INNER | _QWEN3_INNER,
+        norms_from_one=True,
     ),
 }
 _MIXTRAL = replace(  # a `llama` file with experts

@@ -233,10 +233,9 @@ def _gemma_keys(fields: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     scalar = config["hidden_size"] // heads if is_27b else config["head_dim"]
     keys["query_pre_attn_scalar"] = scalar
     keys["sliding_window"] = fields.count("attention.sliding_window", 4096)
-    period = fields.count("attention.sliding_window_pattern", _GEMMA_PERIOD[arch])
     keys["layer_types"] = [
-        "full_attention" if (layer + 1) % period == 0 else "sliding_attention"
-        for layer in range(num_layers)
+        "sliding_attention" if is_local else "full_attention"
+        for is_local in _local_layers(fields, num_layers)
     ]
     for cap, usual in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
         stated = arch == "gemma2" or f"{arch}.{cap}" in fields.file.metadata
@@ -250,6 +249,20 @@ def _gemma_keys(fields: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
         }
         keys["rope_scaling"] = None
     return keys
+
+
+def _local_layers(fields: Fields, num_layers: int) -> list[bool]:
+    """Which layers have a window: listed one by one, or all but the last of each period."""
+    key = "attention.sliding_window_pattern"
+    listed = fields.file.metadata.get(f"{fields.arch}.{key}")
+    listed = listed.tolist() if isinstance(listed, np.ndarray) else listed
+    if isinstance(listed, list):
+        if len(listed) != num_layers or not all(type(is_local) is bool for is_local in listed):
+            reason = f"want a period or one bool for each of {num_layers} layers"
+            raise fields.error(f"{fields.arch}.{key}", listed, reason, "convert the model again")
+        return listed
+    period = fields.count(key, _GEMMA_PERIOD[fields.arch])
+    return [(layer + 1) % period != 0 for layer in range(num_layers)]
 
 
 def _rope_scaling(fields: Fields) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from quire.errors import BadRequest, NotSupported
@@ -12,7 +11,7 @@ from quire.server.completions import items_of
 from quire.server.embeddings import check_shape, finished, packed
 from quire.server.fields import ClassifyFields, PoolingFields, decode
 from quire.server.http import HttpRequest, Reply
-from quire.server.pooled import PoolJob, check_pooling, pool
+from quire.server.pooled import PoolJob, check_pooling, listing, pool
 from quire.server.prompting import render
 from quire.server.server import Server
 
@@ -29,23 +28,16 @@ async def classify(request: HttpRequest, server: Server) -> Reply:
     probs = found.vectors
     if fields.use_activation is not False:
         probs = [verdict.probabilities(vector) for vector in found.vectors]
-    body = {
-        "id": f"classify-{request.id}",
-        "object": "list",
-        "created": int(time.time()),
-        "model": model,
-        "data": [
-            {
-                "index": i,
-                "label": verdict.labels[vector.index(max(vector))],
-                "probs": vector,
-                "num_classes": len(verdict.labels),
-            }
-            for i, vector in enumerate(probs)
-        ],
-        "usage": found.usage(),
-    }
-    return Reply(sse.encode(body))
+    data = [
+        {
+            "index": i,
+            "label": verdict.labels[vector.index(max(vector))],
+            "probs": vector,
+            "num_classes": len(verdict.labels),
+        }
+        for i, vector in enumerate(probs)
+    ]
+    return Reply(sse.encode(listing("classify", request, model, data, found)))
 
 
 async def pooling(request: HttpRequest, server: Server) -> Reply:
@@ -66,18 +58,11 @@ async def pooling(request: HttpRequest, server: Server) -> Reply:
     elif fields.use_activation is not False:
         vectors = [verdict.probabilities(vector) for vector in vectors]
     as_base64 = fields.encoding_format == "base64"
-    body = {
-        "id": f"pool-{request.id}",
-        "object": "list",
-        "created": int(time.time()),
-        "model": model,
-        "data": [
-            {"index": i, "object": "pooling", "data": packed(v) if as_base64 else v}
-            for i, v in enumerate(vectors)
-        ],
-        "usage": found.usage(),
-    }
-    return Reply(sse.encode(body))
+    data: list[dict[str, Any]] = [
+        {"index": i, "object": "pooling", "data": packed(v) if as_base64 else v}
+        for i, v in enumerate(vectors)
+    ]
+    return Reply(sse.encode(listing("pool", request, model, data, found)))
 
 
 def _verdict(server: Server) -> Verdict:

@@ -6,6 +6,7 @@ waits here and not in the queue that everybody shares.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
@@ -34,6 +35,20 @@ class Pooled(NamedTuple):
             "completion_tokens": 0,
             "prompt_tokens_details": None,
         }
+
+
+def listing(
+    name: str, request: HttpRequest, model: str, data: list[dict[str, Any]], pooled: Pooled
+) -> dict[str, Any]:
+    """The body around one record for each prompt or pair; `name` begins its id."""
+    return {
+        "id": f"{name}-{request.id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+        "usage": pooled.usage(),
+    }
 
 
 class PoolJob(NamedTuple):

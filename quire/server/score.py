@@ -6,14 +6,13 @@ each of them, and the cosine between the two is the score.
 
 from __future__ import annotations
 
-import time
 from typing import Any, NamedTuple
 
 from quire.errors import BadRequest
 from quire.server import sse
 from quire.server.fields import RerankFields, ScoreFields, decode
 from quire.server.http import HttpRequest, Reply
-from quire.server.pooled import Pooled, PoolJob, check_pooling, pool
+from quire.server.pooled import Pooled, PoolJob, check_pooling, listing, pool
 from quire.server.server import Server
 from quire.text.pairs import Pairing, cosine, encode_pair, pair_up
 
@@ -33,17 +32,10 @@ async def score(request: HttpRequest, server: Server) -> Reply:
     if first is None or second is None:
         raise BadRequest("want text_1 and text_2, or queries and documents", param="text_1")
     found = await _scores(request, server, pair_up(first, second), fields)
-    body = {
-        "id": f"score-{request.id}",
-        "object": "list",
-        "created": int(time.time()),
-        "model": model,
-        "data": [
-            {"index": i, "object": "score", "score": value} for i, value in enumerate(found.values)
-        ],
-        "usage": found.pooled.usage(),
-    }
-    return Reply(sse.encode(body))
+    data: list[dict[str, Any]] = [
+        {"index": i, "object": "score", "score": value} for i, value in enumerate(found.values)
+    ]
+    return Reply(sse.encode(listing("score", request, model, data, found.pooled)))
 
 
 async def rerank(request: HttpRequest, server: Server) -> Reply:

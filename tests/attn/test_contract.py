@@ -9,6 +9,7 @@ import torch
 
 from quire.attn.backend import AttentionBackend, HeadTransform
 from quire.attn.cpu import CpuAttention
+from quire.attn.latent import LatentAttention
 from quire.attn.reference import ReferenceAttention
 from quire.attn.triton import TritonAttention
 from quire.kernels.paged_tile import Launch, PagedConfig
@@ -35,7 +36,7 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     return BACKENDS[request.param]()
 
 
-def device_of(backend: AttentionBackend) -> str:
+def device_of(backend: AttentionBackend | LatentAttention) -> str:
     return "cuda" if torch.cuda.is_available() and "cpu" not in backend.caps.devices else "cpu"
 
 

@@ -12,35 +12,19 @@ from quire.attn.latent import LatentAttention
 from quire.attn.latent_cpu import LatentCpu
 from quire.attn.latent_reference import LatentReference
 from quire.attn.latent_triton import LatentTriton
-from quire.kernels.paged_tile import Launch, PagedConfig
+from tests.attn.test_contract import SHAPES, SMALL_TILES, close, device_of
 from tests.latent_case import Sizes, make_latent_case
 
-SMALL_TILES = PagedConfig(16, 32, Launch(16, 4, 1), Launch(32, 4, 1))
 BACKENDS: dict[str, Callable[[], LatentAttention]] = {
     "reference": LatentReference,
     "cpu": LatentCpu,
     "triton": lambda: LatentTriton(torch.float32, SMALL_TILES),
-}
-SHAPES = {  # query lengths, context lengths
-    "one token": ([1], [1]),
-    "whole prompt": ([37], [37]),
-    "decodes": ([1, 1, 1, 1, 1], [1, 15, 16, 17, 70]),
-    "chunk with a past": ([10], [42]),
-    "mixed": ([1, 17, 1, 3], [40, 17, 65, 20]),
 }
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> LatentAttention:
     return BACKENDS[request.param]()
-
-
-def device_of(backend: LatentAttention) -> str:
-    return "cuda" if torch.cuda.is_available() and "cpu" not in backend.caps.devices else "cpu"
-
-
-def close(got: torch.Tensor, want: torch.Tensor) -> None:
-    torch.testing.assert_close(got.double(), want.to(got.device), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

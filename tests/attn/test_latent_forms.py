@@ -14,7 +14,7 @@ from quire.attn.latent_forms import split_forms
 from quire.attn.latent_reference import LatentReference
 from quire.attn.latent_rounds import MAX_ROUND_KEYS, plan_rounds
 from quire.attn.latent_triton import LatentTriton
-from tests.attn.test_latent_backends import SMALL_TILES, close, device_of
+from tests.attn.test_contract import SMALL_TILES, close, device_of
 from tests.latent_case import Sizes, make_latent_case
 
 BACKENDS = {

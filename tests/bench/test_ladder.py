@@ -12,10 +12,14 @@ from quire.models.tiny import write_config
 from quire.models.tiny_configs import tiny_config
 
 
-def climb(family, folder, requests, **changes):
+def ladder(family, folder, requests, changes, **args):
     write_config(tiny_config(family, **changes), folder, tokenizer=False)
-    args = EngineArgs(model=str(folder), load_format="dummy", num_threads=1, device="cpu")
-    return Ladder(args, replace(LadderOptions.quick(), requests=requests)).climb()
+    args = EngineArgs(model=str(folder), load_format="dummy", num_threads=1, device="cpu", **args)
+    return Ladder(args, replace(LadderOptions.quick(), requests=requests))
+
+
+def climb(family, folder, requests, **changes):
+    return ladder(family, folder, requests, changes).climb()
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +105,9 @@ def test_other_caches_climb_every_rung(tmp_path, family, changes, slot_bytes):
     assert [rung.name for rung in result.rungs if rung.run is None] == ["CUDA graphs"]
     assert result.num_pages == result.options.budget_rows * 128 // result.page_size
     assert result.slot_bytes == slot_bytes
+
+
+def test_rungs_with_and_without_a_prefix_cache_compute_alike(tmp_path):
+    """Red when latents take another form because the user's own engine would have no cache."""
+    made = ladder("deepseek_v2", tmp_path, 1, {}, enable_prefix_caching=False)
+    assert not made.engine.runner.expand_prompts

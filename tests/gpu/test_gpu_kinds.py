@@ -161,6 +161,7 @@ def model_of(family: str) -> Any:
             else:
                 parameter.uniform_(-0.2, 0.2) if "gemma" in family else parameter.fill_(1.0)
             parameter.copy_(parameter.bfloat16().float())  # both sides hold the same numbers
+    model.set_attn_implementation("eager")  # others leave caps out
     return model
 
 

@@ -23,8 +23,8 @@ from quire.kernels.route import combine, route, sort_pairs
 from quire.models.spec import RouterSpec
 from quire.nn.clamped_swiglu import clamped_swiglu
 from quire.nn.experts import Biases, ExpertForm, Experts, Visits
+from quire.nn.gate import silu_mul
 from quire.nn.linear import kernel_choice
-from quire.nn.mlp import silu_mul
 from quire.nn.moe import choose_experts
 from quire.runner.expert_loads import LoadReader
 from tests.gpu.test_engine_gpu import SIZES, engine_of, make, prompts, run

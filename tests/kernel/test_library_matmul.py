@@ -40,8 +40,8 @@ def _product(w: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_one_different_bit_is_disagreement(dtype: torch.dtype, has_bias: bool) -> None:
     torch.manual_seed(0)
-    w = torch.randn(24, 64, device=DEVICE).to(dtype)
-    bias = torch.randn(24, device=DEVICE).to(dtype) if has_bias else None
+    w = torch.randn(512, 64, device=DEVICE).to(dtype)
+    bias = torch.randn(512, device=DEVICE).to(dtype) if has_bias else None
     batches: list[int] = []
 
     def same(x: Tensor) -> Tensor:
@@ -59,8 +59,18 @@ def test_one_different_bit_is_disagreement(dtype: torch.dtype, has_bias: bool) -
     assert not agrees(w, bias, one_bit_off)
 
 
-def test_fp32_is_never_the_librarys() -> None:
-    w = torch.ones(8, 16, device=DEVICE)
+@pytest.mark.parametrize(
+    "w",
+    [
+        torch.ones(512, 64),
+        torch.ones(448, 64, dtype=torch.float16),
+        torch.ones(520, 64, dtype=torch.float16),
+        torch.ones(512, 80, dtype=torch.float16),
+    ],
+    ids=["fp32", "narrow", "ragged rows", "ragged columns"],
+)
+def test_some_weights_are_never_the_librarys(w: Tensor) -> None:
+    w = w.to(DEVICE)
     assert not agrees(w, None, lambda x: _product(w, None, x))
 
 

@@ -73,12 +73,9 @@ NORMS = {
 NORMS["gemma3"] = NORMS["gemma2"]
 
 
-def model_of(arch: str, **changes: Any) -> Any:
+def model_of(arch: str) -> Any:
     torch.manual_seed(0)
-    config = CONFIGS[arch]()
-    for key, value in changes.items():
-        setattr(config, key, value)
-    model = getattr(transformers, f"{MODELS[arch]}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{MODELS[arch]}ForCausalLM")(CONFIGS[arch]()).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             # Norm weights are few bits, as in a released model: then one can be taken off again.
@@ -160,8 +157,8 @@ def test_a_file_generates_what_its_model_does(tmp_path: Path, arch: str) -> None
         assert request.output == greedy(model, prompt, 6)
 
 
-def test_transformers_reads_the_same_config(tmp_path: Path) -> None:
-    """Red when a value no file states is assumed otherwise than by the other reader of GGUF."""
+def test_transformers_takes_the_config(tmp_path: Path) -> None:
+    """Red when what no file states is assumed otherwise, or spelled as transformers does not."""
     path = write(tmp_path / "tiny.gguf", model_of("gemma3"), "gemma3")
     config = dict(GGUFCheckpoint.open(path).config)
     theirs = transformers.Gemma3TextConfig(**SIZES)
@@ -176,10 +173,8 @@ def test_the_largest_models_scale_by_hidden_size(
     tmp_path: Path, arch: str, num_layers: int
 ) -> None:
     """Their queries are divided by sqrt(hidden / heads), which no file says."""
-    torch.manual_seed(0)
-    config = CONFIGS[arch]()
     small = {"num_hidden_layers": num_layers, "hidden_size": 96, "intermediate_size": 8}
-    config = type(config)(**{**SIZES, **small})
+    config = type(CONFIGS[arch]())(**{**SIZES, **small})
     model = getattr(transformers, f"{MODELS[arch]}ForCausalLM")(config)
     path = write(tmp_path / "tiny.gguf", model, arch)
     assert spec_of(GGUFCheckpoint.open(path).config).attn_scale == (96 // 4) ** -0.5
@@ -196,10 +191,15 @@ def test_a_file_may_state_its_pattern(tmp_path: Path) -> None:
     assert spec.local_rope is not None and spec.local_rope.theta == 5000.0
 
 
-def test_a_pattern_by_layer_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [7, 6])
+def test_a_file_may_list_its_windows(tmp_path: Path, size: int) -> None:
     def more(writer: Any) -> None:
-        writer.add_sliding_window_pattern([True] * 6 + [False])
+        writer.add_sliding_window_pattern([True, False, True, True, False, True, True][:size])
 
     path = write(tmp_path / "tiny.gguf", model_of("gemma3"), "gemma3", more)
-    with pytest.raises(CheckpointError, match=r"sliding_window_pattern.*layer to layer"):
+    if size == 7:
+        spec = spec_of(GGUFCheckpoint.open(path).config)
+        assert spec.windows == (13, None, 13, 13, None, 13, 13)
+        return
+    with pytest.raises(CheckpointError, match=r"sliding_window_pattern.*each of 7 layers"):
         GGUFCheckpoint.open(path)

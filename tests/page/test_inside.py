@@ -74,11 +74,11 @@ def test_groups_of_layers_are_told(open_page: OpenPage, mock: MockServer) -> Non
     assert "one in each of 3 groups" in page.inner_text("#tree .standfirst")
     mock.snapshot = FakeEngine(windows=(4096,)).snapshot
     page.wait_for_function(
-        "document.querySelector('#pool .standfirst').textContent.includes('last 4,096 tokens')"
+        "() => document.querySelector('#pool .standfirst').textContent.includes('last 4,096 ')"
     )
     mock.snapshot = FakeEngine().snapshot
     page.wait_for_function(
-        "document.querySelector('#pool .standfirst').textContent.endsWith('of 16 tokens.')"
+        "() => document.querySelector('#pool .standfirst').textContent.endsWith('of 16 tokens.')"
     )
     assert "groups" not in page.inner_text("#tree .standfirst")
 

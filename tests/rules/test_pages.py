@@ -15,6 +15,8 @@ from quire.models.families_doc import with_parts
 from quire.models.registry import FAMILIES, spec_of
 from quire.models.sequence_head import SUFFIX, language_model_of
 from quire.models.tiny_configs import NUM_LABELS, tiny_config
+from quire.server.routes import routes
+from quire.server.settings import ServeSettings
 from tests.rules.source import ROOT
 
 PAGES = {
@@ -45,6 +47,18 @@ def test_files_named_are_there(page: str) -> None:
     """Red when a page names a source file, in words and not as a link, that is gone."""
     named = set(re.findall(r"`((?:quire|tests|benchmarks|docs)/[\w/.-]+\.\w+)`", PAGES[page]))
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_every_endpoint_is_on_its_page() -> None:
+    """Red when a path comes or goes and docs/api.md says nothing of it."""
+    told = set()
+    for row in re.findall(r"^\| (`(?:GET|POST) .*?) \|", PAGES["docs/api.md"], re.MULTILINE):
+        for path in re.findall(r"(?:`|`GET |`POST )(/[^`?]*)[^`]*`", row):
+            stem, _, names = path.partition("{")
+            several = names.rstrip("}").split(",")
+            told |= {stem + name for name in several} if len(several) > 1 else {path}
+    told = {re.sub(r"\{\w+\}", "{}", path) for path in told}
+    assert told == {r.path for r in routes(ServeSettings()) if not r.path.startswith("/page")}
 
 
 def test_the_page_of_models_is_fresh() -> None:
