@@ -162,7 +162,6 @@ def compare(model: str, num_tokens: int, num_threads: int) -> dict[str, Any]:
     path = resolve_model(model)
     run = run_quire(path, num_tokens, num_threads)
     gc.collect()  # the weights, before they come a second time
-    torch.set_num_threads(num_threads)
     oracle = load_oracle(path)
     found = [first_difference(oracle, output, i) for i, output in enumerate(run.outputs)]
     differences = [difference for difference in found if difference is not None]

@@ -223,6 +223,7 @@ def _gemma_keys(fields: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     arch = fields.arch
     keys: dict[str, Any] = {
         "model_type": _GEMMA[arch],
+        "torch_dtype": "bfloat16",  # its hidden states outgrow float16
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
     }

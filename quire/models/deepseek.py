@@ -113,12 +113,6 @@ def _moe(config: Config, num_layers: int, is_v3: bool) -> MoeSpec:
 
 
 def _refuse(config: Config) -> None:
-    if config.has("quantization_config"):
-        method = config.values["quantization_config"].get("quant_method")
-        raise NotSupported(
-            f"the weights of this DeepSeek are quantised (quant_method={method!r}), which this"
-            " family does not read yet; use a bf16 conversion of the checkpoint"
-        )
     if config.flag("attention_bias") and not config.has("q_lora_rank"):
         raise NotSupported(
             "attention_bias=true without q_lora_rank gives keys a bias and queries none; no"

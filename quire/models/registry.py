@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, NotSupported
 from quire.models.names import Target, expand
 from quire.models.sequence_head import NAMES as HEAD_NAMES
 from quire.models.sequence_head import is_classifier, language_model_of, with_head
@@ -37,6 +37,8 @@ FAMILIES = Registry(
     },
 )
 
+UNPACKED = ("bitnet", "mxfp4")  # quantised weights that `load/` expands
+
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
@@ -50,6 +52,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 def spec_of(config: Mapping[str, Any]) -> ModelSpec:
     architecture = architecture_of(config)
+    _refuse_unread_weights(config)
     spec: ModelSpec = _family(architecture).spec(Config(config))
     return with_head(spec, config) if is_classifier(architecture) else spec
 
@@ -59,6 +62,17 @@ def names_of(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, Target]:
     num_experts = spec.moe.router.num_experts if spec.moe else 0
     table = {**family.NAMES, **(HEAD_NAMES if spec.num_labels else {})}
     return expand(table, spec.num_layers, num_experts)
+
+
+def _refuse_unread_weights(config: Mapping[str, Any]) -> None:
+    """Packed weights that nothing unpacks would load as noise, or not at all."""
+    said = config.get("quantization_config") or config.get("compression_config")
+    method = said.get("quant_method") if isinstance(said, Mapping) else said
+    if said and method not in UNPACKED:
+        raise NotSupported(
+            f"config.json: the weights are quantised (quant_method={method!r}), of which only"
+            f" {' and '.join(UNPACKED)} are read so far; use a bf16 or fp16 form of the checkpoint"
+        )
 
 
 def _family(architecture: str) -> Any:

@@ -133,6 +133,38 @@ def test_the_expanded_form_is_the_same_model(
     assert seen == (both if form == "both" else {(False, True)})
 
 
+@pytest.mark.parametrize("family", ["v2-lite", "v3"])
+def test_without_a_prefix_cache_prompts_are_expanded(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whose tokens they are, not by how they are fed: red when a lone prompt token, or an answer
+    computed again after preemption, takes the form of the other."""
+    model = model_of(family)
+    engine = tiny_engine(
+        model,
+        attention_backend="reference",
+        enable_prefix_caching=False,
+        max_num_seqs=5,
+        **{**tiny_pool(family, 80 // 4 + 9), "max_chunk": 3},
+    )
+    backend, asked = engine.runner.backend, []
+    plain = backend.plan
+
+    def plan(batch: Any, *more: Any) -> object:
+        asked.append(batch.host_prompt_lens)
+        return plain(batch, *more)
+
+    monkeypatch.setattr(backend, "plan", plan)
+    some = prompts(5, seed=6)
+    requests = [make(i, p, 20) for i, p in enumerate(some)]
+    run(engine, requests)
+    for request, prompt in zip(requests, some, strict=True):
+        assert request.output == greedy(model, prompt, 20)
+    assert engine.core.scheduler.stats().num_preempted > 0
+    known = {len(prompt) for prompt in some}
+    assert {int(n) for lens in asked for n in lens} == known
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_in_a_mixed_batch(family: str) -> None:
     """Prefill chunks and decodes in the same steps, shared prefixes, more requests than rows."""
