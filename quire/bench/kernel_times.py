@@ -17,10 +17,11 @@ from quire.bench.roofline import PRODUCTS
 # Fragment of a kernel's or operator's name -> kind of work; the first that fits.
 KINDS = (
     (r"grouped_kernel", "experts"),
-    (r"matmul_kernel|mkl_linear|aten::addmm$|aten::mm$", "products"),
-    (r"reduce_kernel$", "products"),
+    # nvjet: the vendor's library
+    (r"matmul_kernel|nvjet|cublas|cutlass|mkl_linear|aten::addmm$|aten::mm$", "products"),
     (
-        r"_split_kernel|_merge_kernel|_prefill_kernel|scaled_dot_product|latent|multiply_heads",
+        r"_split_kernel|_merge_kernel|_shared_kernel|_prefill_kernel|_hopper_kernel"
+        r"|scaled_dot_product|latent|multiply_heads",
         "attention",
     ),
     (r"rope_kv_write", "cache write"),

@@ -56,7 +56,8 @@ class ServeSettings:
     share_prefix_cache: bool = False  # False: keys do not see each other's cached prefixes
     chat_template: str | None = None  # text of a template that replaces the model's
     trust_request_chat_template: bool = False
-    default_sampling: dict[str, float] = field(default_factory=dict)  # where a request is silent
+    # Where a request is silent. `int` first: as plain floats, top_k would come back as 20.0.
+    default_sampling: dict[str, int | float] = field(default_factory=dict)
     tool_call_parser: str | None = None  # None: from the model's template
     reasoning_parser: str | None = None
     cors_origins: tuple[str, ...] = ()

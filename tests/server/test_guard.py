@@ -210,7 +210,7 @@ def test_an_error_in_the_scheduler_is_not_survived(monkeypatch: pytest.MonkeyPat
     """Red when a half-entered plan or result is taken for one request's fault."""
     here = Guarded(lambda plan: None)
     here.case.add(PROMPTS[0])
-    monkeypatch.setattr(here.case.kv, "reserve", lambda *_: {}["lost"])
+    monkeypatch.setattr(here.case.kv, "reserve", lambda *_, **__: {}["lost"])
     with pytest.raises(KeyError):
         here.step()
 
