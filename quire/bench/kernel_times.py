@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import NamedTuple
 
 from quire.bench.roofline import PRODUCTS
@@ -31,7 +32,6 @@ KINDS = (
     (r"_route_kernel|_sort_kernel|_combine_kernel", "routing"),
     (r"[Mm]emcpy|[Mm]emset", "copies"),
 )
-PRODUCT = re.compile(KINDS[1][0])
 OTHER = "other"
 WAITING = re.compile(r"Sync$|Wait Event$")  # profilers may list these as if they were kernels
 
@@ -104,20 +104,15 @@ def _kinds(slices: Sequence[Slice], num_steps: int, num_layers: int) -> list[str
     """Products have one kernel for all weights: which it was is told by their order in the step.
 
     That needs as many as a dense model has, four in each layer and the head; otherwise they stay
-    together. A product's second launch, which adds its parts, counts with it.
+    together.
     """
     kinds = [kind_of(piece.name) for piece in slices]
     *inner, head = PRODUCTS
     order = [*inner * num_layers, head]
-    is_product = [bool(PRODUCT.search(piece.name)) for piece in slices]
-    if sum(is_product) != num_steps * len(order):
+    if kinds.count("products") != num_steps * len(order):
         return kinds
-    seen = -1
-    for index, kind in enumerate(kinds):
-        seen += is_product[index]
-        if kind == "products":
-            kinds[index] = order[seen % len(order)]
-    return kinds
+    names = cycle(order)
+    return [next(names) if kind == "products" else kind for kind in kinds]
 
 
 def _most_first(pieces: Sequence[Slice]) -> tuple[str, ...]:
