@@ -16,7 +16,7 @@ serve: $(VENV)/.core
 
 test: $(VENV)/.test
 	@$(BIN)/quire pull default
-	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff format --check .

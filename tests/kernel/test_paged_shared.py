@@ -63,7 +63,7 @@ CASES = {
         [100, 70, 112, 66],
     ),
     "ends inside": ([[*PREFIX[:4], 1], [*PREFIX[:4]], [*PREFIX, 3]], [70, 64, 100]),
-    "several companies": ([[*PREFIX, i] for i in range(1, 12)], [97 + i for i in range(11)]),
+    "several companies": ([[40, 41, i] for i in range(1, 10)], [33 + i for i in range(9)]),
     "padding": ([[*PREFIX, 1], [*PREFIX, 2], [0]], [100, 97, 1]),
     "nobody": ([[1, 2, 3], [4, 5, 6]], [40, 48]),
 }
