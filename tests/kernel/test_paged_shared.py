@@ -16,7 +16,7 @@ from quire.kernels.paged_tile import Launch, PagedConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16
-PAGE, SPLIT, NUM_PAGES, MAX_PAGES = 16, 32, 128, 16
+PAGE, SPLIT, NUM_PAGES, MAX_PAGES = 16, 32, 128, 8
 CONFIG = PagedConfig(16, SPLIT, Launch(16, 4, 2), Launch(16, 4, 2))
 
 
@@ -69,10 +69,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("heads", [(2, 2), (6, 1)], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_bits_are_those_of_reading_alone(name: str, heads: tuple[int, int]) -> None:
+def test_bits_are_those_of_reading_alone(name: str) -> None:
     tables, contexts = CASES[name]
+    heads = (4, 2) if name == "one strays" else (6, 1)
     torch.manual_seed(0)
     spec = AttnSpec(heads[0], heads[1], 32, 32**-0.5, PAGE)
     shape = (NUM_PAGES, heads[1], PAGE, 32)
