@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.matmul_candidates import BATCHES, REFERENCE, SHAPES, candidates, describe
-from quire.kernels.library_matmul import forbid_split_k, is_faster, library_matmul
 from quire.kernels.matmul import KernelCall, plan_matmul
 from quire.kernels.matmul_configs import TileConfig, pick_config
 from quire.kernels.silu_mul import silu_mul
+from quire.kernels.vendor_matmul import forbid_split_k, is_faster, vendor_matmul
 
 ROTATE_BYTES = 256 << 20
 SHARED_BYTES = 227 << 10  # what a program may have on an H200
@@ -194,7 +194,7 @@ def measure(product: Product, inputs: Inputs) -> list[Record]:
     dense = torch.empty(m, n, dtype=x.dtype, device="cuda")
 
     def by_library(w: Tensor) -> Tensor:
-        out = library_matmul(x, w, None, dense)
+        out = vendor_matmul(x, w, None, dense)
         return silu_mul(out, interleaved=True) if product.gated else out
 
     def by_tile(config: TileConfig, w: Tensor) -> Tensor:

@@ -44,5 +44,5 @@ def is_offline() -> bool:
 
 def ask_for_one_blas() -> None:
     """Let torch start with the matrix library whose sums do not depend on the batch (see
-    `kernels/library_matmul.py`); asking later works too, but torch then warns."""
+    `kernels/vendor_matmul.py`); asking later works too, but torch then warns."""
     os.environ.setdefault("TORCH_BLAS_PREFER_CUBLASLT", "1")

@@ -15,12 +15,13 @@ from quire.bench.baselines import CacheUse, ContiguousScheduler, RowLayout
 from quire.bench.drive import Run, drive, paged_use
 from quire.bench.workload import Job, skewed_jobs, spread
 from quire.config import EngineArgs, SchedConfig
-from quire.engine.build import Engine, build_engine, heads_of
+from quire.engine.build import Engine, build_engine
 from quire.engine.core import EngineCore
 from quire.kv.groups import PageNeeds, layer_groups
 from quire.kv.manager import KVManager
 from quire.load.open import open_model
 from quire.memory.pool import bytes_per_page
+from quire.models.decoder import heads_of
 from quire.models.registry import spec_of
 from quire.resolve import resolve
 from quire.runner.runner import ModelRunner

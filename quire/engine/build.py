@@ -25,7 +25,7 @@ from quire.load.checkpoint import Checkpoint
 from quire.load.loader import fill_random, load_weights
 from quire.memory.pool import PagePool, bytes_per_page
 from quire.memory.sizing import CPU_DEFAULT, Room, cpu_cache_bytes, gib, num_pages
-from quire.models.decoder import Decoder
+from quire.models.decoder import Decoder, heads_of
 from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
 from quire.nn.linear import kernel_choice
@@ -90,16 +90,6 @@ def build_engine(
         config, cache=replace(config.cache, num_pages=pages), decisions=tuple(decisions)
     )
     return Engine(core, runner, config, spec)
-
-
-def heads_of(spec: ModelSpec, page_size: int) -> AttnSpec:
-    """What is stored of a token, the same in all layers."""
-    kv_heads, dim, value_dim = spec.num_kv_heads, spec.head_dim, None
-    if spec.mla is not None:  # one latent and one rotated key for all heads
-        kv_heads, dim, value_dim = 1, spec.mla.kv_rank + spec.mla.rope_dim, spec.mla.kv_rank
-    return AttnSpec(
-        spec.num_heads, kv_heads, dim, spec.head_dim**-0.5, page_size, value_dim=value_dim
-    )
 
 
 def _describe(groups: LayerGroups) -> Decision:

@@ -17,10 +17,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.early import early_options
 from quire.kernels.launch import Launcher, alignments
-from quire.kernels.library_matmul import agrees, is_faster, library_matmul
 from quire.kernels.matmul_configs import TileConfig, pick_config
 from quire.kernels.matmul_kernel import matmul_kernel
 from quire.kernels.silu_mul import silu_mul
+from quire.kernels.vendor_matmul import agrees, is_faster, vendor_matmul
 
 __all__ = ["KernelCall", "Layouts", "PreparedMatmul", "interleave", "matmul", "plan_matmul"]
 
@@ -89,7 +89,7 @@ class PreparedMatmul:
         (m, k), n = x.shape, w.shape[0]
         is_plain = self._is_plain and x.is_contiguous() and x.data_ptr() % 16 == 0
         if self._may_ask_library and is_plain and is_faster(m, n, self.gate is not None):
-            out = library_matmul(x, w, bias, torch.empty(m, n, dtype=x.dtype, device=x.device))
+            out = vendor_matmul(x, w, bias, torch.empty(m, n, dtype=x.dtype, device=x.device))
             return silu_mul(out, self.gate, interleaved=True) if self.gate else out
         out = torch.empty(m, n // 2 if self.gate else n, dtype=x.dtype, device=x.device)
         if m == 0:

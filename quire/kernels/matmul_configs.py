@@ -2,7 +2,7 @@
 
 No tile changes a bit of the result, so the choice may follow the batch. The numbers come from
 `benchmarks/gpu_matmul.py` on an H200; nothing is tuned at start-up. The kernel is in
-`matmul_kernel.py`; when the vendor's library is asked instead, `library_matmul.py` says.
+`matmul_kernel.py`; when the vendor's library is asked instead, `vendor_matmul.py` says.
 """
 
 from __future__ import annotations

@@ -116,6 +116,16 @@ def block_kind(spec: ModelSpec) -> type[Block]:
     return NormAfterBlock if spec.norm_after else Block
 
 
+def heads_of(spec: ModelSpec, page_size: int) -> AttnSpec:
+    """What is stored of a token, the same in all layers."""
+    kv_heads, dim, value_dim = spec.num_kv_heads, spec.head_dim, None
+    if spec.mla is not None:  # one latent and one rotated key for all heads
+        kv_heads, dim, value_dim = 1, spec.mla.kv_rank + spec.mla.rope_dim, spec.mla.kv_rank
+    return AttnSpec(
+        spec.num_heads, kv_heads, dim, spec.head_dim**-0.5, page_size, value_dim=value_dim
+    )
+
+
 class Decoder:
     def __init__(
         self,

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from quire.attn.backend import AttnSpec
 from quire.kv.groups import PageNeeds, layer_groups
-from quire.models.decoder import Decoder
+from quire.models.decoder import Decoder, heads_of
 from quire.models.spec import ModelSpec
 
 
@@ -141,11 +140,5 @@ def count_weights(spec: ModelSpec) -> Weights:
 
 def empty_decoder(spec: ModelSpec) -> Decoder:
     """Shapes alone; only the page size is made up."""
-    kv_heads, head_dim, value_dim = spec.num_kv_heads, spec.head_dim, None
-    if spec.mla is not None:
-        kv_heads, head_dim = 1, spec.mla.kv_rank + spec.mla.rope_dim
-        value_dim = spec.mla.kv_rank
-    heads = AttnSpec(
-        spec.num_heads, kv_heads, head_dim, head_dim**-0.5, page_size=16, value_dim=value_dim
-    )
+    heads = heads_of(spec, page_size=16)
     return Decoder(spec, heads, spec.max_positions, torch.float32, torch.device("meta"))

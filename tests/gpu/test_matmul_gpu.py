@@ -2,7 +2,7 @@
 
 Inputs have a wide spread of magnitudes, so that two orders of summation do round differently;
 integers or a narrow normal would let a broken promise pass. Reference is fp64 on the same device.
-The library's part in it is `test_gpu_library.py`.
+The library's part in it is `test_gpu_vendor.py`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.kernels.matmul_configs import fits_one_round
 
-__all__ = ["agrees", "forbid_split_k", "is_faster", "library_matmul"]
+__all__ = ["agrees", "forbid_split_k", "is_faster", "vendor_matmul"]
 
 _CHECKED_ROWS = (72, 200, 520, 2048)
 # Narrower or ragged weights, and rows that are not aligned, take older kernels of the library at
@@ -42,7 +42,7 @@ def forbid_split_k() -> None:
     settings.allow_fp16_reduced_precision_reduction = (False, False)
 
 
-def library_matmul(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+def vendor_matmul(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
     """x [m, k] @ w [n, k].T + bias -> out."""
     if bias is None:
         return torch.mm(x, w.t(), out=out)
@@ -69,6 +69,6 @@ def agrees(w: Tensor, bias: Tensor | None, ours: Callable[[Tensor], Tensor]) -> 
     for rows in _CHECKED_ROWS:
         x = _spread(rows, w, random)
         out = torch.empty(rows, w.shape[0], dtype=w.dtype, device=w.device)
-        if not torch.equal(library_matmul(x, w, bias, out), ours(x)):
+        if not torch.equal(vendor_matmul(x, w, bias, out), ours(x)):
             return False
     return True

@@ -19,10 +19,10 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from benchmarks.matmul_candidates import SHAPES
-from quire.kernels import library_matmul as library
-from quire.kernels.library_matmul import agrees, forbid_split_k, library_matmul
+from quire.kernels import vendor_matmul as library
 from quire.kernels.matmul import Layouts, PreparedMatmul, matmul
 from quire.kernels.matmul_configs import TileConfig
+from quire.kernels.vendor_matmul import agrees, forbid_split_k, vendor_matmul
 
 OURS = TileConfig(128, 256, 64, 4, 8, tma=True)
 NUM_BATCHES = 25
@@ -59,7 +59,7 @@ def _ours(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 
 def _library(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     out = torch.full((len(x), len(w)), float("nan"), dtype=x.dtype, device="cuda")
-    return library_matmul(x, w, bias, out)
+    return vendor_matmul(x, w, bias, out)
 
 
 def _batches(seed: int) -> list[int]:

@@ -1,7 +1,7 @@
 """When the vendor's library may stand in for our kernel: the check itself, with a library at hand.
 
 On a CPU the library is another one, which is as good to tell agreement from disagreement. Whether
-the GPU's does agree is `tests/gpu/test_gpu_library.py`.
+the GPU's does agree is `tests/gpu/test_gpu_vendor.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels import library_matmul as library
-from quire.kernels.library_matmul import agrees, is_faster, library_matmul
+from quire.kernels import vendor_matmul as library
+from quire.kernels.vendor_matmul import agrees, is_faster, vendor_matmul
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32")  # mkldnn.flags sets that one too
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -33,7 +33,7 @@ def _plain_cpu_products() -> Iterator[None]:
 
 
 def _product(w: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    return library_matmul(x, w, bias, torch.empty(len(x), len(w), dtype=w.dtype, device=DEVICE))
+    return vendor_matmul(x, w, bias, torch.empty(len(x), len(w), dtype=w.dtype, device=DEVICE))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
