@@ -244,9 +244,9 @@ def time_attention(
 def time_decode(pool: LayerCache) -> list[Timing]:
     base = default_backend()._config_of(SPEC)
     runs = [(name, backend, 1) for _, name, backend in candidates(SPLITS)]
-    for programs in (1024, 2048, 4096, 8192):
+    for programs in (128, 256, 512, 4096):
         # A bound far above the contexts shows what idle programs and empty splits cost.
-        backend = TritonAttention(DTYPE, replace(base, max_programs=programs))
+        backend = TritonAttention(DTYPE, replace(base, programs=programs))
         runs += [(f"default P{programs}", backend, 1), (f"  P{programs}, bound x8", backend, 8)]
     rows = []
     for shape, contexts in DECODE_SHAPES.items():

@@ -72,6 +72,7 @@ class LatentTriton(LatentAttention):
 
     def _layout(self, spec: AttnSpec) -> tuple[TritonAttention, int]:
         config = self._config or latent_config(spec.num_heads, self.dtype)
+        config = replace(config, folds=False)  # the kernel leaves every split's state
         if spec.num_heads not in self._layouts:
             self._layouts[spec.num_heads] = TritonAttention(self.dtype, config)
         return self._layouts[spec.num_heads], head_blocks(spec.num_heads, config)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 SCRATCH_STEP = 1 << 22  # floats: scratch grows by multiples of 16 MB
 # Versions of Triton whose Gluon the Hopper kernel is written in; it is no stable language.
 GLUON_VERSIONS = ("3.6.",)
+COMPANY_LANES = 2  # of sequences that share a prefix: most of their splits are another kernel's
 
 _Ints = NDArray[np.signedinteger[Any]]
 
@@ -83,8 +84,9 @@ class TritonAttention:
             scratch = num * splits if splits > 1 else 0  # a single split bypasses scratch
             grid = self._grid(batch, spec, None, 1, splits, scratch)
             if batch.shares_prefix and splits > 1 and not window:
-                group = spec.num_heads // spec.num_kv_heads
-                grid = replace(grid, company=company_size(config, group))
+                company = company_size(config, spec.num_heads // spec.num_kv_heads)
+                lanes = min(splits, COMPANY_LANES)
+                grid = replace(grid, company=company, lanes=lanes, folds=False)
             return TritonPlan(batch, config, grid, None)
 
         group = spec.num_heads // spec.num_kv_heads
@@ -195,8 +197,8 @@ class TritonAttention:
         num_scratch: int,  # splits to keep states of
     ) -> SplitGrid:
         num_tiles = batch.num_seqs if tiles is None else len(tiles)
-        programs = self._config_of(spec).max_programs
-        lanes = max(1, programs // max(1, num_tiles * spec.num_kv_heads))
+        config = self._config_of(spec)
+        lanes = min(max_splits, _lanes(num_tiles * spec.num_kv_heads, config))
         rows = num_scratch * spec.num_heads * tokens
         size = rows * (spec.head_dim + 2)
         last = self._scratch[-1].numel() if self._scratch else 0
@@ -206,7 +208,16 @@ class TritonAttention:
             self._scratch.append(torch.empty(grown, dtype=torch.float32, device=device))
         cut = rows * spec.head_dim
         acc, sums = self._scratch[-1][:cut], self._scratch[-1][cut:size]
-        return SplitGrid(tiles, num_tiles, tokens, max_splits, min(max_splits, lanes), acc, sums)
+        folds = config.folds and lanes == 1
+        return SplitGrid(tiles, num_tiles, tokens, max_splits, lanes, acc, sums, folds)
+
+
+def _lanes(programs: int, config: PagedConfig) -> int:
+    """How many share the splits of a tile. Where tiles fill the chip one does all, and leaves no
+    states to merge; contexts differ, so it takes twice as many for the programs to end together."""
+    if config.folds and programs >= 2 * config.programs:
+        return 1
+    return max(1 + config.folds, config.programs // max(1, programs))
 
 
 def _widened(config: PagedConfig, group: int) -> PagedConfig:

@@ -17,17 +17,32 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["early_options", "wait_for_inputs"]
+__all__ = ["early_options", "let_next_start", "wait_for_inputs", "wait_for_last"]
 
 FIRST_CAPABILITY = (9, 0)
 
 
 @triton.jit
-def wait_for_inputs(EARLY: tl.constexpr):
-    """First line of a kernel's work: let the next one start, then wait for the one before."""
+def let_next_start(EARLY: tl.constexpr):
     if EARLY:
         gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_last(EARLY: tl.constexpr):
+    """Until the kernel before has written its results."""
+    if EARLY:
         gdc_wait()
+
+
+@triton.jit
+def wait_for_inputs(EARLY: tl.constexpr):
+    """First line of a kernel's work: let the next one start, then wait for the one before.
+
+    A kernel may take the two apart and read between them what no kernel of the chain wrote: the
+    step's lengths and page tables, which plain launches finished before the chain began."""
+    let_next_start(EARLY)
+    wait_for_last(EARLY)
 
 
 @cache

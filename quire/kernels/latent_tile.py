@@ -16,18 +16,20 @@ import triton.language as tl
 
 from quire.kernels.paged_tile import Launch, PagedConfig
 
+PROGRAMS = 4096  # a lane for each split, mostly
 SUM_ROWS = tl.constexpr(64)  # equal rows of the sum: as many as the wide matrix instruction wants
 
 
 def latent_config(num_heads: int, dtype: torch.dtype) -> PagedConfig:
     """Constants of the backend; `block_n` and `split_size` decide bits, launches only speed."""
     if dtype == torch.float32:  # no matrix units in IEEE fp32: for tests, not for speed
-        return PagedConfig(16, 512, Launch(16, 4, 1), Launch(16, 4, 1))
+        return PagedConfig(16, 512, Launch(16, 4, 1), Launch(16, 4, 1), PROGRAMS)
     # A tile of keys is 72 KiB (DeepSeek): two in flight leave room for 32 query rows beside them.
     # Prefill holds two states of [rank, rows] in registers, and with fewer than eight warps either
     # path spills.
     wide = Launch(32, 8, 2)
-    return PagedConfig(64, 512, Launch(16, 8, 2) if num_heads <= 16 else wide, wide)
+    few = Launch(16, 8, 2) if num_heads <= 16 else wide
+    return PagedConfig(64, 512, few, wide, PROGRAMS)
 
 
 def head_blocks(num_heads: int, config: PagedConfig) -> int:

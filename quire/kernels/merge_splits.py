@@ -2,7 +2,8 @@
 
 A program of a few query rows walks their splits left to right with the formula prefill uses in
 registers. Loads do not depend on the fold, so they are unrolled to overlap; the fold itself is
-two dependent instructions a split. Tiles of a single split were finished by the split kernel.
+two dependent instructions a split. Tiles of a single split, or of a single lane,
+were finished by the split kernel.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def merge_splits(
     unroll: int | None = None,
 ) -> None:
     """Write [tokens, heads, dim] outputs of every tile that has more than one split."""
-    if grid.num_tiles == 0 or grid.max_splits <= 1:
+    if grid.num_tiles == 0 or grid.max_splits <= 1 or grid.folds:
         return
     _, heads, head_dim = out.shape
     kv_heads = inputs.keys.shape[1]

@@ -1,9 +1,10 @@
 """Attention of few queries over a long context: each program takes one split of the keys.
 
-The parallel axis is (kv head, query tile, split). A program writes its split's softmax state to
-fp32 scratch for `merge_splits.py`, or the output itself where the context is a single split. The
-grid is fixed by host integers and lengths are read on the device, so a captured graph stays right
-as contexts grow; lanes beyond a context's last split return at once. Many queries: see
+The parallel axis is (kv head, query tile, lane). The lanes of a tile share its splits, a run of
+neighbours each, and write each split's softmax state to fp32 scratch for `merge_splits.py`. Where
+tiles alone fill the chip there is one lane, which folds the splits in registers and writes the
+output itself. The grid is fixed by host integers and lengths are read on the device, so a captured
+graph stays right as contexts grow; lanes that find no split return. Many queries: see
 `paged_prefill.py`.
 """
 
@@ -15,15 +16,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.early import early_options, wait_for_inputs
+from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
     LOG2_E,
     PagedConfig,
     attend_split,
+    attend_tile,
+    empty_state,
+    fold,
+    fold_weights,
     head_pad,
+    in_reach,
+    load_tile,
     row_positions,
+    split_borders,
     split_span,
     with_sink,
 )
@@ -76,6 +84,7 @@ class SplitGrid:
     lanes: int  # programs that share the splits of a tile
     acc: Tensor  # [splits, kv_heads, tile_tokens * group, dim] fp32 scratch, flat
     sums: Tensor  # [splits, kv_heads, tile_tokens * group, 2] fp32 scratch, flat: row max, row sum
+    folds: bool = False  # the one lane of a tile folds its splits: nothing to merge
     # Neighbours in the batch whose shared splits `paged_shared.py` attends together; 0: none.
     company: int = 0
 
@@ -125,6 +134,68 @@ def sharers(
     return shares, chosen, tl.sum(shares.to(tl.int32), 0)
 
 
+@triton.jit
+def _leave(scratch, part, top, total, acc, is_row, keep, HEAD_DIM: tl.constexpr):
+    """Leave a split's state for `merge_splits.py`; part [BLOCK_M] are the places of its rows."""
+    acc_scratch, sums_scratch = scratch
+    dims = tl.arange(0, acc.shape[1])
+    tl.store(acc_scratch + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=keep)
+    tl.store(sums_scratch + part * 2, top, mask=is_row)
+    tl.store(sums_scratch + part * 2 + 1, total, mask=is_row)
+
+
+@triton.jit
+def _answer(out, top, total, acc, sink, keep, scale, HAS_SINKS: tl.constexpr):
+    """Write what merging would: a single split's weight is exactly 1."""
+    if HAS_SINKS:
+        total = with_sink(total, top, tl.load(sink), scale)
+    tl.store(out, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _walk(
+    query, keys, values, pages, page, borders, positions, scale, scratch, part, is_row, keep,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT_SIZE: tl.constexpr, STATES: tl.constexpr, WINDOW: tl.constexpr,
+    CAP_SCALE: tl.constexpr, FOLDS: tl.constexpr,
+):  # fmt: skip
+    """(place, top, total, acc) of the last split of a run, those before it left or folded in.
+
+    One loop over all tiles, whatever split they are of: the loads of the next tiles are always on
+    their way. `page` are the ids of the first tile's."""
+    oldest, low, high = borders
+    BLOCK_M: tl.constexpr = query.shape[0]
+    HEAD_PAD: tl.constexpr = query.shape[1]
+    ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(query.dtype)
+    top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
+    folded_top, folded_total, folded_acc = empty_state(BLOCK_M, HEAD_PAD)
+    for start in range(low, high, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        here = page
+        page = tl.load(pages + (n + BLOCK_N) // PAGE_SIZE, mask=n + BLOCK_N < high, other=0)
+        k, v = load_tile(
+            keys, values, here, n, oldest, high, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
+            WINDOW, True,
+        )  # fmt: skip
+        if (start % SPLIT_SIZE == 0) & (start > low):
+            if FOLDS:
+                folded_top, old, new = fold_weights(folded_top, top, scale)
+                folded_total = fold(folded_total, old[:, None], total, new[:, None])
+                folded_acc = fold(folded_acc, old[:, None], acc, new[:, None])
+            else:
+                _leave(scratch, part, top, tl.max(total, 1), acc, is_row, keep, HEAD_DIM)
+                part += STATES
+            top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
+        top, total, acc = attend_tile(
+            query, k, v, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE, True
+        )
+    if FOLDS:
+        top, old, new = fold_weights(folded_top, top, scale)
+        total = fold(folded_total, old[:, None], total, new[:, None])
+        acc = fold(folded_acc, old[:, None], acc, new[:, None])
+    return part, top, tl.max(total, 1), acc  # the columns are equal, so max picks, not reduces
+
+
 @triton.jit(do_not_specialize=["num_seqs", "max_splits"], do_not_specialize_on_alignment=INDEX_ARGS)
 def _split_kernel(
     q,
@@ -156,23 +227,34 @@ def _split_kernel(
     WINDOW: tl.constexpr,
     CAP_SCALE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    FOLDS: tl.constexpr,  # one lane does all splits of a tile and folds them itself
     COMPANY: tl.constexpr,  # sequences that may share splits, done by `paged_shared.py`; 0: none
     COMPANY_PAD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    wait_for_inputs(EARLY)
+    let_next_start(EARLY)
     kv_head = tl.program_id(0)
     tile = tl.program_id(1)
-    lane = tl.program_id(2)
     seq, token, tokens, position = tile_span(
         tiles, query_starts, context_lens, tile, HAS_TILES, TOKENS
     )
-    row = tl.load(rows + seq)  # before the branch, to overlap the loads above
+    row = tl.load(rows + seq)
+    scratch_row = tl.load(tiles + tile * 3 + 2) if HAS_TILES else tile * max_splits
     end = position + tokens
     first_split, num_splits = split_span(position, end, SPLIT_SIZE, WINDOW)
-    if lane >= num_splits:
+    each = tl.cdiv(num_splits, tl.num_programs(2))
+    split = tl.program_id(2) * each
+    stop = tl.minimum(split + each, num_splits)
+    oldest, low, _, _ = split_borders(
+        first_split + split, position + 1, end, BLOCK_N, SPLIT_SIZE, WINDOW
+    )
+    high = tl.minimum((first_split + stop) * SPLIT_SIZE, end)
+    pages = page_table + row.to(tl.int64) * table_stride
+    n = low + tl.arange(0, BLOCK_N)
+    page = tl.load(pages + n // PAGE_SIZE, mask=in_reach(n, oldest, high, WINDOW), other=0)
+    wait_for_last(EARLY)  # so far nothing of the chain was read
+    if split >= stop:
         return
-    scratch = tl.load(tiles + tile * 3 + 2) if HAS_TILES else tile * max_splits
 
     r = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_PAD)
@@ -182,38 +264,42 @@ def _split_kernel(
     head = (token + r // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + r % GROUP
     place = head[:, None] * HEAD_DIM + dims[None, :]
     query = tl.load(q + place, mask=keep, other=0.0)
-
-    pages = page_table + row.to(tl.int64) * table_stride
-    head_offset = kv_head * PAGE_SIZE * HEAD_DIM
+    sink = sinks + kv_head * GROUP + r % GROUP
+    keys += kv_head * PAGE_SIZE * HEAD_DIM
+    values += kv_head * PAGE_SIZE * HEAD_DIM
     positions = row_positions(position, end, BLOCK_M, GROUP, WINDOW)
-    for split in range(lane, num_splits, tl.num_programs(2)):
-        is_ours = True
-        if COMPANY > 0:
+    STATES: tl.constexpr = KV_HEADS * TOKENS * GROUP  # rows of scratch to a split
+    PAGE_STRIDE: tl.constexpr = KV_HEADS * PAGE_SIZE * HEAD_DIM
+    scratch = (acc_scratch, sums_scratch)
+    part = (scratch_row + split).to(tl.int64) * STATES + kv_head * (TOKENS * GROUP) + r
+    if COMPANY == 0:
+        part, top, total, acc = _walk(
+            query, keys, values, pages, page, (oldest, low, high), positions, scale, scratch,
+            part, is_row, keep, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, SPLIT_SIZE, STATES,
+            WINDOW, CAP_SCALE, FOLDS,
+        )  # fmt: skip
+        if FOLDS or num_splits == 1:
+            _answer(out + place, top, total, acc, sink, keep, scale, HAS_SINKS)
+        else:
+            _leave(scratch, part, top, total, acc, is_row, keep, HEAD_DIM)
+    else:
+        for own in range(split, stop):
             shares, _, count = sharers(
-                page_table, rows, context_lens, tile, split, num_seqs, table_stride,
+                page_table, rows, context_lens, tile, own, num_seqs, table_stride,
                 COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE,
             )  # fmt: skip
-            own = shares & (tl.arange(0, COMPANY_PAD) == tile % COMPANY)
-            is_ours = (count < 2) | (tl.sum(own.to(tl.int32), 0) == 0)
-        if is_ours:
-            top, total, acc = attend_split(
-                query, keys + head_offset, values + head_offset, pages, first_split + split,
-                position + 1, end, positions, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
-                KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, WINDOW, CAP_SCALE,
-                False,
-            )  # fmt: skip
-            if num_splits == 1:
-                # What merging a single split would give: its weight is exactly 1.
-                if HAS_SINKS:
-                    sink = tl.load(sinks + kv_head * GROUP + r % GROUP)
-                    total = with_sink(total, top, sink, scale)
-                tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
-            else:
-                part = (scratch + split).to(tl.int64) * (KV_HEADS * TOKENS * GROUP)
-                part += kv_head * (TOKENS * GROUP) + r
-                tl.store(acc_scratch + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=keep)
-                tl.store(sums_scratch + part * 2, top, mask=is_row)
-                tl.store(sums_scratch + part * 2 + 1, total, mask=is_row)
+            is_sharer = shares & (tl.arange(0, COMPANY_PAD) == tile % COMPANY)
+            if (count < 2) | (tl.sum(is_sharer.to(tl.int32), 0) == 0):
+                top, total, acc = attend_split(
+                    query, keys, values, pages, own, position + 1, end, positions, scale,
+                    HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_M, BLOCK_N, SPLIT_SIZE,
+                    WINDOW, CAP_SCALE, False,
+                )  # fmt: skip
+                if num_splits == 1:
+                    _answer(out + place, top, total, acc, sink, keep, scale, HAS_SINKS)
+                else:
+                    _leave(scratch, part, top, total, acc, is_row, keep, HEAD_DIM)
+            part += STATES
 
 
 _launch = Launcher(_split_kernel)
@@ -222,8 +308,7 @@ _launch = Launcher(_split_kernel)
 def split_attention(
     q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig, out: Tensor
 ) -> None:
-    """Attend [tokens, heads, dim] queries of the tiles; follow with `merge_splits` unless
-    `grid.max_splits` is 1."""
+    """Attend [tokens, heads, dim] queries of the tiles; follow with `merge_splits`."""
     if grid.num_tiles == 0:
         return
     _, kv_heads, page_size, head_dim = inputs.keys.shape
@@ -255,14 +340,23 @@ def split_attention(
             "WINDOW": inputs.window,
             "CAP_SCALE": inputs.cap_scale,
             "HAS_SINKS": inputs.sinks is not None,
+            "FOLDS": grid.folds,
             "COMPANY": grid.company,
             "COMPANY_PAD": triton.next_power_of_2(max(1, grid.company)),
             **early_options(),
             "num_warps": config.split.num_warps,
-            "num_stages": config.split.num_stages,
+            "num_stages": _num_stages(grid, kv_heads, config),
         },
         (
             inputs.kind, q.dtype, alignments(q, inputs.sinks), table_stride,
             alignments(grid.acc, grid.sums),
         ),
     )  # fmt: skip
+
+
+def _num_stages(grid: SplitGrid, kv_heads: int, config: PagedConfig) -> int:
+    """One tile more on its way where only one or two programs share a multiprocessor; the memory
+    it takes would cost larger grids their third program."""
+    programs = grid.num_tiles * kv_heads
+    is_few = grid.folds and config.programs // 2 < programs <= 2 * config.programs
+    return config.split.num_stages + is_few

@@ -44,9 +44,9 @@ class PagedConfig:
     split_size: int
     split: Launch
     prefill: Launch
-    # Split programs to launch at most. They share the splits of a context, so more only evens the
-    # tail, while those that find no split to do still cost their launch.
-    max_programs: int = 4096
+    # Split programs to aim for: lanes share out the splits of a context to get there.
+    programs: int = 256  # two to a multiprocessor of an H200
+    folds: bool = True  # a lane that has a tile to itself folds its splits, and nothing is merged
 
     def __post_init__(self) -> None:
         assert self.split_size % self.block_n == 0, f"{self.split_size=} {self.block_n=}"
@@ -93,6 +93,53 @@ def tanh(products, CAP_SCALE: tl.constexpr):
 
 
 @triton.jit
+def load_tile(
+    keys, values, page, n, oldest, last,
+    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Keys and values [BLOCK_N, HEAD_PAD] of positions n, which lie in pages [BLOCK_N]."""
+    dims = tl.arange(0, HEAD_PAD)
+    offset = page.to(tl.int64) * PAGE_STRIDE + (n % PAGE_SIZE) * HEAD_DIM
+    place = offset[:, None] + dims[None, :]
+    if MASKED:
+        # Slots out of reach hold anything, NaN too, and 0 * NaN would leak into acc.
+        live = in_reach(n, oldest, last, WINDOW)[:, None] & (dims < HEAD_DIM)[None, :]
+        k = tl.load(keys + place, mask=live, other=0.0)
+        v = tl.load(values + place, mask=live, other=0.0)
+    elif HEAD_DIM == HEAD_PAD:
+        k = tl.load(keys + place)
+        v = tl.load(values + place)
+    else:
+        k = tl.load(keys + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+        v = tl.load(values + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+    return k, v
+
+
+@triton.jit
+def attend_tile(
+    q, k, v, ones, top, total, acc, n, positions, scale,
+    WINDOW: tl.constexpr, CAP_SCALE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Extend a state by one tile: k, v [BLOCK_N, HEAD_PAD] at positions n."""
+    logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N] unscaled
+    if CAP_SCALE > 0:
+        logits = tanh(logits, CAP_SCALE)
+    if MASKED:
+        logits = tl.where(n[None, :] <= positions[:, None], logits, float("-inf"))
+        if WINDOW > 0:
+            logits = tl.where(n[None, :] > positions[:, None] - WINDOW, logits, float("-inf"))
+    new_top = tl.maximum(top, tl.max(logits, 1))
+    # A row that has seen no key yet keeps top = -inf; 0 in its place avoids inf - inf.
+    ref = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
+    decay = tl.exp2((top - ref) * scale)
+    p = tl.exp2(tl.fma(logits, scale, (ref * -scale)[:, None])).to(q.dtype)
+    total = tl.dot(p, ones, total * decay[:, None], input_precision="ieee")
+    acc = tl.dot(p, v, acc * decay[:, None], input_precision="ieee")
+    return new_top, total, acc
+
+
+@triton.jit
 def attend(
     q,  # [BLOCK_M, HEAD_PAD]
     top,
@@ -117,7 +164,6 @@ def attend(
 ):
     """Extend a state by the keys of [first, last). MASKED=False promises that every row sees
     every key of every tile; masking such a tile would change no bit."""
-    dims = tl.arange(0, HEAD_PAD)
     ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(q.dtype)
     # Page ids run one tile ahead of the keys: a load whose address waits for another load would
     # halve the pipeline. They are read once per token; equal addresses coalesce.
@@ -125,36 +171,15 @@ def attend(
     page = tl.load(pages + n // PAGE_SIZE, mask=in_reach(n, oldest, last, WINDOW), other=0)
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        offset = page.to(tl.int64) * PAGE_STRIDE + (n % PAGE_SIZE) * HEAD_DIM
-        place = offset[:, None] + dims[None, :]  # [BLOCK_N, HEAD_PAD]
+        here = page
         page = tl.load(pages + (n + BLOCK_N) // PAGE_SIZE, mask=n + BLOCK_N < last, other=0)
-        if MASKED:
-            # Slots out of reach hold anything, NaN too, and 0 * NaN would leak into acc.
-            live = in_reach(n, oldest, last, WINDOW)[:, None] & (dims < HEAD_DIM)[None, :]
-            k = tl.load(keys + place, mask=live, other=0.0)
-            v = tl.load(values + place, mask=live, other=0.0)
-        elif HEAD_DIM == HEAD_PAD:
-            k = tl.load(keys + place)
-            v = tl.load(values + place)
-        else:
-            k = tl.load(keys + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-            v = tl.load(values + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-
-        logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N] unscaled
-        if CAP_SCALE > 0:
-            logits = tanh(logits, CAP_SCALE)
-        if MASKED:
-            logits = tl.where(n[None, :] <= positions[:, None], logits, float("-inf"))
-            if WINDOW > 0:
-                logits = tl.where(n[None, :] > positions[:, None] - WINDOW, logits, float("-inf"))
-        new_top = tl.maximum(top, tl.max(logits, 1))
-        # A row that has seen no key yet keeps top = -inf; 0 in its place avoids inf - inf.
-        ref = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
-        decay = tl.exp2((top - ref) * scale)
-        p = tl.exp2(tl.fma(logits, scale, (ref * -scale)[:, None])).to(q.dtype)
-        total = tl.dot(p, ones, total * decay[:, None], input_precision="ieee")
-        acc = tl.dot(p, v, acc * decay[:, None], input_precision="ieee")
-        top = new_top
+        k, v = load_tile(
+            keys, values, here, n, oldest, last, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
+            WINDOW, MASKED,
+        )  # fmt: skip
+        top, total, acc = attend_tile(
+            q, k, v, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE, MASKED
+        )
     return top, total, acc
 
 

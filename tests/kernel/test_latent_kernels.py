@@ -78,7 +78,7 @@ def test_bound_and_lanes_change_no_bit() -> None:
     want = case.step(backend, cache, ones, lens)
     for bound in (70, 1000):
         assert torch.equal(case.step(backend, cache, ones, lens, max_context=bound), want)
-    backend = LatentTriton(torch.float32, replace(TILES, max_programs=1))  # one lane does all
+    backend = LatentTriton(torch.float32, replace(TILES, programs=1))  # one lane does all
     assert torch.equal(case.step(backend, cache, ones, lens, max_context=1000), want)
 
 

@@ -92,9 +92,10 @@ def test_bound_and_lanes_change_no_bit() -> None:
     want = case.step(backend, cache, ones, lens)
     for bound in (70, 128, 1000):
         assert torch.equal(case.step(backend, cache, ones, lens, max_context=bound), want)
-    backend = TritonAttention(torch.float32, replace(TILES, max_programs=1))  # one lane does all
-    assert torch.equal(case.step(backend, cache, ones, lens), want)
-    assert torch.equal(case.step(backend, cache, ones, lens, max_context=1000), want)
+    for programs in (1, 12, 4096):  # one lane that folds, two, one for each split
+        backend = TritonAttention(torch.float32, replace(TILES, programs=programs))
+        assert torch.equal(case.step(backend, cache, ones, lens), want)
+        assert torch.equal(case.step(backend, cache, ones, lens, max_context=1000), want)
 
 
 KINDS = {
