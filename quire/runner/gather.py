@@ -1,15 +1,16 @@
 """Gather: rows + plan -> a Batch for each layer group.
 
-Lengths come from the host, token ids and pages from the rows. Groups differ in where a token's
-keys and values lie and share everything else.
+Lengths come from the host, token ids and pages from the rows: with torch on a CPU, in one launch
+on a GPU (`kernels/step_inputs.py`). Groups differ in where a token's keys and values lie and share
+everything else.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from quire.forward import Batch
@@ -50,32 +51,37 @@ class StepShape:
         positions += shift
         return positions
 
-    def stage(self, arrays: dict[str, IntArray], token_stride: int) -> None:
-        rows = self.rows[self.sampled]
-        drawn_at = self.context_lens[self.sampled]
+    def stage(self, arrays: dict[str, IntArray]) -> None:
+        """Add this step's lengths to its upload; before anything else, whose size varies: a
+        captured graph reads rows and positions where they lay when it was captured."""
         arrays["rows"] = self.rows
-        arrays["sample_rows"] = rows
-        arrays["sample_index"] = self.query_ends[self.sampled] - 1
-        arrays["sample_positions"] = drawn_at
-        arrays["sample_slots"] = rows * np.int32(token_stride) + drawn_at
+        arrays["positions"] = self.starts if self.is_decode else self.positions()
+        arrays["sample_rows"] = self.rows[self.sampled]
+        arrays["sample_positions"] = self.context_lens[self.sampled]
+        arrays["sample_index"] = self.query_ends[self.sampled].astype(np.int64) - 1
         if not self.is_decode:
-            arrays["positions"] = self.positions()
             arrays["token_rows"] = np.repeat(self.rows, self.query_lens)
             arrays["query_starts"] = np.concatenate(([np.int32(0)], self.query_ends))
             arrays["context_lens"] = self.context_lens
-        else:
-            arrays["positions"] = self.starts
+
+
+class FedTokens(NamedTuple):
+    """What the model reads of each token fed."""
+
+    input_ids: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64
+    slots: Tensor  # [groups, tokens] int64
+    context_lens: Tensor  # [tokens] int32: of a sequence that ends with this token
 
 
 def ragged_batches(
     rows: RequestRows, shape: StepShape, sent: dict[str, Tensor], page_size: int
 ) -> tuple[Batch, ...]:
-    positions, token_rows = sent["positions"].long(), sent["token_rows"].long()
-    slots = _slots(rows, token_rows, positions, page_size)
+    fed = fed_tokens(rows, sent["token_rows"], sent["positions"], page_size)
     first = Batch(
-        input_ids=rows.tokens[token_rows, positions].long(),
-        positions=positions,
-        slots=slots[0],
+        input_ids=fed.input_ids,
+        positions=fed.positions,
+        slots=fed.slots[0],
         query_starts=sent["query_starts"],
         context_lens=sent["context_lens"],
         rows=sent["rows"],
@@ -84,7 +90,7 @@ def ragged_batches(
         host_query_lens=shape.query_lens,
         host_context_lens=shape.context_lens,
     )
-    return _by_group(first, rows, slots)
+    return _by_group(first, rows, fed.slots)
 
 
 def decode_batches(
@@ -97,15 +103,13 @@ def decode_batches(
 ) -> tuple[Batch, ...]:
     """One token each. Everything derives from two device vectors, so a graph can capture it."""
     num_seqs = row_ids.shape[0]
-    at, pos = row_ids.long(), positions.long()
-    steps = torch.arange(num_seqs + 1, dtype=torch.int32, device=row_ids.device)
-    slots = _slots(rows, at, pos, page_size)
+    fed = fed_tokens(rows, row_ids, positions, page_size)
     first = Batch(
-        input_ids=rows.tokens[at, pos].long(),
-        positions=pos,
-        slots=slots[0],
-        query_starts=steps,
-        context_lens=positions + 1,
+        input_ids=fed.input_ids,
+        positions=fed.positions,
+        slots=fed.slots[0],
+        query_starts=rows.counts[: num_seqs + 1],
+        context_lens=fed.context_lens,
         rows=row_ids,
         page_table=rows.page_tables[0],
         page_size=page_size,
@@ -113,13 +117,23 @@ def decode_batches(
         host_context_lens=host_context_lens,
         shares_prefix=shares_prefix,
     )
-    return _by_group(first, rows, slots)
+    return _by_group(first, rows, fed.slots)
 
 
-def _slots(rows: RequestRows, token_rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
-    """[groups, tokens]"""
-    pages = rows.page_tables[:, token_rows, positions // page_size].long()
-    return pages * page_size + positions % page_size
+def fed_tokens(
+    rows: RequestRows, token_rows: Tensor, positions: Tensor, page_size: int
+) -> FedTokens:
+    """[tokens] int32 rows and positions -> their tokens, and where keys and values go."""
+    if positions.is_cuda:
+        # Here and not above: CPU installs need no triton.
+        from quire.kernels.step_inputs import step_inputs
+
+        tables = (rows.tokens, rows.page_tables)
+        return FedTokens(*step_inputs(token_rows, positions, *tables, page_size))
+    at, pos = token_rows.long(), positions.long()
+    pages = rows.page_tables[:, at, pos // page_size].long()  # [groups, tokens]
+    slots = pages * page_size + pos % page_size
+    return FedTokens(rows.tokens[at, pos].long(), pos, slots, positions + 1)
 
 
 def _by_group(first: Batch, rows: RequestRows, slots: Tensor) -> tuple[Batch, ...]:

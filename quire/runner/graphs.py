@@ -1,9 +1,10 @@
 """GraphCache: CUDA graphs of decode steps, captured when first needed and replayed after.
 
 A graph is keyed by how many sequences it is padded to and by an upper bound on their context, so
-that a short batch does not launch the split-KV programs of a long one. Inputs are two static
-vectors, rows and positions; the batch derives from them inside the graph; the output is the
-logits buffer. All graphs share one memory pool: only one runs at a time.
+that a short batch does not launch the split-KV programs of a long one. Inputs are two vectors,
+rows and positions, read where they lay when the graph was captured; uploads bring them there again
+(`upload.py`), so a replay rarely copies them. The batch derives from them inside the graph; the
+output is the logits buffer. All graphs share one memory pool: only one runs at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512)
+# Beyond 128 those at which the library's products are quick for their size: on an H200 some others,
+# such as 224 or 448 rows, take longer than the next.
+BATCH_SIZES = (
+    *(1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128),
+    *(144, 160, 192, 208, 256, 272, 320, 384, 432, 512),
+)
 SHORTEST_CONTEXT = 512  # one split of the attention kernel: nothing to merge
 MAX_KEYS = 1 << 23  # batch times context of the largest graph; beyond it steps run eagerly
 
@@ -28,6 +34,13 @@ class Captured:
     rows: Tensor  # [batch] int32
     positions: Tensor  # [batch] int32
     logits: Tensor  # [batch, vocab]
+
+    def replay(self, rows: Tensor, positions: Tensor) -> Tensor:
+        for own, given in ((self.rows, rows), (self.positions, positions)):
+            if own.data_ptr() != given.data_ptr():  # beside an upload too large for its place
+                own.copy_(given)
+        self.graph.replay()
+        return self.logits
 
 
 class GraphCache:
@@ -53,25 +66,23 @@ class GraphCache:
     def replay(
         self, rows: Tensor, positions: Tensor, longest: int, shares_prefix: bool = False
     ) -> Tensor:
-        """rows and positions are already padded to a batch bucket."""
+        """rows and positions are already padded to a batch bucket. A new graph keeps them."""
         key = (rows.shape[0], self.context_bucket(longest), shares_prefix)
         captured = self.graphs.get(key)
         if captured is None:
-            captured = self.graphs[key] = self._capture(*key)
-        captured.rows.copy_(rows)
-        captured.positions.copy_(positions)
-        captured.graph.replay()
-        return captured.logits
+            bounds = (self.context_bucket(longest), shares_prefix)
+            captured = self.graphs[key] = self._capture(rows, positions, *bounds)
+        return captured.replay(rows, positions)
 
-    def _capture(self, batch: int, max_context: int, shares_prefix: bool) -> Captured:
-        device = torch.device("cuda")
-        rows = torch.full((batch,), self.spare_row, dtype=torch.int32, device=device)
-        positions = torch.zeros(batch, dtype=torch.int32, device=device)
-        # Once outside the capture: compiles kernels and sizes workspaces.
+    def _capture(
+        self, rows: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
+    ) -> Captured:
+        # Once outside the capture, on the spare row: compiles kernels and sizes workspaces.
+        spare, zeros = torch.full_like(rows, self.spare_row), torch.zeros_like(positions)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self.step(rows, positions, max_context, shares_prefix)
+            self.step(spare, zeros, max_context, shares_prefix)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):

@@ -17,6 +17,7 @@ from quire.sample.inputs import (
     History,
     Penalties,
     SampleInputs,
+    SampleRows,
     TokenEdits,
     TokenMask,
 )
@@ -31,25 +32,26 @@ def sample_inputs(
 ) -> SampleInputs:
     row_ids = shape.rows[shape.sampled]
     needs = int(np.bitwise_or.reduce(rows.needs[row_ids], initial=0))
-    at = sent["sample_rows"].long()  # [S]
-    floats, ints = rows.floats[:, at], rows.ints[:, at]  # [6, S], [3, S]
     infos = [rows.info[r] for r in row_ids] if needs & ~(bits.NOT_GREEDY | bits.MIN_P) else []
     history = penalties = None
     if needs & (bits.PENALTIES | bits.BAD_WORDS):
+        at = sent["sample_rows"].long()  # [S]
         longest = int(shape.context_lens[shape.sampled].max())
         lens = sent["sample_positions"].long()
-        history = History(rows.tokens[at, :longest].long(), ints[bits.PROMPT_LEN], lens)
-    if needs & bits.PENALTIES:
-        penalties = Penalties(
-            floats[bits.REPETITION], floats[bits.PRESENCE], floats[bits.FREQUENCY]
-        )
+        prompt_lens = rows.ints[bits.PROMPT_LEN, at]
+        history = History(rows.tokens[at, :longest].long(), prompt_lens, lens)
+        if needs & bits.PENALTIES:
+            floats = rows.floats[:, at]  # [6, S]
+            penalties = Penalties(
+                floats[bits.REPETITION], floats[bits.PRESENCE], floats[bits.FREQUENCY]
+            )
     return SampleInputs(
-        temperature=floats[bits.TEMPERATURE],
-        top_k=ints[bits.CANDIDATES],
-        top_p=floats[bits.NUCLEUS],
-        min_p=floats[bits.FLOOR],
-        seeds=ints[bits.SEED],
-        positions=sent["sample_positions"].long(),
+        temperature=rows.floats[bits.TEMPERATURE],
+        top_k=rows.ints[bits.CANDIDATES],
+        top_p=rows.floats[bits.NUCLEUS],
+        min_p=rows.floats[bits.FLOOR],
+        seeds=rows.ints[bits.SEED],
+        positions=sent["sample_positions"],
         all_greedy=not needs & bits.NOT_GREEDY,
         any_top_k=bool(needs & bits.TOP_K),
         any_top_p=bool(needs & bits.TOP_P),
@@ -60,6 +62,7 @@ def sample_inputs(
         edits=_edits(infos, shape, uploader) if needs & bits.EDITS else None,
         bad_words=_bad_words(infos, uploader) if needs & bits.BAD_WORDS else None,
         mask=mask,
+        rows=SampleRows(sent["sample_rows"], rows.tokens),
     )
 
 

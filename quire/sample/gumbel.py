@@ -3,7 +3,8 @@
 Gumbel-max in its exponential form: token i arrives at time E_i / p_i with E_i ~ Exp(1), and the
 first to arrive is the draw. In logs, with distance_i = log(p_max / p_i), that is the smallest
 distance_i + log E_i. E_i comes from an integer hash and no generator state, so a draw is the same
-in any batch, row or run. This is the CPU side; `kernels/sample.py` makes the same integers on GPU.
+in any batch, row or run. This is the CPU side; `kernels/sample_race.py` makes the same integers on
+the GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Words = NDArray[np.uint32]
 
-# The constants below are repeated in kernels/sample.py, which may not import from here;
+# The constants below are repeated in kernels/sample_race.py, which may not import from here;
 # tests/kernel/test_sample_kernel.py fails when the two differ.
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 MIX_A, MIX_B = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)

@@ -65,13 +65,23 @@ class TokenMask:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleRows:
+    """Samples as rows of lasting tables: nothing is gathered before the draw or stored after it."""
+
+    ids: Tensor  # [S] int32
+    tokens: Tensor  # [N, L] int32; the sampler writes token i to [ids[i], positions[i]]
+
+
+@dataclass(frozen=True, slots=True)
 class SampleInputs:
+    """The first five are [N] columns when there are `rows`: sample i's entry is at rows.ids[i]."""
+
     temperature: Tensor  # [S] f32; < GREEDY_BELOW means argmax
     top_k: Tensor  # [S] int64; <= 0 means off
     top_p: Tensor  # [S] f32; 1 means off
     min_p: Tensor  # [S] f32; 0 means off
     seeds: Tensor  # [S] int64
-    positions: Tensor  # [S] int64
+    positions: Tensor  # [S] int32 or int64
     all_greedy: bool
     any_top_k: bool
     any_top_p: bool
@@ -82,6 +92,7 @@ class SampleInputs:
     edits: TokenEdits | None = None
     bad_words: BadWords | None = None
     mask: TokenMask | None = None
+    rows: SampleRows | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ and makes rows independent by nature.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,7 +50,7 @@ class Sampler:
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, inputs: SampleInputs) -> SampleOutput:
-        """[S, V] any float -> [S] tokens. May write into `logits`."""
+        """[S, V] any float -> [S] tokens, stored in the rows too. May write into `logits`."""
         num = inputs.num_logprobs
         logprobs = None if num is None else log_softmax(logits)
         logits = _edit(logits, inputs)
@@ -65,6 +66,7 @@ class Sampler:
             # Here and not above: CPU installs need no triton.
             from quire.kernels.sample import DrawArgs, draw
 
+            rows = inputs.rows
             args = DrawArgs(
                 temperature=inputs.temperature,
                 seeds=inputs.seeds,
@@ -73,15 +75,20 @@ class Sampler:
                 top_p=inputs.top_p,
                 min_p=inputs.min_p,
                 narrows=inputs.any_top_k or inputs.any_top_p or inputs.any_min_p,
+                rows=None if rows is None else rows.ids,
+                table=None if rows is None else rows.tokens,
             )
             return draw(logits, args)
-        rows: Floats = logits.float().numpy()
+        tokens = self._draw_cpu(logits.float().numpy(), inputs)
+        if inputs.rows is not None:
+            inputs.rows.tokens[inputs.rows.ids, inputs.positions] = tokens.int()
+        return tokens
+
+    def _draw_cpu(self, rows: Floats, inputs: SampleInputs) -> Tensor:
         if inputs.all_greedy:
             best = [int(np.argmax(_clean(row))) for row in rows]
             return torch.tensor(best, dtype=torch.int64)
-        return self._draw_cpu(rows, inputs)
-
-    def _draw_cpu(self, rows: Floats, inputs: SampleInputs) -> Tensor:
+        inputs = _gathered(inputs)
         vocab_size = rows.shape[1]
         if self._noise.vocab_size != vocab_size:
             self._noise = TokenNoise(vocab_size)
@@ -107,6 +114,22 @@ class Sampler:
             return int(np.argmin(np.add(distance, self._noise.log_times(key), out=distance)))
         tokens = kept_tokens(distance, limits)
         return int(tokens[np.argmin(distance[tokens] + self._noise.log_times_at(key, tokens))])
+
+
+def _gathered(inputs: SampleInputs) -> SampleInputs:
+    """The same wishes with one entry for each sample."""
+    if inputs.rows is None:
+        return inputs
+    ids = inputs.rows.ids
+    return replace(
+        inputs,
+        temperature=inputs.temperature[ids],
+        top_k=inputs.top_k[ids],
+        top_p=inputs.top_p[ids],
+        min_p=inputs.min_p[ids],
+        seeds=inputs.seeds[ids],
+        rows=None,
+    )
 
 
 def _edit(logits: Tensor, inputs: SampleInputs) -> Tensor:

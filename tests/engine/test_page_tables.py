@@ -25,7 +25,7 @@ def make_rows(writes: list[PageWrite], num_groups: int = 3) -> RequestRows:
     plan, arrays = StepPlan(page_writes=tuple(writes)), {}
     rows.stage(plan, arrays)
     uploader = Uploader(CPU)
-    rows.apply(plan, uploader.send(arrays), uploader)
+    rows.apply(plan, uploader.send(arrays))
     return rows
 
 
@@ -59,7 +59,7 @@ def test_groups_differ_in_pages_and_share_the_rest() -> None:
     decode = decode_batches(rows, torch.tensor([1], dtype=torch.int32), position, 4, lens)
     shape = StepShape((Work(7, 1, 2, 8, True),), spare_row=2)
     arrays: dict[str, np.ndarray] = {}
-    shape.stage(arrays, rows.max_len + 1)
+    shape.stage(arrays)
     ragged = ragged_batches(rows, shape, Uploader(CPU).send(arrays), 4)
     for g in range(3):
         pages = [10 * g + p // 4 + 1 for p in range(2, 10)]

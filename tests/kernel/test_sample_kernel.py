@@ -34,6 +34,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels import sample as kernel
+from quire.kernels.sample_race import log_times
 from quire.sample.gumbel import TokenNoise, row_keys
 from quire.sample.inputs import SampleInputs
 from quire.sample.sampler import Sampler
@@ -85,7 +86,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> int:
 @triton.jit
 def _noise(seed, position, out, size, BLOCK: tl.constexpr):
     ids = tl.arange(0, BLOCK)
-    times = kernel._log_times(tl.load(seed), tl.load(position), ids)
+    times = log_times(tl.load(seed), tl.load(position), ids)
     tl.store(out + ids, times, mask=ids < size)
 
 
@@ -189,3 +190,33 @@ def test_strided_rows_and_no_rows() -> None:
     inputs = make_inputs([Row(seed=1), Row(seed=2)])
     assert torch.equal(_draw(logits[:, :500], inputs), _draw(logits[:, :500].contiguous(), inputs))
     assert _draw(logits[:0], make_inputs([])).shape == (0,)
+
+
+@pytest.mark.parametrize("wishes", [[Row(0.0)] * 3, [Row(0.7), Row(0.0), Row(1.2)], FILTERS])
+def test_rows_of_lasting_tables(wishes: list[Row]) -> None:
+    """Red when a wish is read from another row, or a token is stored anywhere but in its place."""
+    rows = [replace(row, seed=7 * i, position=i * i) for i, row in enumerate(wishes)]
+    logits = _logits(len(rows), 199)
+    want = _draw(logits, make_inputs(rows))
+    ids = torch.randperm(len(rows) + 4, generator=torch.Generator().manual_seed(2))[: len(rows)]
+    inputs = make_inputs(rows)
+    columns = {}
+    for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
+        own = getattr(inputs, name)
+        column = torch.full((len(rows) + 4,), 77, dtype=own.dtype)
+        column[ids] = own
+        columns[name] = column.to(DEVICE)
+    table = torch.full((len(rows) + 4, 70), -1, dtype=torch.int32)
+    expected = table.clone()
+    expected[ids, inputs.positions] = want.int()
+    table = table.to(DEVICE)
+    args = kernel.DrawArgs(
+        positions=inputs.positions.int().to(DEVICE),
+        narrows=inputs.any_top_k or inputs.any_top_p or inputs.any_min_p,
+        rows=ids.int().to(DEVICE),
+        table=table,
+        **columns,
+    )
+    tokens = kernel.draw(logits.to(DEVICE), args)
+    assert torch.equal(tokens.cpu(), want) and tokens.dtype == torch.int64
+    assert torch.equal(table.cpu(), expected)
