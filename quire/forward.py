@@ -1,8 +1,9 @@
-"""Batch and ForwardContext: everything a layer may read in one step, and nothing else.
+"""Batch, ForwardContext and Tail: everything a layer may read in one step, and nothing else.
 
 Types only. A step is one ragged batch: `num_seqs` requests, each feeding a run of consecutive
 tokens (a prefill chunk of many, a decode of one), laid end to end. `runner/gather.py` builds a
-`Batch`; attention backends turn it into their own plan once per step.
+`Batch`; attention backends turn it into their own plan once per step. Where few of its tokens are
+read after the last layer, `runner/tail.py` says which.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from torch import Tensor
 
-    from quire.attn.backend import AttentionBackend
+    from quire.attn.backend import AttentionBackend, LayerCache
     from quire.memory.pool import PagePool
 
 
@@ -59,13 +62,44 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerContext:
+    """What one layer's forward receives besides its input."""
+
+    attention: AttentionBackend
+    cache: LayerCache
+    plan: object  # whatever the backend's plan() returned for the layer's group
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What a layer's forward receives besides its input."""
+    """What a model's forward receives: a step, planned."""
 
     batch: Batch  # the first group's
     attention: AttentionBackend
-    attn_plans: tuple[object, ...]  # by group: whatever the backend's plan() returned for it
+    attn_plans: tuple[object, ...]  # by group
     pool: PagePool
 
-    def plan_of(self, layer: int) -> object:
-        return self.attn_plans[self.pool.group_of(layer)]
+    def at(self, layer: int) -> LayerContext:
+        plan = self.attn_plans[self.pool.group_of(layer)]
+        return LayerContext(self.attention, self.pool.layer(layer), plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The tokens of a step whose hidden states are read after the last layer.
+
+    Once that layer has stored everybody's keys and values, the rest of it is for these alone. They
+    may be none at all: chunks of prompts that go on in a later step.
+    """
+
+    index: Tensor  # [kept] int64, places in the step
+    # Plans the last layer for these tokens alone; called there, when the device has work to do.
+    plan: Callable[[], object]
+
+    @property
+    def is_empty(self) -> bool:
+        return self.index.shape[0] == 0
+
+    def of(self, x: Tensor) -> Tensor:
+        """[tokens, ...] -> [kept, ...]"""
+        return x.index_select(0, self.index)

@@ -1,11 +1,14 @@
 """Decoder: embed -> blocks -> norm -> head; every family here is this wiring with another spec.
 
 Parameters live in plain layers; `parameters()` names them for the loader. `finish()` is called
-once when all are loaded: it builds rotary tables and lets each Linear choose its kernel.
+once when all are loaded: it builds rotary tables and lets each Linear choose its kernel. A block
+runs in three parts, so that rows nobody reads can be left out of the last one's attention and
+feed-forward.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,7 +17,7 @@ from torch import Tensor
 
 from quire.attn.backend import AttnSpec
 from quire.errors import NotSupported
-from quire.forward import ForwardContext
+from quire.forward import ForwardContext, LayerContext, Tail
 from quire.models.spec import ModelSpec, RopeSpec
 from quire.nn.attention import Attention, Ropes, RopeTables
 from quire.nn.linear import KernelChoice, Linear
@@ -33,6 +36,11 @@ class Parameter(NamedTuple):
 
 
 class Block:
+    """`store`, then `attn.attend` of some or all queries, then `feed_forward` of the same rows.
+
+    The stream is what blocks add to; what one adds last is left to the next one's norm to add.
+    """
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -51,12 +59,14 @@ class Block:
     def norms(self) -> dict[str, RMSNorm | LayerNorm]:
         return {"attn_norm": self.attn_norm, "mlp_norm": self.mlp_norm}
 
-    def __call__(
-        self, x: Tensor, residual: Tensor | None, ctx: ForwardContext, layer: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """What this block adds last, and the stream it is yet to be added to."""
+    def store(self, x: Tensor, residual: Tensor | None, at: LayerContext) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens into the cache; returns queries and the stream."""
         x, residual = self.attn_norm(x, residual)
-        x, residual = self.mlp_norm(self._scaled(self.attn(x, ctx, layer)), residual)
+        return self.attn.store(x, at), residual
+
+    def feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+        """From what attention adds: what this block adds last, and the stream to add it to."""
+        x, residual = self.mlp_norm(self._scaled(x), residual)
         return self._scaled(self.mlp(x)), residual
 
     def _scaled(self, x: Tensor) -> Tensor:
@@ -66,11 +76,12 @@ class Block:
 class NormAfterBlock(Block):
     """Reads the stream as it is and norms what it adds (OLMo 2)."""
 
-    def __call__(
-        self, x: Tensor, residual: Tensor | None, ctx: ForwardContext, layer: int
-    ) -> tuple[Tensor, Tensor | None]:
-        added, _ = self.attn_norm(self.attn(x, ctx, layer), None)
-        x = x + added
+    def store(self, x: Tensor, residual: Tensor | None, at: LayerContext) -> tuple[Tensor, Tensor]:
+        return self.attn.store(x, at), x
+
+    def feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+        added, _ = self.attn_norm(x, None)
+        x = residual + added
         added, _ = self.mlp_norm(self.mlp(x), None)
         return x + added, None
 
@@ -94,11 +105,8 @@ class NormBothBlock(Block):
         outer = {"attn_out_norm": self.attn_out_norm, "mlp_out_norm": self.mlp_out_norm}
         return super().norms() | outer
 
-    def __call__(
-        self, x: Tensor, residual: Tensor | None, ctx: ForwardContext, layer: int
-    ) -> tuple[Tensor, Tensor | None]:
-        x, residual = self.attn_norm(x, residual)
-        x, _ = self.attn_out_norm(self.attn(x, ctx, layer), None)
+    def feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, _ = self.attn_out_norm(x, None)
         x, residual = self.mlp_norm(x, residual)
         x, _ = self.mlp_out_norm(self.mlp(x), None)
         return x, residual
@@ -158,8 +166,8 @@ class Decoder:
         if spec.tied:
             self.head.weight = self.embed
 
-    def forward(self, ctx: ForwardContext) -> Tensor:
-        """Hidden states after the last norm, [tokens, hidden]."""
+    def forward(self, ctx: ForwardContext, tail: Tail | None = None) -> Tensor:
+        """Hidden states after the last norm, [tokens, hidden]; with a tail of its tokens alone."""
         batch = ctx.batch
         x = F.embedding(batch.input_ids, self.embed)
         if self.positions is not None:
@@ -167,8 +175,17 @@ class Decoder:
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         residual: Tensor | None = None
+        last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
-            x, residual = block(x, residual, ctx, layer)
+            at = ctx.at(layer)
+            x, residual = block.store(x, residual, at)  # x holds the queries now
+            if tail is not None and layer == last:
+                if tail.is_empty:
+                    return residual[:0]
+                at = replace(at, plan=tail.plan())
+                x, residual = tail.of(x), tail.of(residual)
+            x = block.attn.attend(x, at)
+            x, residual = block.feed_forward(x, residual)
         x, _ = self.norm(x, residual)
         return x
 
@@ -208,7 +225,8 @@ class Decoder:
         """[sparse layers, experts] tokens each expert got, counted from now on; again: from zero.
 
         Graphs keep what they were captured with, so the first call comes before the first step.
-        Rows that pad a graph's batch are counted like all others.
+        Rows that pad a graph's batch are counted like all others. Where a step has a tail, the last
+        layer's experts get, and count, its rows only: compare experts of a layer, not layers.
         """
         sparse = [block.mlp for block in self.blocks if isinstance(block.mlp, SparseMLP)]
         if self.spec.moe is None or not sparse:

@@ -1,4 +1,8 @@
-"""Attention layer: project, hand over to the backend, project back."""
+"""Attention layer: project, hand over to the backend, project back.
+
+In two halves: after `store` the step's keys and values are in the cache, and `attend` takes the
+queries of all its tokens or, with a plan for those, of some.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttnSpec, HeadTransform
-from quire.forward import ForwardContext
+from quire.forward import LayerContext
 from quire.models.spec import ModelSpec
 from quire.nn.linear import KernelChoice, Linear
 from quire.nn.norm import RMSNorm
@@ -86,14 +90,17 @@ class Attention:
         cos, sin = ropes.full if self.heads.window is None else ropes.local
         self.transform = HeadTransform(cos, sin, q_norm, k_norm, eps)
 
-    def __call__(self, x: Tensor, ctx: ForwardContext, layer: int) -> Tensor:
+    def store(self, x: Tensor, at: LayerContext) -> Tensor:
+        """Keys and values of [tokens, hidden] into the cache; returns queries [tokens, H, D]."""
         assert self.transform is not None, "Attention used before finish()"
-        cache, plan = ctx.pool.layer(layer), ctx.plan_of(layer)
         qkv = self.qkv(x)  # [tokens, (H + 2 Hkv) * D]
         if self.is_wide:
             qkv = self._norm_wide(qkv)
-        q = ctx.attention.prepare(qkv, self.transform, cache, plan, self.heads)
-        y = ctx.attention.run(q, cache, plan, self.heads, self.sinks)  # [tokens, H, D]
+        return at.attention.prepare(qkv, self.transform, at.cache, at.plan, self.heads)
+
+    def attend(self, q: Tensor, at: LayerContext) -> Tensor:
+        """What the queries read from the cache -> [queries, hidden]."""
+        y = at.attention.run(q, at.cache, at.plan, self.heads, self.sinks)  # [queries, H, D]
         y = y.reshape(y.shape[0], -1)
         if self.sub_norm is not None:
             y, _ = self.sub_norm(y, None)

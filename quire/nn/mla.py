@@ -4,7 +4,7 @@ Queries may be squeezed through a latent of their own first. Keys and values are
 cached latent (`kv_b`), which this layer applies on whichever side of attention the form of a token
 asks for (`attn/latent.py`): to queries and results where it is absorbed, to the pages where it is
 expanded. What is rotated is stored half-split, so checkpoints that interleave pairs are permuted
-once, in `finish`.
+once, in `finish`. Its two halves are those of `attention.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.attn.latent import (
     latent_attention,
     latent_plan,
 )
-from quire.forward import ForwardContext
+from quire.forward import LayerContext
 from quire.nn.attention import Ropes
 from quire.nn.head_product import HeadProduct
 from quire.nn.linear import KernelChoice, Linear
@@ -100,11 +100,15 @@ class MlaAttention:
                 rows = tensor[kv_begin + self.mla.kv_rank :]
                 _to_halves(rows.view(self.mla.rope_dim, -1))
 
-    def __call__(self, x: Tensor, ctx: ForwardContext, layer: int) -> Tensor:
+    def store(self, x: Tensor, at: LayerContext) -> Tensor:
+        """Latents of [tokens, hidden] into the cache; returns queries [tokens, heads, width]."""
         assert self.transform is not None, "MlaAttention used before finish()"
-        backend, plan = latent_attention(ctx.attention), latent_plan(ctx.plan_of(layer))
-        cache = ctx.pool.layer(layer)
-        q = backend.prepare(self._project(x), self.transform, cache, plan, self.heads)
+        backend, plan = latent_attention(at.attention), latent_plan(at.plan)
+        return backend.prepare(self._project(x), self.transform, at.cache, plan, self.heads)
+
+    def attend(self, q: Tensor, at: LayerContext) -> Tensor:
+        """What the queries read from the cache -> [queries, hidden]."""
+        backend, plan, cache = latent_attention(at.attention), latent_plan(at.plan), at.cache
         if plan.expanded is None:
             y = self._absorbed(q, cache, backend, plan)
         elif plan.absorbed is None:

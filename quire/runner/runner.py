@@ -1,9 +1,9 @@
 """ModelRunner: StepPlan -> tensors -> model -> StepResult. Orchestration only, and no decisions.
 
-One forward serves any mix of prompt chunks and decodes. Steps in which everyone decodes replay a
-captured graph on CUDA. Nothing here waits for the device: `execute` returns a pending result.
-The one exception are grammars (`masks.py`), which wait for the tokens of the step before while the
-device runs this one's forward.
+One forward serves any mix of prompt chunks and decodes, and ends with the rows that somebody reads
+(`tail.py`). Steps in which everyone decodes replay a captured graph on CUDA. Nothing here waits for
+the device: `execute` returns a pending result. The one exception are grammars (`masks.py`), which
+wait for the tokens of the step before while the device runs this one's forward.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec
-from quire.forward import Batch, ForwardContext
+from quire.forward import Batch, ForwardContext, Tail
 from quire.grammar.live import LiveMatchers
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
@@ -27,6 +27,7 @@ from quire.runner.pending import Draw, PendingStep, PromptPart
 from quire.runner.pooling import PooledPart, Pools
 from quire.runner.rows import RequestRows, needs_of
 from quire.runner.sampling import sample_inputs
+from quire.runner.tail import min_dropped, sampled_batch
 from quire.runner.upload import IntArray, Uploader
 from quire.sample.inputs import TokenMask
 from quire.sample.logprobs import prompt_logprobs
@@ -58,6 +59,7 @@ class ModelRunner:
         self.matchers = LiveMatchers()  # filled by the engine, for requests with a grammar
         self.masks = GrammarMasks(self.matchers, model.spec.vocab_size, self.uploader)
         self.pools = Pools(rows, model.classify)
+        self.min_dropped = min_dropped(model.device)  # rows, for a step to have a tail
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -68,6 +70,7 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> PendingStep:
         shape, sent = self._stage(plan)
         if shape is None:
+            self.rows.set_wishes(plan.admissions, self.uploader)
             return PendingStep(())
         prompts: list[PromptPart] = []
         pooled: list[PooledPart] = []
@@ -80,12 +83,18 @@ class ModelRunner:
             )
             logits = logits[: shape.num_real]
             if len(shape.sampled) < shape.num_real:  # someone fed a prompt's last-but-one token
-                logits = logits[sent["sample_index"].long()]
+                logits = logits[sent["sample_index"]]
         else:
-            hidden = self._forward(self._batches(shape, sent), None)
-            prompts = self._prompt_parts(shape, hidden)
-            pooled = self.pools.take(shape, hidden)
-            logits = self.model.logits(hidden[sent["sample_index"].long()])
+            batches = self._batches(shape, sent)
+            tail = self._tail(plan, shape, sent, batches)
+            hidden = self._forward(batches, None, tail)
+            if tail is None:
+                prompts = self._prompt_parts(shape, hidden)
+                pooled = self.pools.take(shape, hidden)
+                hidden = hidden[sent["sample_index"]]
+            logits = self.model.logits(hidden)
+        # What only sampling reads goes up while the device runs the forward.
+        self.rows.set_wishes(plan.admissions, self.uploader)
         self.masks.admit(plan.admissions)
         draw = self._draw(plan, shape, sent, logits) if len(shape.sampled) else None
         pending = PendingStep(plan.works, draw, prompts, pooled)
@@ -98,7 +107,6 @@ class ModelRunner:
     def _stage(self, plan: StepPlan) -> tuple[StepShape | None, dict[str, Tensor]]:
         """Apply the plan's edits to rows and pool, and bring its lengths to the device."""
         arrays: dict[str, IntArray] = {}
-        self.rows.stage(plan, arrays)
         shape = None
         if plan.works:
             pad_to = 0
@@ -106,14 +114,15 @@ class ModelRunner:
                 assert self.graphs is not None
                 pad_to = self.graphs.batch_bucket(len(plan.works))
             shape = StepShape(plan.works, self.rows.max_rows, pad_to)
-            shape.stage(arrays, self.rows.max_len + 1)
+            shape.stage(arrays)
+        self.rows.stage(plan, arrays)
         if plan.page_copies:
             copies = np.asarray(plan.page_copies, dtype=np.int32)
             arrays["copy_from"], arrays["copy_to"] = copies[:, 0], copies[:, 1]
         if not arrays:
             return shape, {}
         sent = self.uploader.send(arrays)
-        self.rows.apply(plan, sent, self.uploader)
+        self.rows.apply(plan, sent)
         if plan.page_copies:
             self.pool.copy(sent["copy_from"].long(), sent["copy_to"].long())
         return shape, sent
@@ -125,14 +134,18 @@ class ModelRunner:
             return False
         if any(needs_of(a.params) & bits.HIDDEN for a in plan.admissions):
             return False
-        needs = np.bitwise_or.reduce(self.rows.needs[[w.row for w in works]])
-        if needs & bits.POOLING:
-            return False
-        if needs & bits.PROMPT_LOGPROBS and any(self._reads_prompt(w) for w in works):
+        if self._reads_hidden(works):
             return False
         if self.expand_prompts and self._feeds_prompt(plan):
             return False
         return self.graphs.covers(len(works), 1 + max(w.start for w in works))
+
+    def _reads_hidden(self, works: tuple[Work, ...]) -> bool:
+        """Whether somebody whose row is set came for more than the tokens drawn."""
+        needs = np.bitwise_or.reduce(self.rows.needs[[w.row for w in works]])
+        if needs & bits.POOLING:
+            return True
+        return bool(needs & bits.PROMPT_LOGPROBS) and any(map(self._reads_prompt, works))
 
     def _reads_prompt(self, work: Work) -> bool:
         """Whether this work's hidden states are wanted for prompt logprobs."""
@@ -161,12 +174,34 @@ class ModelRunner:
 
     # ------------------------------------------------------------ forward
 
-    def _forward(self, batches: tuple[Batch, ...], max_context: int | None) -> Tensor:
+    def _tail(
+        self,
+        plan: StepPlan,
+        shape: StepShape,
+        sent: dict[str, Tensor],
+        batches: tuple[Batch, ...],
+    ) -> Tail | None:
+        """What to keep in the last layer; None: everything."""
+        num_dropped = shape.num_tokens - len(shape.sampled)
+        if num_dropped < self.min_dropped or self._reads_hidden(plan.works):
+            return None
+
+        def planned() -> object:
+            group = self.pool.group_of(self.model.spec.num_layers - 1)
+            batch = sampled_batch(self.rows, shape, sent, batches[group], group)
+            return self.backend.plan(batch, self._group_specs[group])
+
+        return Tail(sent["sample_index"], planned)
+
+    def _forward(
+        self, batches: tuple[Batch, ...], max_context: int | None, tail: Tail | None = None
+    ) -> Tensor:
         plans = tuple(
             self.backend.plan(batch, spec, max_context)
             for batch, spec in zip(batches, self._group_specs, strict=True)
         )
-        return self.model.forward(ForwardContext(batches[0], self.backend, plans, self.pool))
+        ctx = ForwardContext(batches[0], self.backend, plans, self.pool)
+        return self.model.forward(ctx, tail)
 
     def _decode_logits(
         self, row_ids: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
@@ -187,10 +222,8 @@ class ModelRunner:
         if np.bitwise_or.reduce(self.rows.needs[row_ids]) & bits.GRAMMAR:
             mask, judge = self.masks.make(self.rows, plan.works, shape)
         inputs = sample_inputs(self.rows, shape, sent, self.uploader, mask)
+        # Stored in the rows as well: the next step need not wait until the host has seen them.
         drawn = self.sampler(logits, inputs)
-        # The next step reads these from the row; the host need not have seen them.
-        tokens = self.rows.tokens.view(-1)
-        tokens.index_copy_(0, sent["sample_slots"].long(), drawn.tokens.int())
         nums: list[int | None] = []
         if drawn.logprobs is not None:
             infos = [self.rows.info[row] for row in row_ids]

@@ -308,11 +308,13 @@ def test_loads_are_counted_inside_graphs() -> None:
     counted = []
     for enforce_eager in (False, True):
         engine = engine_of(model, enforce_eager=enforce_eager, enable_prefix_caching=False)
+        engine.runner.min_dropped = 1
         loads = engine.runner.model.count_expert_loads()
         run(engine, [make(i, p, 20) for i, p in enumerate(prompts(24, seed=3, low=8, high=8))])
         counted.append(loads.cpu())
     assert counted[0].shape == (2, 64)
-    assert (counted[1].sum(1) == 8 * 24 * (8 + 19)).all()
+    # Every token fed reaches the first layer's experts, every one drawn the last layer's.
+    assert counted[1].sum(1).tolist() == [8 * 24 * (8 + 19), 8 * 24 * 20]
     assert (counted[0].sum(1) >= counted[1].sum(1)).all()
 
 
