@@ -6,10 +6,14 @@ Everything that can be wrong with a request is found here, before the engine kno
 from __future__ import annotations
 
 import itertools
+import operator
 import time
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from quire.errors import BadRequest
 from quire.grammar.spec import PARAM, check_limits, require_llguidance
@@ -50,8 +54,8 @@ class Intake:
             raise BadRequest(
                 f"got priority={priority!r}, want a whole number within 2**31", param="priority"
             )
-        text, ids, salt = self._read(prompt)
-        self._check_prompt(ids)
+        text, given, salt = self._read(prompt)
+        ids = self._checked_ids(given)
         params = self._check_params(params)
         room = self.limits.max_model_len - len(ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -65,7 +69,7 @@ class Intake:
                 Request.new(
                     number,
                     ids,
-                    own.with_(seed=None),
+                    own if own.seed is None else own.with_(seed=None),
                     max_tokens=max_tokens,
                     eos_ids=self.eos_ids,
                     priority=priority,
@@ -77,13 +81,13 @@ class Intake:
         made[0].children = made[1:]
         return text, made
 
-    def _read(self, prompt: Prompt) -> tuple[str | None, list[int], str]:
+    def _read(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str]:
         salt = ""
         if isinstance(prompt, Mapping):
             salt = str(prompt.get("cache_salt") or "")
             if "prompt_token_ids" in prompt:
                 text = prompt.get("prompt")
-                return text, _id_list(prompt["prompt_token_ids"]), salt
+                return text, _whole_numbers(prompt["prompt_token_ids"]), salt
             if "prompt" not in prompt:
                 raise BadRequest(
                     f"got a prompt with keys {sorted(prompt)}, want 'prompt' or 'prompt_token_ids'"
@@ -96,9 +100,10 @@ class Intake:
                     " (skip_tokenizer_init=True); pass {'prompt_token_ids': [...]}"
                 )
             return prompt, self.tokenizer.encode(prompt), salt
-        return None, _id_list(prompt), salt
+        return None, _whole_numbers(prompt), salt
 
-    def _check_prompt(self, ids: list[int]) -> None:
+    def _checked_ids(self, ids: Sequence[int]) -> array[int]:
+        """The prompt's own copy. Looked through as an array: prompts are long."""
         limits = self.limits
         if not ids:
             raise BadRequest("the prompt has no tokens; give at least one")
@@ -107,12 +112,21 @@ class Intake:
                 f"the prompt has {len(ids)} tokens, but max_model_len={limits.max_model_len} leaves"
                 f" room for {limits.max_model_len - 1}; shorten it or raise max_model_len"
             )
-        if min(ids) < 0 or max(ids) >= limits.vocab_size:
-            bad = next(i for i in ids if not 0 <= i < limits.vocab_size)
-            raise BadRequest(
-                f"got token id {bad} in the prompt, want 0 <= id < {limits.vocab_size}",
-                param="prompt_token_ids",
-            )
+        try:
+            tokens = array("i", ids)
+        except OverflowError:
+            self._refuse_ids(ids)
+        values = np.frombuffer(tokens, np.int32)
+        if values.min() < 0 or values.max() >= limits.vocab_size:
+            self._refuse_ids(ids)
+        return tokens
+
+    def _refuse_ids(self, ids: Sequence[int]) -> NoReturn:
+        bad = next(i for i in ids if not 0 <= i < self.limits.vocab_size)
+        raise BadRequest(
+            f"got token id {bad} in the prompt, want 0 <= id < {self.limits.vocab_size}",
+            param="prompt_token_ids",
+        )
 
     def _check_params(self, params: SamplingParams) -> SamplingParams:
         vocab = self.limits.vocab_size
@@ -150,12 +164,13 @@ class Intake:
             )
 
 
-def _id_list(ids: Any) -> list[int]:
+def _whole_numbers(ids: Any) -> Sequence[int]:
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
         ids = ids.tolist() if hasattr(ids, "tolist") else None
-    if not isinstance(ids, Sequence) or not set(map(type, ids)) <= {int}:
+    # Their types themselves: True and False are ints too.
+    if not isinstance(ids, Sequence) or operator.countOf(map(type, ids), int) != len(ids):
         raise BadRequest("prompt_token_ids must be a list of whole numbers")
-    return list(ids)
+    return ids
 
 
 def _bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from quire.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamEvent
 from quire.request import Request
 from quire.step import TokenEvent, TokenLogprobs
-from quire.text.detokenize import Detokenizer
+from quire.text.detokenize import PROMPT_TAIL, Detokenizer
 from quire.text.stops import StopMatcher
 from quire.text.tokenizer import Tokenizer
 
@@ -30,8 +30,9 @@ class Answer:
         self._detokenizer: Detokenizer | None = None
         self._stops: StopMatcher | None = None
         if tokenizer is not None and params.detokenize:
-            prompt = request.tokens[: request.num_prompt].tolist()
-            self._detokenizer = Detokenizer(tokenizer, prompt, params.skip_special_tokens)
+            end = request.num_prompt
+            tail = request.tokens[max(0, end - PROMPT_TAIL) : end].tolist()
+            self._detokenizer = Detokenizer(tokenizer, tail, params.skip_special_tokens)
             if params.stop_strings:
                 self._stops = StopMatcher(params.stop_strings, params.include_stop_str_in_output)
 

@@ -27,7 +27,7 @@ from quire.engine.guard import Guard
 from quire.engine.snapshot import Snapshots
 from quire.engine.wire import Codec, receive
 from quire.errors import EngineDead, QuireError
-from quire.kv.check import check
+from quire.kv.check import check_in_slices
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
 from quire.step import TokenEvent
@@ -208,13 +208,19 @@ class EngineProcess:
     def _rest(self) -> None:
         now = time.monotonic()
         if not self.core.has_work and now >= self._next_check:
-            check(self.core.scheduler.kv)
-            self._next_check = now + CHECK_EVERY_S
+            self._check_pages()
         wait = IDLE_WAIT_S
         if self._watch_every:
             wait = min(wait, max(0.0, self._next_snapshot - now))
         self._wake.wait(wait)
         self._wake.clear()
+
+    def _check_pages(self) -> None:
+        """All of them, unless somebody comes meanwhile; then again at the next quiet moment."""
+        for _ in check_in_slices(self.core.scheduler.kv):
+            if self._wake.is_set():
+                return
+        self._next_check = time.monotonic() + CHECK_EVERY_S
 
     def _expire_waiting(self) -> None:
         """End requests that have waited too long to start. Those that ran once are kept."""

@@ -8,13 +8,16 @@ With a weight in fp32 the row is rounded once, after the product, as Gemma's mod
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.launch import Launcher, alignments
+from quire.kernels.launch import Launcher, alignments, pad_to_power
 
 
 @triton.jit
@@ -54,6 +57,18 @@ def _rms_norm_kernel(
 _launch = Launcher(_rms_norm_kernel)
 
 
+@cache
+def _constants(width: int, adds: bool) -> Mapping[str, object]:
+    pad = pad_to_power(width)
+    return {
+        "WIDTH": width,
+        "WIDTH_PAD": pad,
+        "ADD": adds,
+        **early_options(),
+        "num_warps": max(1, min(16, pad // 512)),  # two 16-byte loads of bf16 a thread
+    }
+
+
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -70,17 +85,10 @@ def rms_norm(
         return normed, summed
     other = x if residual is None else residual
     strides = (x.stride(0), other.stride(0))
-    pad = triton.next_power_of_2(width)
     _launch(
         (tokens, 1, 1),
         (x, other, weight, normed, summed, *strides, eps),
-        {
-            "WIDTH": width,
-            "WIDTH_PAD": pad,
-            "ADD": residual is not None,
-            **early_options(),
-            "num_warps": max(1, min(16, pad // 512)),  # two 16-byte loads of bf16 a thread
-        },
+        _constants(width, residual is not None),
         (x.dtype, weight.dtype, strides, alignments(x, other, weight)),
     )
     return normed, summed

@@ -10,7 +10,9 @@ cos and sin are rounded to the model's dtype first, as Hugging Face does. Norms 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -18,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.launch import Launcher, alignments
+from quire.kernels.launch import Launcher, alignments, ceil_div, pad_to_power
 
 HEADS_PER_PROGRAM = 16
 
@@ -144,6 +146,27 @@ def _rope_kv_write_kernel(
 _launch = Launcher(_rope_kv_write_kernel)
 
 
+@cache
+def _constants(
+    heads: int, cache_shape: torch.Size, rot_dim: int, has_rope: bool, has_norm: bool
+) -> Mapping[str, object]:
+    _, kv_heads, page_size, head_dim = cache_shape
+    return {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "HALF": rot_dim // 2,
+        "HALF_PAD": pad_to_power(rot_dim // 2),
+        "REST_PAD": pad_to_power(max(1, head_dim - rot_dim)),
+        "PAGE_SIZE": page_size,
+        "HAS_ROPE": has_rope,
+        "HAS_NORM": has_norm,
+        "BLOCK_H": HEADS_PER_PROGRAM,
+        **early_options(),
+        "num_warps": 4,
+    }
+
+
 def rope_kv_write(
     qkv: Tensor,  # [tokens, (heads + 2 * kv_heads) * dim]
     keys: Tensor,  # [pages, kv_heads, page_size, dim], written
@@ -154,7 +177,7 @@ def rope_kv_write(
     norm: HeadNorm | None = None,
 ) -> Tensor:
     """Rotated queries, [tokens, heads, dim]; keys and values go to `slots` of the pages."""
-    _, kv_heads, page_size, head_dim = keys.shape
+    _, kv_heads, _, head_dim = keys.shape
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     rot_dim = head_dim if rope is None else rope.rot_dim
     assert qkv.stride(1) == 1 and keys.is_contiguous() and values.is_contiguous()
@@ -164,7 +187,7 @@ def rope_kv_write(
         return q
     cos, sin = (qkv, qkv) if rope is None else (rope.cos, rope.sin)  # unread without rotation
     _launch(
-        (qkv.shape[0], triton.cdiv(heads + 2 * kv_heads, HEADS_PER_PROGRAM), 1),
+        (qkv.shape[0], ceil_div(heads + 2 * kv_heads, HEADS_PER_PROGRAM), 1),
         (
             qkv, q, keys, values, cos, sin, positions, slots,
             qkv if norm is None else norm.q_weight,  # unread without norm
@@ -172,20 +195,7 @@ def rope_kv_write(
             0.0 if norm is None else norm.eps,
             qkv.stride(0),
         ),
-        {
-            "HEADS": heads,
-            "KV_HEADS": kv_heads,
-            "HEAD_DIM": head_dim,
-            "HALF": rot_dim // 2,
-            "HALF_PAD": triton.next_power_of_2(rot_dim // 2),
-            "REST_PAD": triton.next_power_of_2(max(1, head_dim - rot_dim)),
-            "PAGE_SIZE": page_size,
-            "HAS_ROPE": rope is not None,
-            "HAS_NORM": norm is not None,
-            "BLOCK_H": HEADS_PER_PROGRAM,
-            **early_options(),
-            "num_warps": 4,
-        },
+        _constants(heads, keys.shape, rot_dim, rope is not None, norm is not None),
         (
             qkv.dtype, keys.dtype, cos.dtype, positions.dtype, slots.dtype, qkv.stride(0),
             None if norm is None else norm.q_weight.dtype,

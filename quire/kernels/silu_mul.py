@@ -7,13 +7,16 @@ the product, as the unfused modules do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.launch import Launcher
+from quire.kernels.launch import Launcher, ceil_div
 
 BLOCK = 1024
 
@@ -61,6 +64,17 @@ def _silu_mul_kernel(
 _launch = Launcher(_silu_mul_kernel)
 
 
+@cache
+def _constants(activation: str, interleaved: bool) -> Mapping[str, object]:
+    return {
+        "BLOCK": BLOCK,
+        "ACTIVATION": activation,
+        "INTERLEAVED": interleaved,
+        **early_options(),
+        "num_warps": 4,
+    }
+
+
 def silu_mul(gate_up: Tensor, activation: str = "silu", interleaved: bool = False) -> Tensor:
     """[tokens, 2 * width] -> [tokens, width]; the input is all gates, then all ups, or pairs.
     `activation` as in ModelSpec."""
@@ -71,15 +85,9 @@ def silu_mul(gate_up: Tensor, activation: str = "silu", interleaved: bool = Fals
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     if tokens:
         _launch(
-            (tokens, triton.cdiv(width, BLOCK), 1),
+            (tokens, ceil_div(width, BLOCK), 1),
             (gate_up, out, width),
-            {
-                "BLOCK": BLOCK,
-                "ACTIVATION": activation,
-                "INTERLEAVED": interleaved,
-                **early_options(),
-                "num_warps": 4,
-            },
+            _constants(activation, interleaved),
             (gate_up.dtype, width, gate_up.data_ptr() % 16 == 0),
         )
     return out

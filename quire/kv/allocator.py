@@ -11,7 +11,7 @@ and names the pages that lose their worth with it. Which layer group uses a page
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from quire.kv.prefix import Node
 
@@ -64,12 +64,30 @@ class PageAllocator:
         self.refs[page] = 1
         return page
 
+    def take_many(self, count: int) -> list[int]:
+        """As many calls of `take` would give, in their order."""
+        taken: list[int] = []
+        empty, refs = self._empty, self.refs
+        while (missing := count - len(taken)) > 0:
+            if not empty:
+                taken.append(self.take())  # an eviction may leave more than one page empty
+                continue
+            top = empty[-missing:]
+            del empty[-missing:]
+            top.reverse()
+            for page in top:
+                refs[page] = 1
+            taken += top
+        return taken
+
     def _unpublish(self, page: int) -> None:
         """A page left the cache: tell the tree, and empty what is worthless without it."""
         node = self.node_of[page]
         assert node is not None, f"cached page {page} has no node"
         self.node_of[page] = None
         orphans = self._on_evict(node, page)
+        if not orphans:
+            return
         for other in orphans:
             del self._cached[other]
             self.node_of[other] = None
@@ -91,6 +109,19 @@ class PageAllocator:
             self._empty.append(page)
         else:
             self._cached[page] = None
+
+    def drop_many(self, pages: Iterable[int]) -> None:
+        """As many calls of `drop`, in this order."""
+        refs, node_of, empty, cached = self.refs, self.node_of, self._empty, self._cached
+        for page in pages:
+            left = refs[page] = refs[page] - 1
+            if left > 0:
+                continue
+            assert left == 0, f"page {page} dropped more often than held"
+            if node_of[page] is None:
+                empty.append(page)
+            else:
+                cached[page] = None
 
     def is_writable(self, page: int) -> bool:
         """Only a page with one holder and no published content may be written."""

@@ -9,30 +9,48 @@ is what the prefix tree names.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
-from quire.kv.manager import Holding, KVManager
+from quire.kv.holding import Holding
+from quire.kv.manager import KVManager
 from quire.kv.prefix import GONE, Node
+
+SLICE = 2048  # nodes looked at in a few milliseconds
 
 
 def check(kv: KVManager) -> None:
     """Raise AssertionError naming the first broken invariant."""
+    for _ in check_in_slices(kv):
+        pass
+
+
+def check_in_slices(kv: KVManager) -> Iterator[None]:
+    """The same a few milliseconds at a time: a full pool takes a hundred. When something else is
+    to be done between two slices, drop the rest and begin anew later: the pages will differ."""
     _check_counts(kv)
+    yield
     for held in kv.look().values():
         _check_holding(kv, held)
-    _check_tree(kv)
+    yield
+    yield from _check_tree(kv)
 
 
 def _check_counts(kv: KVManager) -> None:
     alloc = kv.allocator
     holders = Counter(page for pages in kv.holdings().values() for page in pages)
-    live = [page for page, refs in enumerate(alloc.refs) if refs]
-    assert len(live) + alloc.num_cached + alloc.num_empty == alloc.num_pages, (
-        f"{len(live)} live + {alloc.num_cached} cached + {alloc.num_empty} empty"
+    num_live = len(alloc.refs) - alloc.refs.count(0)
+    assert num_live + alloc.num_cached + alloc.num_empty == alloc.num_pages, (
+        f"{num_live} live + {alloc.num_cached} cached + {alloc.num_empty} empty"
         f" != {alloc.num_pages} pages"
     )
-    for page, refs in enumerate(alloc.refs):
-        assert refs == holders[page], f"page {page}: {refs} refs, {holders[page]} holders"
-        assert not (refs and alloc.is_cached(page)), f"page {page} both live and cached"
+    wanted = [0] * len(alloc.refs)
+    for page, count in holders.items():
+        wanted[page] = count
+    if alloc.refs != wanted:
+        for page, refs in enumerate(alloc.refs):
+            assert refs == holders[page], f"page {page}: {refs} refs, {holders[page]} holders"
+    for page in holders:
+        assert not alloc.is_cached(page), f"page {page} both live and cached"
 
 
 def _check_holding(kv: KVManager, held: Holding) -> None:
@@ -50,20 +68,26 @@ def _check_holding(kv: KVManager, held: Holding) -> None:
         assert kv.tree.nodes.get(node.key) is node, "a request's prefix left the tree"
 
 
-def _check_tree(kv: KVManager) -> None:
-    alloc, tree = kv.allocator, kv.tree
+def _check_tree(kv: KVManager) -> Iterator[None]:
+    alloc, nodes = kv.allocator, kv.tree.nodes
     children: Counter[bytes] = Counter()
-    for key, node in tree.nodes.items():
+    for number, (key, node) in enumerate(nodes.items(), 1):
         assert node.key == key, "a node under another's key"
         _check_node(kv, node)
-        if node.parent is not None:
-            assert tree.nodes.get(node.parent.key) is node.parent, "orphan in the prefix tree"
-            children[node.parent.key] += 1
-    for node in tree.nodes.values():
+        parent = node.parent
+        if parent is not None:
+            assert nodes.get(parent.key) is parent, "orphan in the prefix tree"
+            children[parent.key] += 1
+        if number % SLICE == 0:
+            yield
+    named = 0
+    for number, node in enumerate(nodes.values(), 1):
         assert node.num_children == children[node.key], "child count is off"
         assert node.num_children or any(node.pages), "a leaf without pages"
-    published = sum(node is not None for node in alloc.node_of)
-    named = sum(page != GONE for node in tree.nodes.values() for page in node.pages)
+        named += len(node.pages) - node.pages.count(GONE)
+        if number % SLICE == 0:
+            yield
+    published = len(alloc.node_of) - alloc.node_of.count(None)
     assert published == named, f"{published} published pages, {named} in the tree"
 
 

@@ -14,10 +14,13 @@ the tree's page. Whoever holds a page of a node in one group holds that node's f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count, repeat
 
 from quire.kv.allocator import PageAllocator
 from quire.kv.groups import PageNeeds, Window, first_column, kept_window
+from quire.kv.holding import CacheCounts, Holding
 from quire.kv.prefix import GONE, Node, PrefixTree, longest_hit
 from quire.request import Request, RequestId
 from quire.step import PageCopy, PageWrite
@@ -26,39 +29,8 @@ WORTH_SHARING = 512  # leading tokens in common from which decodes attend them t
 ITEM = 4  # bytes of one token id in the hashed stream
 NEVER = 1 << 62  # a position no request reaches
 
-
-@dataclass(slots=True)
-class Holding:
-    """What one running request holds: its page tables, and the nodes of its published pages."""
-
-    tables: list[list[int]]  # by group: a page for each column, GONE where it was given back
-    firsts: list[int]  # by group: the first column that is held
-    nodes: list[Node] = field(default_factory=list)
-    num_ready: int = 0  # positions from the last reserve's start up to here are writable
-    next_edge: int = 0  # computed tokens at which `commit` has something to do again
-
-    def pages(self) -> list[int]:
-        """All that are held, shallow ones first."""
-        if len(self.tables) == 1:
-            return self.tables[0][self.firsts[0] :]
-        columns = max(map(len, self.tables))
-        return [
-            table[column]
-            for column in range(min(self.firsts), columns)
-            for table, first in zip(self.tables, self.firsts, strict=True)
-            if first <= column < len(table)
-        ]
-
-
-@dataclass(slots=True)
-class CacheCounts:
-    """Totals since start, for stats."""
-
-    prompt_tokens: int = 0
-    hit_tokens: int = 0
-    copied_pages: int = 0
-    shared_pages: int = 0  # own copies given back because the tree had the content already
-    window_pages: int = 0  # given back because the window had moved on
+# PageWrite of a tuple of its fields, at half the price: a long prompt stages hundreds.
+_page_write: Callable[[tuple[int, int, int, int]], PageWrite] = partial(tuple.__new__, PageWrite)
 
 
 class KVManager:
@@ -191,21 +163,26 @@ class KVManager:
         for group, column in shared:
             self._copy_page(request, held, group, column)
         for group, window in enumerate(self.windows):
-            self._extend(request, tables[group], group, far if window is None else near)
+            table = tables[group]
+            have, wanted = len(table), far if window is None else near
+            if wanted == have + 1:  # the page of a decode
+                table.append(page := allocator.take())
+                self._writes.append(PageWrite(request.row, have, page, group))
+            elif wanted > have:
+                table += allocator.take_many(wanted - have)
+                self._stage(request.row, group, have, table[have:])
         held.num_ready = min(map(len, tables)) * size
         return True
 
-    def _extend(self, request: Request, table: list[int], group: int, num_columns: int) -> None:
-        row, take, writes = request.row, self.allocator.take, self._writes
-        for column in range(len(table), num_columns):
-            page = take()
-            table.append(page)
-            writes.append(PageWrite(row, column, page, group))
+    def _stage(self, row: int, group: int, first: int, pages: Iterable[int]) -> None:
+        """These pages into the device's table, from column `first` on."""
+        self._writes += map(_page_write, zip(repeat(row), count(first), pages, repeat(group)))
 
     def _copy_page(self, request: Request, held: Holding, group: int, column: int) -> None:
         source, target = held.tables[group][column], self.allocator.take()
         held.tables[group][column] = target
         del held.nodes[column:]
+        held.ahead.clear()
         held.next_edge = 0
         self._copies.append(PageCopy(source, target))
         self._writes.append(PageWrite(request.row, column, target, group))
@@ -214,15 +191,16 @@ class KVManager:
 
     def admit(self, request: Request, num_cached: int) -> None:
         """The request has its row: stage the pages it adopted and count the hit."""
+        self.counts.prompt_tokens += len(request.tokens)
+        if num_cached == 0:
+            return
+        self.counts.hit_tokens += num_cached
         held = self._held[request.id]
         end = -(-num_cached // self.page_size)
         for group, (table, first) in enumerate(zip(held.tables, held.firsts, strict=True)):
-            for column in range(first, end):
-                self._writes.append(PageWrite(request.row, column, table[column], group))
+            self._stage(request.row, group, first, table[first:end])
         for node in held.nodes[: num_cached // self.page_size]:
             node.num_hits += 1
-        self.counts.prompt_tokens += len(request.tokens)
-        self.counts.hit_tokens += num_cached
 
     def take_edits(self) -> tuple[tuple[PageWrite, ...], tuple[PageCopy, ...]]:
         edits = tuple(self._writes), tuple(self._copies)
@@ -244,15 +222,62 @@ class KVManager:
         size = self.page_size
         edge = NEVER
         if self.prefix_caching:
-            while (len(held.nodes) + 1) * size <= request.num_computed:
+            num_new = request.num_computed // size - len(held.nodes)
+            if num_new == 1 and not held.ahead:
                 self._publish(request, held, len(held.nodes))
+            elif num_new > 0:
+                self.hash_ahead(request, request.num_computed)
+                self._publish_run(request, held, num_new)
             edge = (len(held.nodes) + 1) * size
         for group, window in self._windowed:
             self._move_window(held, group, first_column(request.num_computed, window, size))
             edge = min(edge, (held.firsts[group] + 1) * size + kept_window(window, size))
         held.next_edge = edge
 
+    def hash_ahead(self, request: Request, upto: int) -> None:
+        """Hash the full pages among the first `upto` tokens, which `commit` then need not do; pages
+        with ids that are not known yet are left for it."""
+        held = self._held.get(request.id)
+        if held is None or not self.prefix_caching:
+            return
+        nodes, ahead, size = held.nodes, held.ahead, self.page_size
+        start = len(nodes) + len(ahead)
+        end = min(upto, len(request.tokens)) // size
+        if start >= end:
+            return
+        if ahead:
+            key = ahead[-1].key
+        else:
+            key = nodes[-1].key if nodes else self.tree.root_key(request.cache_salt)
+        stream = request.tokens[start * size : end * size].tobytes()
+        ahead += self.tree.chain(key, stream, size * ITEM)
+
+    def _publish_run(self, request: Request, held: Holding, num_new: int) -> None:
+        """Let the tree know so many columns more; they have been hashed."""
+        nodes, tables, tree = held.nodes, held.tables, self.tree
+        fresh = held.ahead[:num_new]
+        del held.ahead[:num_new]
+        first, end = len(nodes), len(nodes) + num_new
+        for column, node in enumerate(fresh, first):
+            known = tree.find(node.key, node.tokens)
+            if known is None:
+                break  # then the tree has none after it
+            for group in range(len(tables)):
+                self._merge(request, held, known, group, column)
+            nodes.append(known)
+        fresh = fresh[len(nodes) - first :]
+        by_group = [table[len(nodes) : end] for table in tables]
+        tree.insert_chain(
+            nodes[-1] if nodes else None, fresh, map(list, zip(*by_group, strict=True))
+        )
+        node_of = self.allocator.node_of
+        for pages in by_group:
+            for page, node in zip(pages, fresh, strict=True):
+                node_of[page] = node
+        nodes += fresh
+
     def _publish(self, request: Request, held: Holding, column: int) -> None:
+        """The same for one page, as decodes fill them."""
         size = self.page_size
         parent = held.nodes[-1] if held.nodes else None
         parent_key = parent.key if parent else self.tree.root_key(request.cache_salt)
@@ -260,10 +285,9 @@ class KVManager:
         key = self.tree.child_key(parent_key, tokens)
         node = self.tree.find(key, tokens)
         if node is None:
-            node = self.tree.insert(key, parent, tokens, [])
-            for table in held.tables:
-                page = table[column]
-                node.pages.append(page)
+            pages = [table[column] for table in held.tables]
+            node = self.tree.insert(key, parent, tokens, pages)
+            for page in pages:
                 self.allocator.node_of[page] = node
         else:
             for group in range(len(held.tables)):
@@ -300,8 +324,7 @@ class KVManager:
         if self._copies:  # a planned copy into a page that goes back must not happen
             gone = set(pages)
             self._copies = [c for c in self._copies if c.target not in gone]
-        for page in reversed(pages):
-            self.allocator.drop(page)
+        self.allocator.drop_many(reversed(pages))
 
     def flush(self) -> int:
         """Drop all cached prefixes that no running request uses. Returns pages emptied."""

@@ -1,9 +1,10 @@
 """PrefixTree: which pages hold the keys and values of which token prefix.
 
 A node is one full page of tokens after one exact prefix; it has one page for each layer group. Its
-key is a chained SHA-256: the parent's key and this page's token ids, starting from a root that
-mixes a random secret of this process with the request's salt, so keys can neither be guessed nor
-shared across salts. A hit compares the stored token ids as well. Longest match is a walk down.
+key is a chained BLAKE2b (half the time of SHA-256 for so few bytes): the parent's key and this
+page's token ids, starting from a root that mixes a random secret of this process with the request's
+salt, so keys can neither be guessed nor shared across salts. A hit compares the stored token ids as
+well. Longest match is a walk down.
 
 Pages leave through `evict`. Those of full groups go leaves first (see `manager.py` for why that
 order holds) and take their node along. Those of windowed groups may go at any time and leave a gap
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
+from hashlib import blake2b
 
 from quire.kv.groups import Window, first_column
 
@@ -47,7 +48,7 @@ class PrefixTree:
     def root_key(self, salt: str) -> bytes:
         key = self._roots.get(salt)
         if key is None:
-            key = sha256(self.secret + salt.encode("utf-8", "surrogatepass")).digest()
+            key = blake2b(self.secret + salt.encode("utf-8", "surrogatepass")).digest()
             if len(self._roots) >= MAX_GHOSTS:  # salts come from clients: keep the memo bounded
                 self._roots.clear()
             self._roots[salt] = key
@@ -55,7 +56,17 @@ class PrefixTree:
 
     @staticmethod
     def child_key(parent_key: bytes, tokens: bytes) -> bytes:
-        return sha256(parent_key + tokens).digest()
+        return blake2b(parent_key + tokens).digest()
+
+    def chain(self, parent_key: bytes, stream: bytes, page_bytes: int) -> list[Node]:
+        """Nodes of one page after another, of a whole number of pages; for `insert_chain`."""
+        made: list[Node] = []
+        key, child_key = parent_key, self.child_key
+        for start in range(0, len(stream), page_bytes):
+            tokens = stream[start : start + page_bytes]
+            key = child_key(key, tokens)
+            made.append(Node(key, None, tokens, []))
+        return made
 
     def find(self, key: bytes, tokens: bytes) -> Node | None:
         """The node with this key, if its stored tokens really are these."""
@@ -72,10 +83,28 @@ class PrefixTree:
             parent.num_children += 1
         return node
 
+    def insert_chain(
+        self, parent: Node | None, chain: Sequence[Node], pages: Iterable[list[int]]
+    ) -> None:
+        """`insert` of many, each the child of the one before, the first one of `parent`."""
+        nodes, ghosts, number = self.nodes, self._ghosts, self._num_inserted
+        for node, own in zip(chain, pages, strict=True):
+            key = node.key
+            assert key not in nodes, "published twice"
+            number += 1
+            node.parent, node.pages, node.number = parent, own, number
+            nodes[key] = node
+            if key in ghosts:
+                del ghosts[key]
+            if parent is not None:
+                parent.num_children += 1
+            parent = node
+        self._num_inserted = number
+
     def evict(self, node: Node, page: int) -> Sequence[int]:
         """A page nobody holds goes; returns pages of its node that are worthless without it."""
         pages = node.pages
-        group = pages.index(page)
+        group = pages.index(page) if len(pages) > 1 else 0
         pages[group] = GONE
         if self.windows[group] is not None:
             self._prune(node)
@@ -94,12 +123,13 @@ class PrefixTree:
 
     def remove(self, node: Node) -> None:
         assert node.num_children == 0, "removed a node with children"
-        del self.nodes[node.key]
-        if node.parent is not None:
-            node.parent.num_children -= 1
-        self._ghosts[node.key] = None
-        if len(self._ghosts) > MAX_GHOSTS:
-            self._ghosts.popitem(last=False)
+        key, parent, ghosts = node.key, node.parent, self._ghosts
+        del self.nodes[key]
+        if parent is not None:
+            parent.num_children -= 1
+        ghosts[key] = None
+        if len(ghosts) > MAX_GHOSTS:
+            ghosts.popitem(last=False)
 
     def was_evicted(self, key: bytes) -> bool:
         return key in self._ghosts

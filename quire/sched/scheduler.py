@@ -35,6 +35,7 @@ class Scheduler:
         self.max_running = config.max_num_seqs  # lowered while a fault is being pinned down
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._parents: dict[RequestId, Request] = {}  # child -> sibling whose prompt it shares
+        self._reading: list[Request] = []  # who fills pages in the step planned last
         self._num_steps = self._num_fed = self._num_output = 0
         self._num_preempted = self._num_finished = self._num_recomputed = 0
 
@@ -77,6 +78,7 @@ class Scheduler:
     # ------------------------------------------------------------ plan
 
     def schedule(self) -> StepPlan:
+        self._hash_pages()
         works: dict[RequestId, Work] = {}
         preempted = self._num_preempted
         budget, late = self._plan_decodes(self.config.max_num_batched_tokens, works)
@@ -94,6 +96,14 @@ class Scheduler:
         if not admissions and len(ordered) >= WORTH_SHARING_AMONG:
             shares_prefix = self._side_by_side(ordered)
         return StepPlan(tuple(ordered), tuple(admissions), writes, copies, shares_prefix)
+
+    def _hash_pages(self) -> None:
+        """Of prompts in the step before: with overlap the device is at it now, and `commit`, which
+        else would hash them, comes when it is done and somebody waits for the token."""
+        for request in self._reading:
+            if request.num_inflight:
+                self.kv.hash_ahead(request, request.num_computed + request.num_inflight)
+        self._reading.clear()
 
     def _side_by_side(self, works: list[Work]) -> bool:
         """Whether many decodes share their first pages; if so those that do become neighbours."""
@@ -156,6 +166,8 @@ class Scheduler:
         request.num_inflight += num_tokens
         request.num_pending += sample
         self._num_fed += num_tokens
+        if num_tokens >= self.kv.page_size:
+            self._reading.append(request)
 
     def _victim(self) -> Request:
         """The running request that would be served last; ties go to the youngest."""

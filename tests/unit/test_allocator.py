@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from quire.kv.allocator import SCRATCH_PAGE, PageAllocator
@@ -105,6 +107,56 @@ def test_dropping_too_often_is_caught() -> None:
         alloc.drop(page)
 
 
+def pools(num_pages: int) -> list[tuple[PageAllocator, PrefixTree]]:
+    """Two of the same, with a windowed group: an eviction may empty more than one page."""
+    made = []
+    for _ in range(2):
+        tree = PrefixTree((None, 8))
+        made.append((PageAllocator(num_pages, tree.evict), tree))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_many_at_once_are_the_same_pages_as_one_by_one(seed: int) -> None:
+    """Red when a run of pages is taken or dropped in another order than single ones: the oldest
+    cached page would no longer go first, or an orphan would stay out of use."""
+    rng = random.Random(seed)
+    (one, tree), (many, other) = pools(24)
+    held: list[int] = []
+    for step in range(60):
+        if rng.random() < 0.5 and one.num_available:
+            count = rng.randint(1, one.num_available)
+            taken = [one.take() for _ in range(count)]
+            assert many.take_many(count) == taken
+            held += taken
+        elif len(held) > 1:
+            pair, held = held[:2], held[2:]
+            if rng.random() < 0.7:  # published, a page for each group
+                key = step.to_bytes(2, "little")
+                for alloc, known in ((one, tree), (many, other)):
+                    node = known.insert(key, None, key, list(pair))
+                    for page in pair:
+                        alloc.node_of[page] = node
+            for page in reversed(pair):
+                one.drop(page)
+            many.drop_many(reversed(pair))
+        assert (one.refs, one._empty, list(one._cached)) == (
+            many.refs,
+            many._empty,
+            list(many._cached),
+        )
+        assert (one.num_evicted, list(tree.nodes)) == (many.num_evicted, list(other.nodes))
+
+
+def test_dropping_many_too_often_is_caught() -> None:
+    """Red when a double release of a whole table passes."""
+    alloc, _ = make(4)
+    pages = alloc.take_many(3)
+    alloc.drop_many(pages)
+    with pytest.raises(AssertionError, match="dropped more often"):
+        alloc.drop_many(pages[:1])
+
+
 # ------------------------------------------------------------ tree
 
 
@@ -162,3 +214,36 @@ def test_memories_are_bounded() -> None:
     assert len(tree._ghosts) <= MAX_GHOSTS
     assert len(tree._roots) <= MAX_GHOSTS
     assert not tree.was_evicted((0).to_bytes(4, "big"))
+
+
+def test_a_chain_is_inserted_as_its_pages_one_by_one() -> None:
+    """Red when keys of a whole prompt differ from those of single pages: nothing would be found
+    again; or when parents, counts of children or numbers do."""
+    tree = PrefixTree()
+    root, stream = tree.root_key("salt"), bytes(range(48))
+    above = tree.insert(tree.child_key(root, b"above"), None, b"above", [9])
+    chain = tree.chain(above.key, stream, 16)
+    assert all(tree.find(node.key, node.tokens) is None for node in chain)
+    tree.insert_chain(above, chain, [[1], [2], [3]])
+    key, parent = above.key, above
+    for index, node in enumerate(chain):
+        tokens = stream[16 * index : 16 * index + 16]
+        key = tree.child_key(key, tokens)
+        assert tree.find(key, tokens) is node
+        assert (node.parent, node.pages, node.number) == (parent, [index + 1], index + 2)
+        assert parent.num_children == 1
+        parent = node
+    assert parent.num_children == 0
+    with pytest.raises(AssertionError, match="twice"):
+        tree.insert_chain(above, chain[:1], [[4]])
+
+
+def test_a_chain_that_comes_back_is_no_ghost() -> None:
+    """Red when a page that was evicted and computed again is still said to be gone."""
+    tree = PrefixTree()
+    chain = tree.chain(tree.root_key(""), b"aaaabbbb", 4)
+    tree.insert_chain(None, chain, [[1], [2]])
+    tree.evict(chain[1], 2)
+    assert tree.was_evicted(chain[1].key)
+    tree.insert_chain(chain[0], tree.chain(chain[0].key, b"bbbb", 4), [[3]])
+    assert not tree.was_evicted(chain[1].key)
