@@ -110,7 +110,7 @@ def compile_all(products: list[Product]) -> list[str]:
     started = time.monotonic()
     tasks = {}
     for product in products:
-        for config in (REFERENCE, *candidates(product.m, product.n)):
+        for config in (REFERENCE, *candidates(product.m, product.n, product.k)):
             # Compiled code does not depend on sizes, only on whether k fills the tiles.
             key = (config, product.gated, product.k % config.block_k == 0)
             tasks.setdefault(key, (replace(product, m=min(product.m, 64)), config))
@@ -201,7 +201,7 @@ def measure(product: Product, inputs: Inputs) -> list[Record]:
         product.call(x, w, y, config).run()
         return y
 
-    ways = {describe(config): partial(by_tile, config) for config in candidates(m, n)}
+    ways = {describe(config): partial(by_tile, config) for config in candidates(m, n, k)}
     records = []
     for name, way in {"library": by_library, **ways}.items():
         y.fill_(float("nan"))
@@ -223,7 +223,7 @@ def line(records: list[Record]) -> str:
     micros = {record.way: record.micros for record in records}
     library = micros.pop("library")
     best = min(micros, key=micros.__getitem__)
-    picked = micros[describe(pick_config(product.m, product.n))]
+    picked = micros[describe(pick_config(product.m, product.n, product.k))]
     asks = is_faster(product.m, product.n, product.gated)
     regret = (library if asks else picked) / min(library, picked) - 1
     wrong = [f"{record.way} ({record.wrong})" for record in records if record.wrong]

@@ -71,10 +71,10 @@ CANDIDATES: dict[int, list[TileConfig]] = {  # by the most rows they are for
 }
 
 
-def candidates(m: int, n: int) -> list[TileConfig]:
+def candidates(m: int, n: int, k: int) -> list[TileConfig]:
     """What is worth a try for m rows, and the one that is picked today."""
     configs = next(configs for limit, configs in CANDIDATES.items() if m <= limit)
-    return list(dict.fromkeys([*configs, pick_config(m, n)]))
+    return list(dict.fromkeys([*configs, pick_config(m, n, k)]))
 
 
 def describe(config: TileConfig) -> str:

@@ -206,7 +206,7 @@ def _layout(
     """How m rows are multiplied by a weight of this shape."""
     n, k = w.shape
     if config is None:
-        config = _FP32_CONFIG if w.dtype == torch.float32 else pick_config(m, n)
+        config = _FP32_CONFIG if w.dtype == torch.float32 else pick_config(m, n, k)
     is_even = k % config.block_k == 0
     if config.tma and not (aligned and is_even):
         config = replace(config, tma=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TileConfig", "fits_one_round", "pick_config"]
+__all__ = ["TileConfig", "fits_one_round", "pick_config", "share_of_rounds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,11 @@ class TileConfig:
 
 
 _MULTIPROCESSORS = 132
-_WIDE = 16384  # weight rows from which square tiles beat tall ones
+_WIDE = 16384  # weight rows that take several rounds of the chip: other tiles pay
 
 _UP_TO_16 = TileConfig(16, 64, 128, 8, 4, swap=True)
 _UP_TO_32 = TileConfig(32, 64, 128, 8, 4, swap=True)
+_WIDE_UP_TO_16 = TileConfig(16, 64, 256, 5, 4, swap=True, tma=True)
 _UP_TO_64 = TileConfig(64, 64, 128, 6, 4, swap=True, tma=True)
 _WIDE_UP_TO_64 = TileConfig(64, 128, 64, 6, 4, tma=True)
 # More rows: what counts is how many rounds of the chip the tiles take, because the last round is
@@ -49,20 +50,37 @@ def fits_one_round(m: int, n: int) -> bool:
     return -(-m // 64) * -(-n // 64) <= _MULTIPROCESSORS
 
 
-def pick_config(m: int, n: int) -> TileConfig:
-    """The measured tiles for m rows of x and a weight of n rows."""
+def pick_config(m: int, n: int, k: int) -> TileConfig:
+    """The measured tiles for m rows of x and a weight of n rows and k columns."""
+    is_wide = n >= _WIDE
     if m <= 16:
-        return _UP_TO_16
+        fits = k % _WIDE_UP_TO_16.block_k == 0
+        return _WIDE_UP_TO_16 if is_wide and fits else _UP_TO_16
     if m <= 32:
         return _UP_TO_32
     if m <= 128 and fits_one_round(m, n):
         return _UP_TO_64
     if m <= 64:
-        return _WIDE_UP_TO_64 if n >= _WIDE else _UP_TO_64
+        return _WIDE_UP_TO_64 if is_wide else _UP_TO_64
+    return _quickest(m, n)
 
-    def seconds(choice: tuple[TileConfig, float]) -> float:
-        config, round_time = choice
+
+def share_of_rounds(m: int, n: int) -> float:
+    """How much of the time that many rows take the chip is full; 1 is best."""
+    largest, _ = _ROUNDS[0]
+    full = m * n / (largest.block_m * largest.block_n * _MULTIPROCESSORS)
+    return full / min(_round_times(m, n))
+
+
+def _quickest(m: int, n: int) -> TileConfig:
+    times = _round_times(m, n)
+    return _ROUNDS[times.index(min(times))][0]
+
+
+def _round_times(m: int, n: int) -> list[float]:
+    """By tile of `_ROUNDS`, in rounds of the largest."""
+    times = []
+    for config, round_time in _ROUNDS:
         tiles = -(-m // config.block_m) * -(-n // config.block_n)
-        return -(-tiles // _MULTIPROCESSORS) * round_time
-
-    return min(_ROUNDS, key=seconds)[0]
+        times.append(-(-tiles // _MULTIPROCESSORS) * round_time)
+    return times

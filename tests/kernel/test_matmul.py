@@ -172,8 +172,10 @@ def test_library_and_kernel_are_interchangeable(gated: bool) -> None:
 
 @pytest.mark.parametrize("n", WEIGHT_ROWS)
 @pytest.mark.parametrize("m", [1, 16, 17, 32, 33, 64, 65, 128, 129, 200, 257, 2000, 8192])
-def test_picked_configs_fit_the_chip(m: int, n: int) -> None:
-    config = pick_config(m, n)
+@pytest.mark.parametrize("k", [896, 4096])
+def test_picked_configs_fit_the_chip(m: int, n: int, k: int) -> None:
+    config = pick_config(m, n, k)
+    assert k % config.block_k == 0, "the slower loop, which masks"
     # Fewer rows on that side would fall back to the older, slower matrix instruction.
     assert (config.block_n if config.swap else config.block_m) % 64 == 0
     assert config.num_warps % 4 == 0

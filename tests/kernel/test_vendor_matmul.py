@@ -79,3 +79,9 @@ def test_some_weights_are_never_the_librarys(w: Tensor) -> None:
 def test_few_rows_are_ours_and_many_the_librarys(n: int, gated: bool) -> None:
     assert not any(is_faster(m, n, gated) for m in range(65))
     assert all(is_faster(m, n, gated) for m in (1000, 2048, 8192))
+
+
+def test_a_gate_is_fused_where_tiles_fill_the_chip() -> None:
+    assert not is_faster(256, 28672, gated=True)
+    assert is_faster(256, 34816, gated=True)  # a third round for a few tiles
+    assert is_faster(256, 28672, gated=False)
