@@ -28,6 +28,7 @@ KINDS = (
     (r"rope_kv_write", "cache write"),
     (r"rms_norm|layer_norm", "norms"),
     (r"silu|gelu|swiglu", "activation"),
+    (r"step_inputs|embedding|indexSelect|vectorized_gather", "inputs"),
     (r"_scan_tiles|_pick_rows|_bound_rows|_gather_near|token_mask|argmax", "sampling"),
     (r"_route_kernel|_sort_kernel|_combine_kernel", "routing"),
     (r"[Mm]emcpy|[Mm]emset", "copies"),

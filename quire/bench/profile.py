@@ -115,7 +115,7 @@ class Profiler:
         """Steps in which `batch` requests feed one token each."""
         num = options.steps
         num_output = self._num_output(batch, options)
-        ids = [self._add(options.context, num_output) for _ in range(batch)]
+        ids = [self._add(self._prompt(options.context), num_output) for _ in range(batch)]
         waiting = set(ids)
         while waiting:  # until everybody has a first token
             waiting -= {event.request_id for event in self.core.step()}
@@ -136,9 +136,10 @@ class Profiler:
 
     def prefill(self, length: int) -> StepProfile:
         """A lone prompt, fed in one step, to its first token."""
+        prompts = [self._prompt(length) for _ in range(5)]  # drawing them is not the engine's time
 
         def once() -> None:
-            self._add(length, 1)
+            self._add(prompts.pop(), 1)
             while self.core.has_work:
                 self.core.step()
 
@@ -148,9 +149,11 @@ class Profiler:
         feeds = [Feed(0, length)]
         return self._profile(f"prefill, {length} tokens", feeds, slices, (seconds, profiled), 1)
 
-    def _add(self, num_prompt: int, num_output: int) -> RequestId:
+    def _prompt(self, num_tokens: int) -> list[int]:
         vocab = vocab_size(self.llm)
-        prompt = [self.rng.randrange(vocab) for _ in range(num_prompt)]
+        return [self.rng.randrange(vocab) for _ in range(num_tokens)]
+
+    def _add(self, prompt: list[int], num_output: int) -> RequestId:
         request = Request.new(next(self.ids), prompt, greedy(num_output), arrival=time.monotonic())
         self.core.add(request)
         return request.id

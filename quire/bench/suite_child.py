@@ -2,8 +2,8 @@
 
 Timing is wall clock around `LLM.generate`. A decode step is (time of N tokens - time of 1) /
 (N - 1), of medians. Prompts are fresh random tokens every time, so a prefix cache cannot help
-except where the row is about it. The process ends with its shape, which gives the device's memory
-back whatever happened; `h200.py` is the parent that reads the lines.
+except where the row is about it or says so. The process ends with its shape, which gives the
+device's memory back whatever happened; `h200.py` is the parent that reads the lines.
 """
 
 from __future__ import annotations
@@ -61,10 +61,13 @@ class Workbench:
             raise EngineDead(f"got {num_output} tokens of {sum(outputs)} asked for")
         return Timed(seconds, num_output)
 
-    def same(self, row: Row, num_output: int) -> float:
-        """Seconds for the row's requests, all of one length."""
-        prompts = [self.tokens(row.prompt) for _ in range(row.requests)]
-        return self.time(prompts, [num_output] * row.requests, 0.0).seconds
+    def prompts(self, row: Row) -> list[Ids]:
+        return [self.tokens(row.prompt) for _ in range(row.requests)]
+
+    def same(self, row: Row, num_output: int, prompts: Sequence[Ids] | None = None) -> float:
+        """Seconds for the row's requests, all of one length, with new prompts unless given."""
+        asked = self.prompts(row) if prompts is None else prompts
+        return self.time(asked, [num_output] * row.requests, 0.0).seconds
 
     def warm_up(self, num_requests: int) -> None:
         """Kernels and graphs come to life."""
@@ -82,9 +85,10 @@ def measure(bench: Workbench, row: Row) -> Record:
 
 
 def _decode(bench: Workbench, row: Row) -> Record:
-    bench.same(row, 4)
-    ones = [bench.same(row, 1) for _ in range(row.repeats)]
-    fulls = [bench.same(row, row.output) for _ in range(row.repeats)]
+    prompts = bench.prompts(row) if row.is_cached else None
+    bench.same(row, 4, prompts)
+    ones = [bench.same(row, 1, prompts) for _ in range(row.repeats)]
+    fulls = [bench.same(row, row.output, prompts) for _ in range(row.repeats)]
     full = statistics.median(fulls)
     step = (full - statistics.median(ones)) / (row.output - 1)
     return {

@@ -18,7 +18,6 @@ LONG_FUNCTIONS = {
     "quire/kernels/paged_prefill.py:_prefill_kernel",
     "quire/kernels/paged_shared.py:_shared_kernel",
     "quire/kernels/paged_split.py:_split_kernel",
-    "quire/kernels/paged_tile.py:attend",
     "quire/kernels/rope_kv_write.py:_rope_kv_write_kernel",
     "quire/resolve.py:resolve",
 }
