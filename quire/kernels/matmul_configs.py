@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TileConfig", "fits_one_round", "pick_config", "share_of_rounds"]
+__all__ = ["TileConfig", "fits_one_round", "pick_config", "rounds_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,10 @@ def pick_config(m: int, n: int, k: int) -> TileConfig:
     return _quickest(m, n)
 
 
-def share_of_rounds(m: int, n: int) -> float:
-    """How much of the time that many rows take the chip is full; 1 is best."""
+def rounds_of(m: int, n: int) -> tuple[float, float]:
+    """How long many rows take, in rounds of the largest tiles, and how long a full chip would."""
     largest, _ = _ROUNDS[0]
-    full = m * n / (largest.block_m * largest.block_n * _MULTIPROCESSORS)
-    return full / min(_round_times(m, n))
+    return min(_round_times(m, n)), m * n / (largest.block_m * largest.block_n * _MULTIPROCESSORS)
 
 
 def _quickest(m: int, n: int) -> TileConfig:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire.kernels.matmul_configs import fits_one_round, share_of_rounds
+from quire.kernels.matmul_configs import fits_one_round, rounds_of
 
 __all__ = ["agrees", "forbid_split_k", "is_faster", "vendor_matmul"]
 
@@ -26,11 +26,17 @@ _LEAST_ROWS, _ROW_UNIT = 512, 64
 
 
 def is_faster(m: int, n: int, gated: bool) -> bool:
-    """As measured on an H200 (`benchmarks/gpu_matmul.py`). Our kernel applies the gate on the way
-    out, which saves a pass over its output."""
-    if gated and 224 < m <= 256 and share_of_rounds(m, n) > 0.8:  # two rows of tiles, nearly full
+    """As measured on an H200 (`benchmarks/gpu_matmul.py`)."""
+    if gated and 192 < m <= 256 and _gate_pays(m, n):
         return False
     return m > 128 or (m > 64 and not fits_one_round(m, n))
+
+
+def _gate_pays(m: int, n: int) -> bool:
+    """Our kernel applies the gate on the way out, which saves a pass over its output: worth it for
+    small products, and for large ones if two rows of tiles leave little of the chip idle."""
+    rounds, full = rounds_of(m, n)
+    return rounds < 1 or (m > 224 and full / rounds > 0.8)
 
 
 def forbid_split_k() -> None:

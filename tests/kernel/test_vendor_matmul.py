@@ -85,3 +85,4 @@ def test_a_gate_is_fused_where_tiles_fill_the_chip() -> None:
     assert not is_faster(256, 28672, gated=True)
     assert is_faster(256, 34816, gated=True)  # a third round for a few tiles
     assert is_faster(256, 28672, gated=False)
+    assert not is_faster(208, 6144, gated=True)  # a round of small tiles
