@@ -2,8 +2,9 @@
 
 Counted are each weight once a step, the keys and values of each request once, and the operations of
 products and attention. Norms, activations and sampling could stay on the chip, so their floor is
-nothing; a real step can only take longer than this. Arithmetic on a `ModelSpec` alone, no torch;
-`suite_limits.py` applies it to workloads and `profile.py` to measured kernels.
+nothing. The last layer is counted for every token, as in the model's own definition, though a
+prompt's step leaves most of it out (`runner/tail.py`): some 3 % of an 8B's. Arithmetic on a
+`ModelSpec` alone, no torch; `suite_limits.py` applies it to workloads, `profile.py` to kernels.
 """
 
 from __future__ import annotations

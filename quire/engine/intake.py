@@ -170,7 +170,7 @@ def _whole_numbers(ids: Any) -> Sequence[int]:
     # Their types themselves: True and False are ints too.
     if not isinstance(ids, Sequence) or operator.countOf(map(type, ids), int) != len(ids):
         raise BadRequest("prompt_token_ids must be a list of whole numbers")
-    return ids
+    return ids if isinstance(ids, list) else list(ids)  # an array would take a bytearray's memory
 
 
 def _bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 IDLE_WAIT_S = 0.5
 CHECK_EVERY_S = 10.0  # idle bookkeeping checks walk every page: not after each short request
+CHECK_LATEST_S = 60.0  # after that a check goes on though somebody came
 STUCK = 71  # exit code
 MAX_UNSENT = 256 << 20  # bytes a peer may leave unread before it counts as gone
 
@@ -216,9 +217,11 @@ class EngineProcess:
         self._wake.clear()
 
     def _check_pages(self) -> None:
-        """All of them, unless somebody comes meanwhile; then again at the next quiet moment."""
+        """All of them, unless somebody comes meanwhile; then again at the next quiet moment. Where
+        none is long enough, somebody waits for it, a fraction of a second once in a while."""
+        is_overdue = time.monotonic() > self._next_check + CHECK_LATEST_S
         for _ in check_in_slices(self.core.scheduler.kv):
-            if self._wake.is_set():
+            if self._wake.is_set() and not is_overdue:
                 return
         self._next_check = time.monotonic() + CHECK_EVERY_S
 

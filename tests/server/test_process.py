@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ class Slowly:
 class Running:
     """An EngineProcess around the page-content runner, in a thread."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, runs: bool = True, **options: Any) -> None:
         self.case = Case(**options)
         self.runner = Slowly(self.case)
         self.case.core.runner = self.runner
@@ -55,7 +55,8 @@ class Running:
         engine: Any = SimpleNamespace(core=self.case.core, config=config, spec=spec)
         self.address = folder / "engine.sock"
         self.process = EngineProcess(engine, self.address, 0.0, Patience(60, 60, queue_s=0.6))
-        threading.Thread(target=self.process.run, daemon=True).start()
+        if runs:
+            threading.Thread(target=self.process.run, daemon=True).start()
 
     def connect(self) -> Connected:
         return Connected(self.address)
@@ -272,3 +273,24 @@ def test_a_step_that_never_returns_ends_the_process(tmp_path: Path) -> None:
     assert done.returncode == STUCK, done.stderr
     assert "in execute" in done.stderr  # where it hangs
     assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("is_overdue", [False, True])
+def test_a_check_gives_way_unless_overdue(
+    is_overdue: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Running(tmp_path, runs=False).process
+    seen: list[int] = []
+
+    def check_with_company(_: object) -> Iterator[None]:
+        for number in range(3):
+            seen.append(number)
+            process._wake.set()
+            yield
+
+    monkeypatch.setattr(process_module, "check_in_slices", check_with_company)
+    late = process_module.CHECK_LATEST_S + 1 if is_overdue else 0.0
+    process._next_check = due = time.monotonic() - late
+    process._check_pages()
+    assert len(seen) == (3 if is_overdue else 1)
+    assert (process._next_check > due) == is_overdue

@@ -42,8 +42,14 @@ def refused(prompt: Any, params: SamplingParams | None = None, tokenizer: Any = 
 
 @pytest.mark.parametrize(
     "prompt",
-    [[1, 2, 3], (1, 2, 3), {"prompt_token_ids": [1, 2, 3]}, np.array([1, 2, 3])],
-    ids=["list", "tuple", "mapping", "numpy"],
+    [
+        [1, 2, 3],
+        (1, 2, 3),
+        {"prompt_token_ids": [1, 2, 3]},
+        np.array([1, 2, 3]),
+        {"prompt_token_ids": bytearray([1, 2, 3])},
+    ],
+    ids=["list", "tuple", "mapping", "numpy", "bytearray"],
 )
 def test_ids_in_every_form(prompt: Any) -> None:
     """Red when a form that vLLM scripts use is no longer understood."""
