@@ -67,7 +67,9 @@ class LatentTriton(LatentAttention):
             heads = replace(
                 spec, num_kv_heads=parts, head_dim=spec.value_dim, value_dim=None, window=None
             )
-            absorbed = layout.plan(forms.absorbed.batch, heads, max_context)
+            # No kernel reads latents that are shared once for all: nothing to leave to it.
+            absorbed_batch = replace(forms.absorbed.batch, shares_prefix=False)
+            absorbed = layout.plan(absorbed_batch, heads, max_context)
         return LatentPlan(batch, *forms, absorbed_plan=absorbed, expanded_plan=expanded)
 
     def _layout(self, spec: AttnSpec) -> tuple[TritonAttention, int]:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 SCRATCH_STEP = 1 << 22  # floats: scratch grows by multiples of 16 MB
 # Versions of Triton whose Gluon the Hopper kernel is written in; it is no stable language.
 GLUON_VERSIONS = ("3.6.",)
-COMPANY_LANES = 2  # of sequences that share a prefix: most of their splits are another kernel's
+COMPANY_LANES = 2  # at least, of sequences that share a prefix: nothing is folded there anyway
+LONGEST_WALK = 16  # splits of one lane: a long context among many short ones would end alone
 
 _Ints = NDArray[np.signedinteger[Any]]
 
@@ -85,7 +86,7 @@ class TritonAttention:
             grid = self._grid(batch, spec, None, 1, splits, scratch)
             if batch.shares_prefix and splits > 1 and not window:
                 company = company_size(config, spec.num_heads // spec.num_kv_heads)
-                lanes = min(splits, COMPANY_LANES)
+                lanes = min(splits, max(COMPANY_LANES, grid.lanes))
                 grid = replace(grid, company=company, lanes=lanes, folds=False)
             return TritonPlan(batch, config, grid, None)
 
@@ -198,7 +199,7 @@ class TritonAttention:
     ) -> SplitGrid:
         num_tiles = batch.num_seqs if tiles is None else len(tiles)
         config = self._config_of(spec)
-        lanes = min(max_splits, _lanes(num_tiles * spec.num_kv_heads, config))
+        lanes = min(max_splits, lanes_of(num_tiles * spec.num_kv_heads, max_splits, config))
         rows = num_scratch * spec.num_heads * tokens
         size = rows * (spec.head_dim + 2)
         last = self._scratch[-1].numel() if self._scratch else 0
@@ -212,12 +213,13 @@ class TritonAttention:
         return SplitGrid(tiles, num_tiles, tokens, max_splits, lanes, acc, sums, folds)
 
 
-def _lanes(programs: int, config: PagedConfig) -> int:
+def lanes_of(programs: int, max_splits: int, config: PagedConfig) -> int:
     """How many share the splits of a tile. Where tiles fill the chip one does all, and leaves no
     states to merge; contexts differ, so it takes twice as many for the programs to end together."""
+    fewest = -(-max_splits // LONGEST_WALK)
     if config.folds and programs >= 2 * config.programs:
-        return 1
-    return max(1 + config.folds, config.programs // max(1, programs))
+        return fewest
+    return max(fewest, 1 + config.folds, config.programs // max(1, programs))
 
 
 def _widened(config: PagedConfig, group: int) -> PagedConfig:

@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_split import PagedInputs, SplitGrid, sharers
-from quire.kernels.paged_tile import PagedConfig, attend, empty_state, head_pad
+from quire.kernels.paged_tile import INDEX_ARGS, PagedConfig, attend, empty_state, head_pad
 
 __all__ = ["company_size", "shared_attention"]
 
@@ -27,7 +27,7 @@ def company_size(config: PagedConfig, group: int) -> int:
     return config.prefill.block_m // group
 
 
-@triton.jit(do_not_specialize=["num_seqs", "max_splits"])
+@triton.jit(do_not_specialize=["num_seqs", "max_splits"], do_not_specialize_on_alignment=INDEX_ARGS)
 def _shared_kernel(
     q,
     keys,

@@ -11,7 +11,9 @@ graph stays right as contexts grow; lanes that find no split return. Many querie
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -35,6 +37,8 @@ from quire.kernels.paged_tile import (
     split_span,
     with_sink,
 )
+
+WIDEST_WALK = 128  # head dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +231,7 @@ def _split_kernel(
     WINDOW: tl.constexpr,
     CAP_SCALE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    WALKS: tl.constexpr,  # lanes take runs of splits, in one loop; else every n-th, one by one
     FOLDS: tl.constexpr,  # one lane does all splits of a tile and folds them itself
     COMPANY: tl.constexpr,  # sequences that may share splits, done by `paged_shared.py`; 0: none
     COMPANY_PAD: tl.constexpr,
@@ -242,8 +247,9 @@ def _split_kernel(
     scratch_row = tl.load(tiles + tile * 3 + 2) if HAS_TILES else tile * max_splits
     end = position + tokens
     first_split, num_splits = split_span(position, end, SPLIT_SIZE, WINDOW)
+    lane = tl.program_id(2)
     each = tl.cdiv(num_splits, tl.num_programs(2))
-    split = tl.program_id(2) * each
+    split = lane * each
     stop = tl.minimum(split + each, num_splits)
     oldest, low, _, _ = split_borders(
         first_split + split, position + 1, end, BLOCK_N, SPLIT_SIZE, WINDOW
@@ -253,7 +259,7 @@ def _split_kernel(
     n = low + tl.arange(0, BLOCK_N)
     page = tl.load(pages + n // PAGE_SIZE, mask=in_reach(n, oldest, high, WINDOW), other=0)
     wait_for_last(EARLY)  # so far nothing of the chain was read
-    if split >= stop:
+    if lane * (each if WALKS else 1) >= num_splits:
         return
 
     r = tl.arange(0, BLOCK_M)
@@ -271,8 +277,9 @@ def _split_kernel(
     STATES: tl.constexpr = KV_HEADS * TOKENS * GROUP  # rows of scratch to a split
     PAGE_STRIDE: tl.constexpr = KV_HEADS * PAGE_SIZE * HEAD_DIM
     scratch = (acc_scratch, sums_scratch)
-    part = (scratch_row + split).to(tl.int64) * STATES + kv_head * (TOKENS * GROUP) + r
-    if COMPANY == 0:
+    first_part = scratch_row.to(tl.int64) * STATES + kv_head * (TOKENS * GROUP) + r
+    if WALKS:
+        part = first_part + split * STATES
         part, top, total, acc = _walk(
             query, keys, values, pages, page, (oldest, low, high), positions, scale, scratch,
             part, is_row, keep, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, SPLIT_SIZE, STATES,
@@ -283,23 +290,26 @@ def _split_kernel(
         else:
             _leave(scratch, part, top, total, acc, is_row, keep, HEAD_DIM)
     else:
-        for own in range(split, stop):
-            shares, _, count = sharers(
-                page_table, rows, context_lens, tile, own, num_seqs, table_stride,
-                COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE,
-            )  # fmt: skip
-            is_sharer = shares & (tl.arange(0, COMPANY_PAD) == tile % COMPANY)
-            if (count < 2) | (tl.sum(is_sharer.to(tl.int32), 0) == 0):
+        for own in range(lane, num_splits, tl.num_programs(2)):
+            is_ours = True
+            if COMPANY > 0:
+                shares, _, count = sharers(
+                    page_table, rows, context_lens, tile, own, num_seqs, table_stride,
+                    COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE,
+                )  # fmt: skip
+                is_sharer = shares & (tl.arange(0, COMPANY_PAD) == tile % COMPANY)
+                is_ours = (count < 2) | (tl.sum(is_sharer.to(tl.int32), 0) == 0)
+            if is_ours:
                 top, total, acc = attend_split(
-                    query, keys, values, pages, own, position + 1, end, positions, scale,
-                    HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_M, BLOCK_N, SPLIT_SIZE,
-                    WINDOW, CAP_SCALE, False,
+                    query, keys, values, pages, first_split + own, position + 1, end, positions,
+                    scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_M, BLOCK_N,
+                    SPLIT_SIZE, WINDOW, CAP_SCALE, False,
                 )  # fmt: skip
                 if num_splits == 1:
                     _answer(out + place, top, total, acc, sink, keep, scale, HAS_SINKS)
                 else:
+                    part = first_part + own * STATES
                     _leave(scratch, part, top, total, acc, is_row, keep, HEAD_DIM)
-            part += STATES
 
 
 _launch = Launcher(_split_kernel)
@@ -316,6 +326,8 @@ def split_attention(
     assert q.is_contiguous() and out.is_contiguous() and inputs.keys.is_contiguous()
     assert grid.tile_tokens * group <= config.split.block_m, f"{grid.tile_tokens=} {group=}"
     table_stride = inputs.page_table.stride(0)
+    # States of wide heads that are left within the loop would not find room beside its tiles.
+    walks = grid.folds or (not grid.company and head_dim <= WIDEST_WALK)
     _launch(
         (kv_heads, grid.num_tiles, grid.lanes),
         (
@@ -340,12 +352,13 @@ def split_attention(
             "WINDOW": inputs.window,
             "CAP_SCALE": inputs.cap_scale,
             "HAS_SINKS": inputs.sinks is not None,
+            "WALKS": walks,
             "FOLDS": grid.folds,
             "COMPANY": grid.company,
             "COMPANY_PAD": triton.next_power_of_2(max(1, grid.company)),
             **early_options(),
             "num_warps": config.split.num_warps,
-            "num_stages": _num_stages(grid, kv_heads, config),
+            "num_stages": _num_stages(grid, kv_heads, head_dim, config),
         },
         (
             inputs.kind, q.dtype, alignments(q, inputs.sinks), table_stride,
@@ -354,9 +367,19 @@ def split_attention(
     )  # fmt: skip
 
 
-def _num_stages(grid: SplitGrid, kv_heads: int, config: PagedConfig) -> int:
+def _num_stages(grid: SplitGrid, kv_heads: int, head_dim: int, config: PagedConfig) -> int:
     """One tile more on its way where only one or two programs share a multiprocessor; the memory
     it takes would cost larger grids their third program."""
     programs = grid.num_tiles * kv_heads
     is_few = grid.folds and config.programs // 2 < programs <= 2 * config.programs
-    return config.split.num_stages + is_few
+    has_room = head_dim <= WIDEST_WALK and _is_large_chip()
+    return config.split.num_stages + (is_few and has_room)
+
+
+@cache
+def _is_large_chip() -> bool:
+    """Whether shared memory is that of Hopper, not of consumer chips, which have under a half."""
+    if not torch.cuda.is_available():
+        return False
+    chip = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return getattr(chip, "shared_memory_per_block_optin", 0) >= 200 << 10

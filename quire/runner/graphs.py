@@ -3,7 +3,7 @@
 A graph is keyed by how many sequences it is padded to and by an upper bound on their context, so
 that a short batch does not launch the split-KV programs of a long one. Inputs are two vectors,
 rows and positions, read where they lay when the graph was captured; uploads bring them there again
-(`upload.py`), so a replay rarely copies them. The batch derives from them inside the graph; the
+(`upload.py`), so a replay need not copy them. The batch derives from them inside the graph; the
 output is the logits buffer. All graphs share one memory pool: only one runs at a time.
 """
 
@@ -37,7 +37,7 @@ class Captured:
 
     def replay(self, rows: Tensor, positions: Tensor) -> Tensor:
         for own, given in ((self.rows, rows), (self.positions, positions)):
-            if own.data_ptr() != given.data_ptr():  # beside an upload too large for its place
+            if own.data_ptr() != given.data_ptr():
                 own.copy_(given)
         self.graph.replay()
         return self.logits

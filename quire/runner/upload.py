@@ -8,7 +8,7 @@ read its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,25 +39,30 @@ class Uploader:
 
         Where a tensor lies depends on the sizes of those before it alone.
         """
-        sizes: list[int] = []  # of arrays and of the gaps after them, in turn
+        bounds, stop = [], 0  # in words
         for array in arrays.values():
-            words = array.nbytes // WORD
-            sizes += (words, -words % ALIGNED)
+            start = stop + -stop % ALIGNED
+            stop = start + array.nbytes // WORD
+            bounds.append((start, stop))
         # The pinned block is kept by torch's host allocator until the copy has run.
-        host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=self._is_cuda)
-        _pack(arrays, host.numpy())
-        parts = self._to_device(host).split(sizes)[::2]
-        return {
-            name: part if array.dtype == np.int32 else part.view(torch.int64)
-            for (name, array), part in zip(arrays.items(), parts, strict=True)
-        }
+        host = torch.empty(stop, dtype=torch.int32, pin_memory=self._is_cuda)
+        _pack(arrays.values(), bounds, host.numpy())
+        lasting, whole = self._to_device(host)
+        sent = {}
+        for (name, array), (start, stop) in zip(arrays.items(), bounds, strict=True):
+            part = (lasting if stop <= len(lasting) else whole)[start:stop]
+            sent[name] = part if array.dtype == np.int32 else part.view(torch.int64)
+        return sent
 
-    def _to_device(self, host: Tensor) -> Tensor:
+    def _to_device(self, host: Tensor) -> tuple[Tensor, Tensor]:
+        """At the lasting place what has room there, and all of it."""
         if not self._is_cuda:
-            return host
-        if len(host) > ROOM:
-            return host.to(self.device, non_blocking=True)
-        return self._place[: len(host)].copy_(host, non_blocking=True)
+            return host, host
+        lasting = self._place[: len(host)]
+        lasting.copy_(host[: len(lasting)], non_blocking=True)
+        if len(host) == len(lasting):
+            return lasting, lasting
+        return lasting, host.to(self.device, non_blocking=True)
 
     def send_one(self, host: Tensor) -> Tensor:
         if not self._is_cuda:
@@ -65,10 +70,7 @@ class Uploader:
         return host.pin_memory().to(self.device, non_blocking=True)
 
 
-def _pack(arrays: Mapping[str, IntArray], words: IntArray) -> None:
-    start = 0
-    for array in arrays.values():
+def _pack(arrays: Iterable[IntArray], bounds: Iterable[tuple[int, int]], words: IntArray) -> None:
+    for array, (start, stop) in zip(arrays, bounds, strict=True):
         assert array.dtype in (np.int32, np.int64), f"got {array.dtype}"
-        stop = start + array.nbytes // WORD
         words[start:stop].view(array.dtype)[:] = array.reshape(-1)
-        start = stop + -stop % ALIGNED

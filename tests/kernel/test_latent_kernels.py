@@ -82,6 +82,20 @@ def test_bound_and_lanes_change_no_bit() -> None:
     assert torch.equal(case.step(backend, cache, ones, lens, max_context=1000), want)
 
 
+def test_a_shared_prefix_is_left_to_nobody() -> None:
+    """Red when lanes are taken away for a kernel that latents do not have."""
+    case = make_latent_case([64, 64], TINY, device=DEVICE)
+    batch = case.paged.batch([1, 1], [60, 64], range(2))
+    grids = []
+    for shares in (False, True):
+        plan = LatentTriton(torch.float32, TILES).plan(
+            replace(batch, shares_prefix=shares), case.spec, max_context=256
+        )
+        assert isinstance(plan.absorbed_plan, TritonPlan) and plan.absorbed_plan.split is not None
+        grids.append((plan.absorbed_plan.split.lanes, plan.absorbed_plan.split.company))
+    assert grids[0] == grids[1]
+
+
 def test_a_bounded_plan_depends_on_the_batch_size_alone() -> None:
     case = make_latent_case([64, 64], TINY, device=DEVICE)
     backend = LatentTriton(torch.float32, TILES)

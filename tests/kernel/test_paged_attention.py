@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from quire.attn.reference import ReferenceAttention
-from quire.attn.triton import TritonAttention
-from quire.kernels.paged_tile import Launch, PagedConfig
+from quire.attn.triton import LONGEST_WALK, TritonAttention, lanes_of
+from quire.kernels.paged_tile import Launch, PagedConfig, default_config
 from tests.paged_case import make_case
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -169,3 +169,18 @@ def test_scratch_only_grows() -> None:
     again = backend.plan(batch, case.spec, max_context=64)
     assert again.split is not None
     assert again.split.acc.data_ptr() == large.split.acc.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("programs", "splits", "lanes"),
+    [(8, 4, 32), (8, 256, 32), (128, 16, 2), (300, 4, 2), (512, 4, 1), (4096, 16, 1)],
+)
+def test_lanes_fill_the_chip(programs: int, splits: int, lanes: int) -> None:
+    assert lanes_of(programs, splits, default_config(128, torch.bfloat16)) == lanes
+
+
+@pytest.mark.parametrize("programs", [8, 128, 512, 4096])
+def test_no_lane_walks_a_long_context_alone(programs: int) -> None:
+    """Red when one long request among many short ones keeps a single program busy at the end."""
+    config = default_config(128, torch.bfloat16)
+    assert all(lanes_of(programs, n, config) * LONGEST_WALK >= n for n in (1, 16, 17, 64, 256))
