@@ -54,18 +54,23 @@ def _llama_like(cls: str, **changes: Any) -> Any:
     return getattr(transformers, f"{cls}ForCausalLM")(config)
 
 
+GEMMA_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "sliding_window": 13,
+}
+
+
 def _gemma3_config(**changes: Any) -> Any:
     return transformers.Gemma3TextConfig(
         **{
-            "vocab_size": VOCAB,
-            "hidden_size": 48,
-            "intermediate_size": 80,
-            "num_hidden_layers": 7,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "max_position_embeddings": 256,
-            "sliding_window": 13,
+            **GEMMA_SIZES,
             "query_pre_attn_scalar": 24,
             "sliding_window_pattern": 3,
             "rope_parameters": {

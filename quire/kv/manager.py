@@ -355,10 +355,8 @@ class KVManager:
         everything, if others hold it too; then all pages before it are common as well."""
         if self.windows[0] is not None:  # no layer does
             return None
-        pages, column = (
-            self._held[request_id].tables[0],
-            max(WORTH_SHARING // self.page_size, 1) - 1,
-        )
+        pages = self._held[request_id].tables[0]
+        column = max(WORTH_SHARING // self.page_size, 1) - 1
         if len(pages) <= column or self.allocator.refs[pages[column]] < 2:
             return None
         return pages[column]

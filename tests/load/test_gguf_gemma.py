@@ -10,33 +10,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from torch import Tensor
 
-from quire.config import EngineArgs
-from quire.engine.build import build_engine
 from quire.errors import CheckpointError
 from quire.load.gguf_checkpoint import GGUFCheckpoint
 from quire.models.registry import spec_of
-from tests.hf import VOCAB, StateDictCheckpoint, greedy
-from tests.model.test_parity import make, prompts, run
+from tests.hf import GEMMA_SIZES, StateDictCheckpoint
+from tests.load.gguf_file import ATTENTION, assert_generates_as, finish, new_writer
 
 gguf = pytest.importorskip("gguf")
 
 SIZES: Mapping[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 7,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
+    **GEMMA_SIZES,
     "query_pre_attn_scalar": 16,  # no file states it: that of a head's size is assumed
-    "sliding_window": 13,
 }
 LINEAR = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
@@ -51,13 +40,7 @@ CONFIGS: Mapping[str, Any] = {
 }
 MODELS = {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3"}
 INNER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
+    **ATTENTION,
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -106,16 +89,7 @@ def tensors_of(model: Any, arch: str) -> dict[str, Tensor]:
 
 def write(path: Path, model: Any, arch: str, more: Callable[[Any], None] | None = None) -> Path:
     config = model.config
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer = new_writer(path, config, arch, config.head_dim)
     if arch != "gemma":
         writer.add_sliding_window(config.sliding_window)
     if arch == "gemma2":
@@ -127,12 +101,7 @@ def write(path: Path, model: Any, arch: str, more: Callable[[Any], None] | None 
         writer.add_rope_scaling_factor(8.0)
     if more is not None:
         more(writer)
-    for name, tensor in tensors_of(model, arch).items():
-        writer.add_tensor(name, np.ascontiguousarray(tensor.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, tensors_of(model, arch))
     return path
 
 
@@ -148,14 +117,7 @@ def test_a_file_generates_what_its_model_does(tmp_path: Path, arch: str) -> None
     assert got.dtype == "bfloat16"  # Gemma's hidden states outgrow float16
     for field in ("architecture", "windows", "rope", "local_rope", "attn_scale", "attn_softcap"):
         assert getattr(got, field) == getattr(want, field), field
-    args = EngineArgs(
-        device="cpu", dtype="float32", page_size=4, kv_cache_memory=1 << 22, max_model_len=128
-    )
-    engine, some = build_engine(args, checkpoint), prompts(4, seed=4, longest=60)
-    requests = [make(i, prompt, 6) for i, prompt in enumerate(some)]
-    run(engine, requests)
-    for request, prompt in zip(requests, some, strict=True):
-        assert request.output == greedy(model, prompt, 6)
+    assert_generates_as(checkpoint, model, count=4)
 
 
 def test_transformers_takes_the_config(tmp_path: Path) -> None:

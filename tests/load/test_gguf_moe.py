@@ -15,27 +15,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config import EngineArgs
-from quire.engine.build import build_engine
 from quire.errors import CheckpointError
 from quire.load.gguf_checkpoint import GGUFCheckpoint
 from quire.models.registry import spec_of
-from tests.hf import StateDictCheckpoint, greedy, tiny_model
-from tests.model.test_parity import make, prompts, run
+from tests.hf import StateDictCheckpoint, tiny_model
+from tests.load.gguf_file import ATTENTION, assert_generates_as, finish, new_writer
 
 gguf = pytest.importorskip("gguf")
 
 ARCHS = {"mixtral": "llama", "qwen2-moe": "qwen2moe", "qwen3-moe": "qwen3moe"}
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 INNER = {
-    "input_layernorm": "attn_norm",
+    **ATTENTION,
     "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
@@ -80,17 +72,8 @@ def write(
     path: Path, model: Any, arch: str, more: Callable[[Any], None] | None = None, **changes: Tensor
 ) -> Path:
     config = model.config
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", None) or 8
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer = new_writer(path, config, arch, head_dim)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_expert_count(config.num_local_experts if arch == "llama" else config.num_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
@@ -100,13 +83,9 @@ def write(
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if more is not None:
         more(writer)
-    for name, tensor in {**tensors_of(model, arch), **changes}.items():
-        if tensor.numel():  # an empty one in `changes` leaves it out
-            writer.add_tensor(name, np.ascontiguousarray(tensor.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tensors = {**tensors_of(model, arch), **changes}
+    # An empty one in `changes` leaves it out.
+    finish(writer, {name: tensor for name, tensor in tensors.items() if tensor.numel()})
     return path
 
 
@@ -122,14 +101,7 @@ def test_a_file_generates_what_its_model_does(tmp_path: Path, family: str) -> No
         assert torch.equal(checkpoint.read(name), stored.read(name)), name
     got, want = spec_of(checkpoint.config), spec_of(stored.config)
     assert (got.architecture, got.moe) == (want.architecture, want.moe)
-    args = EngineArgs(
-        device="cpu", dtype="float32", page_size=4, kv_cache_memory=1 << 22, max_model_len=128
-    )
-    engine, some = build_engine(args, checkpoint), prompts(3, seed=4)
-    requests = [make(i, prompt, 6) for i, prompt in enumerate(some)]
-    run(engine, requests)
-    for request, prompt in zip(requests, some, strict=True):
-        assert request.output == greedy(model, prompt, 6)
+    assert_generates_as(checkpoint, model, count=3)
 
 
 def test_quantised_experts(tmp_path: Path) -> None:
