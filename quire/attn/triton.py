@@ -35,7 +35,8 @@ SCRATCH_STEP = 1 << 22  # floats: scratch grows by multiples of 16 MB
 # Versions of Triton whose Gluon the Hopper kernel is written in; it is no stable language.
 GLUON_VERSIONS = ("3.6.",)
 COMPANY_LANES = 2  # at least, of sequences that share a prefix: nothing is folded there anyway
-LONGEST_WALK = 16  # splits of one lane: a long context among many short ones would end alone
+# Of one lane, in least splits: a long context among many short ones would end alone.
+LONGEST_WALK = 16
 
 _Ints = NDArray[np.signedinteger[Any]]
 
@@ -79,7 +80,7 @@ class TritonAttention:
         window = spec.window or 0
         if max_context is not None:
             assert batch.is_decode, "a bounded plan is for decode"
-            num, splits = batch.num_seqs, -(-max_context // config.split_size)
+            num, splits = batch.num_seqs, config.splits.count(max_context)
             if window:  # its keys may start with the last of a split
                 splits = min(splits, -(-(window - 1) // config.split_size) + 1)
             scratch = num * splits if splits > 1 else 0  # a single split bypasses scratch
@@ -99,10 +100,10 @@ class TritonAttention:
         many = _tiles(long, lens, contexts, config.prefill.block_m // group)
         many = many[np.argsort(-many[:, 2], kind="stable")]  # most keys first: an even tail
 
-        splits_of = -(-few[:, 2] // config.split_size)
+        splits_of = config.splits.counts(few[:, 2])
         if window:
             first = contexts[few[:, 0]] - lens[few[:, 0]] + few[:, 1]  # position of a tile
-            splits_of -= np.maximum(first + 1 - window, 0) // config.split_size
+            splits_of -= config.splits.counts(np.maximum(first + 1 - window, 0) + 1) - 1
         needed = np.where(splits_of > 1, splits_of, 0)
         few[:, 2] = np.cumsum(needed) - needed  # from keys seen to first scratch row
         tiles = _upload(np.concatenate([few, many]), batch.page_table.device)
@@ -216,7 +217,8 @@ class TritonAttention:
 def lanes_of(programs: int, max_splits: int, config: PagedConfig) -> int:
     """How many share the splits of a tile. Where tiles fill the chip one does all, and leaves no
     states to merge; contexts differ, so it takes twice as many for the programs to end together."""
-    fewest = -(-max_splits // LONGEST_WALK)
+    longest = config.splits.start(max_splits)
+    fewest = -(-longest // (LONGEST_WALK * config.split_size))
     if config.folds and programs >= 2 * config.programs:
         return fewest
     return max(fewest, 1 + config.folds, config.programs // max(1, programs))

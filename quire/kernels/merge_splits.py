@@ -44,6 +44,7 @@ def _merge_kernel(
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    OCTAVE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -58,7 +59,7 @@ def _merge_kernel(
     _, token, tokens, position = tile_span(
         tiles, query_starts, context_lens, tile, HAS_TILES, TOKENS
     )
-    _, num_splits = split_span(position, position + tokens, SPLIT_SIZE, WINDOW)
+    _, num_splits = split_span(position, position + tokens, SPLIT_SIZE, OCTAVE, WINDOW)
     if num_splits <= 1:
         return
     scratch = tl.load(tiles + tile * 3 + 2) if HAS_TILES else tile * max_splits
@@ -133,6 +134,7 @@ def merge_splits(
             "HEAD_DIM": head_dim,
             "HEAD_PAD": head_pad(head_dim),
             "SPLIT_SIZE": config.split_size,
+            "OCTAVE": config.octave,
             "WINDOW": inputs.window,
             "HAS_SINKS": inputs.sinks is not None,
             "ROWS": rows,

@@ -50,6 +50,7 @@ def _prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    OCTAVE: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP_SCALE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -77,12 +78,13 @@ def _prefill_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
     positions = row_positions(position, end, BLOCK_M, GROUP, WINDOW)
-    first_split, num_splits = split_span(position, end, SPLIT_SIZE, WINDOW)
+    first_split, num_splits = split_span(position, end, SPLIT_SIZE, OCTAVE, WINDOW)
     for split in range(num_splits):
         split_top, split_total, split_acc = attend_split(
             query, keys + head_offset, values + head_offset, pages, first_split + split,
             position + 1, end, positions, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
-            KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, WINDOW, CAP_SCALE, True,
+            KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, OCTAVE, WINDOW,
+            CAP_SCALE, True,
         )  # fmt: skip
         top, old_weight, new_weight = fold_weights(top, split_top, scale)
         total = fold(total, old_weight, split_total, new_weight)
@@ -124,6 +126,7 @@ def prefill_attention(
             "BLOCK_M": config.prefill.block_m,
             "BLOCK_N": config.block_n,
             "SPLIT_SIZE": config.split_size,
+            "OCTAVE": config.octave,
             "WINDOW": inputs.window,
             "CAP_SCALE": inputs.cap_scale,
             "HAS_SINKS": inputs.sinks is not None,

@@ -35,6 +35,7 @@ from quire.kernels.hopper_ring import (
 from quire.kernels.launch import Launcher, alignments, int_kind
 from quire.kernels.paged_split import PagedInputs, tile_span
 from quire.kernels.paged_tile import INDEX_ARGS, PagedConfig, fold, fold_weights
+from quire.kernels.splits import split_count, split_start
 
 __all__ = ["HopperPrefill"]
 
@@ -100,7 +101,7 @@ def _weigh(p, values, ones, total, acc):
 @gluon.jit
 def _walk(
     shared, barriers, folded, state, p, tiles, positions, scale,
-    MASKED: gl.constexpr, PER_SPLIT: gl.constexpr,
+    MASKED: gl.constexpr, SPLIT_SIZE: gl.constexpr, OCTAVE: gl.constexpr,
 ):  # fmt: skip
     """Extend the state by tiles [first, last), always one product behind: `p` are the weights of
     the tile before, whose values the matrix units weigh while this tile's softmax is computed."""
@@ -110,6 +111,8 @@ def _walk(
     first, last = tiles
     STAGES: gl.constexpr = key_tiles.shape[0]
     BLOCK_N: gl.constexpr = key_tiles.shape[1]
+    split = split_count(first * BLOCK_N, SPLIT_SIZE, OCTAVE)  # the next to begin
+    border = split_start(split, SPLIT_SIZE, OCTAVE) // BLOCK_N
     for tile in range(first, last):
         stage = tile % STAGES
         before = (tile - 1) % STAGES
@@ -119,7 +122,7 @@ def _walk(
         total, acc = _weigh(p, value_tiles.index(before), ones, total, acc)
         logits = warpgroup_mma_wait(2, deps=[logits])
         mbarrier.arrive(key_free.index(stage), count=1)
-        is_fresh = tile % PER_SPLIT == 0
+        is_fresh = tile == border
         old_top = gl.where(is_fresh, float("-inf"), top)
         new_top, decay, p = _softmax(logits, old_top, tile * BLOCK_N, positions, scale, MASKED)
         p = p.to(value_tiles.dtype)
@@ -127,6 +130,8 @@ def _walk(
         mbarrier.arrive(value_free.index(before), count=1)
         if is_fresh:
             folded = _fold_split(folded, (top, total, acc), scale)
+            split += 1
+            border = split_start(split, SPLIT_SIZE, OCTAVE) // BLOCK_N
             total = gl.zeros_like(total)
             acc = gl.zeros_like(acc)
         else:
@@ -139,7 +144,7 @@ def _walk(
 @gluon.jit
 def _attend(
     shared, value_ring, barriers, position, end, scale,
-    GROUP: gl.constexpr, PER_SPLIT: gl.constexpr, WG: gl.constexpr,
+    GROUP: gl.constexpr, SPLIT_SIZE: gl.constexpr, OCTAVE: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """The folded (total, acc) of a warpgroup's rows over the keys before `end`."""
     query, ones, key_tiles, value_tiles = shared
@@ -168,12 +173,15 @@ def _attend(
     # |0 ... every row sees all keys ... edge ... the causal edge runs through here ... last|
     edge = gl.maximum((position + 1) // BLOCK_N, 1)
     last = gl.cdiv(end, BLOCK_N)
+    one = gl.minimum(edge, 1)  # as a run-time value
     folded, state, p = _walk(
-        shared, barriers, folded, state, p, (1, edge), positions, scale, False, PER_SPLIT
-    )
+        shared, barriers, folded, state, p, (one, edge), positions, scale, False,
+        SPLIT_SIZE, OCTAVE,
+    )  # fmt: skip
     folded, state, p = _walk(
-        shared, barriers, folded, state, p, (edge, last), positions, scale, True, PER_SPLIT
-    )
+        shared, barriers, folded, state, p, (edge, last), positions, scale, True,
+        SPLIT_SIZE, OCTAVE,
+    )  # fmt: skip
     top, total, acc = state
     stage = (last - 1) % STAGES
     mbarrier.wait(value_ready.index(stage), (last - 1) // STAGES & 1)
@@ -201,8 +209,8 @@ def _places(
 @gluon.jit
 def _consume(
     pointers, queries, operands, value_ring, barriers, span, kv_head, scale,
-    GROUP: gl.constexpr, KV_HEADS: gl.constexpr, PER_SPLIT: gl.constexpr, WG: gl.constexpr,
-    EARLY: gl.constexpr,
+    GROUP: gl.constexpr, KV_HEADS: gl.constexpr, SPLIT_SIZE: gl.constexpr, OCTAVE: gl.constexpr,
+    WG: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Attend rows [64 * WG, 64 * WG + 64) of the query tile."""
     wait_for_inputs(EARLY)  # workers have not seen the wait of those that started them
@@ -218,7 +226,7 @@ def _consume(
     fence_async_shared()
     total, acc = _attend(
         (query, ones, key_tiles, value_tiles), value_ring, barriers, position,
-        position + tokens, scale, GROUP, PER_SPLIT, WG,
+        position + tokens, scale, GROUP, SPLIT_SIZE, OCTAVE, WG,
     )  # fmt: skip
     total = _like(gl.max(total, 1), acc)  # the columns are equal, so max picks, not reduces
     of_acc: gl.constexpr = acc.type.layout
@@ -240,7 +248,8 @@ def _ones(dtype: gl.constexpr, BLOCK_N: gl.constexpr):
 def _hopper_kernel(
     q, keys, values, page_table, rows, query_starts, context_lens, tiles, out, scale, table_stride,
     TOKENS: gl.constexpr, GROUP: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    PAGE_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, SPLIT_SIZE: gl.constexpr, EARLY: gl.constexpr,
+    PAGE_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, SPLIT_SIZE: gl.constexpr, OCTAVE: gl.constexpr,
+    EARLY: gl.constexpr,
 ):  # fmt: skip
     """keys, values: descriptors of the caches as [pages * heads * slots, dim]."""
     wait_for_inputs(EARLY)
@@ -252,7 +261,6 @@ def _hopper_kernel(
 
     dtype: gl.constexpr = keys.dtype
     BOX: gl.constexpr = keys.block_shape
-    PER_SPLIT: gl.constexpr = SPLIT_SIZE // BLOCK_N
     key_ring, key_tiles = make_ring(dtype, BOX, BLOCK_N, HEAD_DIM)
     value_ring, value_tiles = make_ring(dtype, BOX, BLOCK_N, HEAD_DIM)
     queries = gl.allocate_shared_memory(
@@ -264,9 +272,9 @@ def _hopper_kernel(
     gl.warp_specialize(
         [
             (_consume, ((q, out), queries, operands, value_ring, barriers, span, kv_head, scale,
-                        GROUP, KV_HEADS, PER_SPLIT, 0, EARLY)),
+                        GROUP, KV_HEADS, SPLIT_SIZE, OCTAVE, 0, EARLY)),
             (_consume, ((q, out), queries, operands, value_ring, barriers, span, kv_head, scale,
-                        GROUP, KV_HEADS, PER_SPLIT, 1, EARLY)),
+                        GROUP, KV_HEADS, SPLIT_SIZE, OCTAVE, 1, EARLY)),
             (produce, ((keys, values), (key_ring, value_ring), barriers, pages, kv_head,
                        position + tokens, KV_HEADS, PAGE_SIZE, HEAD_DIM // BAND, BLOCK_N, EARLY)),
         ],
@@ -343,6 +351,7 @@ class HopperPrefill:
                 "PAGE_SIZE": page_size,
                 "BLOCK_N": BLOCK_N,
                 "SPLIT_SIZE": config.split_size,
+                "OCTAVE": config.octave,
                 **early_options(),
                 "num_warps": 4,
             },

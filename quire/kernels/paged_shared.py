@@ -18,6 +18,7 @@ from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_split import PagedInputs, SplitGrid, sharers
 from quire.kernels.paged_tile import INDEX_ARGS, PagedConfig, attend, empty_state, head_pad
+from quire.kernels.splits import split_start
 
 __all__ = ["company_size", "shared_attention"]
 
@@ -51,6 +52,7 @@ def _shared_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    OCTAVE: tl.constexpr,
     CAP_SCALE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -60,7 +62,7 @@ def _shared_kernel(
     split = tl.program_id(2)
     shares, page, count = sharers(
         page_table, rows, context_lens, first, split, num_seqs, table_stride,
-        COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE,
+        COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE, OCTAVE,
     )  # fmt: skip
     if count < 2:
         return
@@ -74,8 +76,10 @@ def _shared_kernel(
     is_row = (seq < num_seqs) & (r // GROUP < COMPANY)
     row = tl.load(rows + seq, mask=is_row, other=0).to(tl.int64)
     context = tl.load(context_lens + seq, mask=is_row, other=0)
-    is_row = is_row & (context > (split + 1) * SPLIT_SIZE)
-    column = (split + 1) * (SPLIT_SIZE // PAGE_SIZE) - 1
+    low = split_start(split, SPLIT_SIZE, OCTAVE)
+    high = split_start(split + 1, SPLIT_SIZE, OCTAVE)
+    is_row = is_row & (context > high)
+    column = high // PAGE_SIZE - 1
     own = tl.load(page_table + row * table_stride + column, mask=is_row, other=-1)
     is_row = is_row & (own == page)
 
@@ -87,7 +91,7 @@ def _shared_kernel(
     head_offset = kv_head * PAGE_SIZE * HEAD_DIM
     top, total, acc = attend(
         query, top, total, acc, keys + head_offset, values + head_offset, pages,
-        split * SPLIT_SIZE, (split + 1) * SPLIT_SIZE, context, 0, scale,
+        low, high, context, 0, scale,
         HEAD_DIM, HEAD_PAD, PAGE_SIZE, KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_N, 0, CAP_SCALE,
         False,
     )  # fmt: skip
@@ -127,6 +131,7 @@ def shared_attention(q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: Pa
             "BLOCK_M": config.prefill.block_m,
             "BLOCK_N": config.block_n,
             "SPLIT_SIZE": config.split_size,
+            "OCTAVE": config.octave,
             "CAP_SCALE": inputs.cap_scale,
             **early_options(),
             "num_warps": config.prefill.num_warps,

@@ -37,6 +37,7 @@ from quire.kernels.paged_tile import (
     split_span,
     with_sink,
 )
+from quire.kernels.splits import lane_splits, split_start
 
 WIDEST_WALK = 128  # head dim
 
@@ -118,7 +119,7 @@ def tile_span(
 def sharers(
     page_table, rows, context_lens, seq, split, num_seqs, table_stride,
     COMPANY: tl.constexpr, COMPANY_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr, OCTAVE: tl.constexpr,
 ):  # fmt: skip
     """(members, their page, how many) of the company of `seq` that share this split.
 
@@ -130,8 +131,9 @@ def sharers(
     is_member = (member < num_seqs) & (member < first + COMPANY)
     context = tl.load(context_lens + member, mask=is_member, other=0)
     row = tl.load(rows + member, mask=is_member, other=0).to(tl.int64)
-    is_behind = is_member & (context > (split + 1) * SPLIT_SIZE)
-    column = (split + 1) * (SPLIT_SIZE // PAGE_SIZE) - 1
+    high = split_start(split + 1, SPLIT_SIZE, OCTAVE)
+    is_behind = is_member & (context > high)
+    column = high // PAGE_SIZE - 1
     page = tl.load(page_table + row * table_stride + column, mask=is_behind, other=-1)
     chosen = tl.max(page, 0)
     shares = is_behind & (page == chosen)
@@ -158,10 +160,10 @@ def _answer(out, top, total, acc, sink, keep, scale, HAS_SINKS: tl.constexpr):
 
 @triton.jit
 def _walk(
-    query, keys, values, pages, page, borders, positions, scale, scratch, part, is_row, keep,
-    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
-    BLOCK_N: tl.constexpr, SPLIT_SIZE: tl.constexpr, STATES: tl.constexpr, WINDOW: tl.constexpr,
-    CAP_SCALE: tl.constexpr, FOLDS: tl.constexpr,
+    query, keys, values, pages, page, split, borders, positions, scale, scratch, part, is_row,
+    keep, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT_SIZE: tl.constexpr, OCTAVE: tl.constexpr, STATES: tl.constexpr,
+    WINDOW: tl.constexpr, CAP_SCALE: tl.constexpr, FOLDS: tl.constexpr,
 ):  # fmt: skip
     """(place, top, total, acc) of the last split of a run, those before it left or folded in.
 
@@ -173,6 +175,7 @@ def _walk(
     ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(query.dtype)
     top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
     folded_top, folded_total, folded_acc = empty_state(BLOCK_M, HEAD_PAD)
+    border = split_start(split + 1, SPLIT_SIZE, OCTAVE)
     for start in range(low, high, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         here = page
@@ -181,7 +184,9 @@ def _walk(
             keys, values, here, n, oldest, high, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
             WINDOW, True,
         )  # fmt: skip
-        if (start % SPLIT_SIZE == 0) & (start > low):
+        if start == border:
+            split += 1
+            border = split_start(split + 1, SPLIT_SIZE, OCTAVE)
             if FOLDS:
                 folded_top, old, new = fold_weights(folded_top, top, scale)
                 folded_total = fold(folded_total, old[:, None], total, new[:, None])
@@ -228,6 +233,7 @@ def _split_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    OCTAVE: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP_SCALE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -246,20 +252,18 @@ def _split_kernel(
     row = tl.load(rows + seq)
     scratch_row = tl.load(tiles + tile * 3 + 2) if HAS_TILES else tile * max_splits
     end = position + tokens
-    first_split, num_splits = split_span(position, end, SPLIT_SIZE, WINDOW)
+    first_split, num_splits = split_span(position, end, SPLIT_SIZE, OCTAVE, WINDOW)
     lane = tl.program_id(2)
-    each = tl.cdiv(num_splits, tl.num_programs(2))
-    split = lane * each
-    stop = tl.minimum(split + each, num_splits)
+    split, stop = lane_splits(lane, first_split, num_splits, end, SPLIT_SIZE, OCTAVE)
     oldest, low, _, _ = split_borders(
-        first_split + split, position + 1, end, BLOCK_N, SPLIT_SIZE, WINDOW
+        first_split + split, position + 1, end, BLOCK_N, SPLIT_SIZE, OCTAVE, WINDOW
     )
-    high = tl.minimum((first_split + stop) * SPLIT_SIZE, end)
+    high = tl.minimum(split_start(first_split + stop, SPLIT_SIZE, OCTAVE), end)
     pages = page_table + row.to(tl.int64) * table_stride
     n = low + tl.arange(0, BLOCK_N)
     page = tl.load(pages + n // PAGE_SIZE, mask=in_reach(n, oldest, high, WINDOW), other=0)
     wait_for_last(EARLY)  # so far nothing of the chain was read
-    if lane * (each if WALKS else 1) >= num_splits:
+    if (split >= stop) if WALKS else (lane >= num_splits):
         return
 
     r = tl.arange(0, BLOCK_M)
@@ -281,9 +285,9 @@ def _split_kernel(
     if WALKS:
         part = first_part + split * STATES
         part, top, total, acc = _walk(
-            query, keys, values, pages, page, (oldest, low, high), positions, scale, scratch,
-            part, is_row, keep, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, SPLIT_SIZE, STATES,
-            WINDOW, CAP_SCALE, FOLDS,
+            query, keys, values, pages, page, first_split + split, (oldest, low, high),
+            positions, scale, scratch, part, is_row, keep, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE,
+            BLOCK_N, SPLIT_SIZE, OCTAVE, STATES, WINDOW, CAP_SCALE, FOLDS,
         )  # fmt: skip
         if FOLDS or num_splits == 1:
             _answer(out + place, top, total, acc, sink, keep, scale, HAS_SINKS)
@@ -295,7 +299,7 @@ def _split_kernel(
             if COMPANY > 0:
                 shares, _, count = sharers(
                     page_table, rows, context_lens, tile, own, num_seqs, table_stride,
-                    COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE,
+                    COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE, OCTAVE,
                 )  # fmt: skip
                 is_sharer = shares & (tl.arange(0, COMPANY_PAD) == tile % COMPANY)
                 is_ours = (count < 2) | (tl.sum(is_sharer.to(tl.int32), 0) == 0)
@@ -303,7 +307,7 @@ def _split_kernel(
                 top, total, acc = attend_split(
                     query, keys, values, pages, first_split + own, position + 1, end, positions,
                     scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_M, BLOCK_N,
-                    SPLIT_SIZE, WINDOW, CAP_SCALE, False,
+                    SPLIT_SIZE, OCTAVE, WINDOW, CAP_SCALE, False,
                 )  # fmt: skip
                 if num_splits == 1:
                     _answer(out + place, top, total, acc, sink, keep, scale, HAS_SINKS)
@@ -349,6 +353,7 @@ def split_attention(
             "BLOCK_M": config.split.block_m,
             "BLOCK_N": config.block_n,
             "SPLIT_SIZE": config.split_size,
+            "OCTAVE": config.octave,
             "WINDOW": inputs.window,
             "CAP_SCALE": inputs.cap_scale,
             "HAS_SINKS": inputs.sinks is not None,

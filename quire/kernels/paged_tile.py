@@ -1,9 +1,9 @@
 """The arithmetic of paged attention, written once so that every path rounds alike.
 
-Keys are walked in tiles of BLOCK_N from position 0; every `split_size` keys the softmax state
-starts afresh, and the states of the splits are folded left to right. Decode computes splits in
-parallel and folds them in `merge_splits.py`, prefill folds them in registers: same tiles, same
-order, same formulas, so a position's bits do not depend on the path, the batch or the chunk.
+Keys are walked in tiles of BLOCK_N from position 0; at the borders that `splits.py` sets the
+softmax state starts afresh, and the states of the splits are folded left to right. Decode computes
+splits in parallel and folds them in `merge_splits.py`, prefill folds them in registers: same tiles,
+same order, same formulas, so a position's bits do not depend on the path, the batch or the chunk.
 Products that feed a sum are explicit FMAs or matrix units, leaving the compiler nothing to
 contract; the row sum is a product with ones, because a plain reduction's order follows the layout.
 Windows, soft caps and sinks are compile-time branches: without them the kernels are the plain ones.
@@ -18,8 +18,14 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.splits import Splits, split_count, split_start
+
 LOG2_E = 1.4426950408889634
 _LOG2_E = tl.constexpr(LOG2_E)
+
+# Lanes of a lone request's heads take a 32nd of its context each on an H200: splits so long that
+# there are about as many cost no lane its work.
+OCTAVE = 16
 
 # Small integer arrays are slices of larger uploads: compiling for their alignment would compile
 # again whenever a length shifts them.
@@ -37,7 +43,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class PagedConfig:
-    """Constants of the backend. `block_n` and `split_size` decide bits and are shared by both
+    """Constants of the backend. `block_n` and the splits decide bits and are shared by both
     paths; the two launches only decide speed as long as the matrix units agree across shapes."""
 
     block_n: int
@@ -47,6 +53,11 @@ class PagedConfig:
     # Split programs to aim for: lanes share out the splits of a context to get there.
     programs: int = 256  # two to a multiprocessor of an H200
     folds: bool = True  # a lane that has a tile to itself folds its splits, and nothing is merged
+    octave: int = 0  # splits while the position doubles, decides bits as well; 0: all of one size
+
+    @property
+    def splits(self) -> Splits:
+        return Splits(self.split_size, self.octave)
 
     def __post_init__(self) -> None:
         assert self.split_size % self.block_n == 0, f"{self.split_size=} {self.block_n=}"
@@ -60,12 +71,12 @@ def head_pad(head_dim: int) -> int:
 
 def default_config(head_dim: int, dtype: torch.dtype) -> PagedConfig:
     if dtype == torch.float32:  # no matrix units in IEEE fp32, and larger tiles spill
-        return PagedConfig(32, 512, Launch(16, 4, 1), Launch(16, 4, 1))
+        return PagedConfig(32, 512, Launch(16, 4, 1), Launch(16, 4, 1), octave=OCTAVE)
     if head_pad(head_dim) >= 256:
-        return PagedConfig(64, 512, Launch(64, 8, 2), Launch(64, 8, 2))
+        return PagedConfig(64, 512, Launch(64, 8, 2), Launch(64, 8, 2), octave=OCTAVE)
     # A 16-row split tile reads at 4.0-4.2 TB/s on an H200 where 64 rows reach 3.0-3.3; its narrow
     # matrix instruction gives the bits of the wide one (`benchmarks/gpu_attention.py` checks).
-    return PagedConfig(64, 512, Launch(16, 4, 3), Launch(128, 8, 3))
+    return PagedConfig(64, 512, Launch(16, 4, 3), Launch(128, 8, 3), octave=OCTAVE)
 
 
 @triton.jit
@@ -193,23 +204,25 @@ def in_reach(n, oldest, last, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def split_span(position, end, SPLIT_SIZE: tl.constexpr, WINDOW: tl.constexpr):
+def split_span(position, end, SPLIT_SIZE: tl.constexpr, OCTAVE: tl.constexpr, WINDOW: tl.constexpr):
     """(first split, number of splits) that queries at positions [position, end) see."""
     first = 0
     if WINDOW > 0:
-        first = tl.maximum(position + 1 - WINDOW, 0) // SPLIT_SIZE
-    return first, tl.cdiv(end, SPLIT_SIZE) - first
+        oldest = tl.maximum(position + 1 - WINDOW, 0)
+        first = split_count(oldest + 1, SPLIT_SIZE, OCTAVE) - 1
+    return first, split_count(end, SPLIT_SIZE, OCTAVE) - first
 
 
 @triton.jit
 def split_borders(
-    split, full, end, BLOCK_N: tl.constexpr, SPLIT_SIZE: tl.constexpr, WINDOW: tl.constexpr
-):
+    split, full, end, BLOCK_N: tl.constexpr, SPLIT_SIZE: tl.constexpr, OCTAVE: tl.constexpr,
+    WINDOW: tl.constexpr,
+):  # fmt: skip
     """(oldest, low, inner, high) of a split; `oldest` is the first key that any row sees.
 
     |low ... the windows' edge ... inner ... every row sees all ... the causal edge ... high|"""
-    low = split * SPLIT_SIZE
-    high = tl.minimum(low + SPLIT_SIZE, end)
+    low = split_start(split, SPLIT_SIZE, OCTAVE)
+    high = tl.minimum(split_start(split + 1, SPLIT_SIZE, OCTAVE), end)
     oldest = low
     inner = low
     if WINDOW > 0:
@@ -247,6 +260,7 @@ def attend_split(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    OCTAVE: tl.constexpr,
     WINDOW: tl.constexpr,  # last positions that a query sees, its own included; 0: all
     CAP_SCALE: tl.constexpr,  # logits are tanh(product * CAP_SCALE / 2 log2(e)); 0: the product
     TWO_LOOPS: tl.constexpr,
@@ -255,7 +269,7 @@ def attend_split(
 
     TWO_LOOPS walks the keys that need no mask apart: less work a tile, one more pipeline drain.
     """
-    oldest, low, inner, high = split_borders(split, full, end, BLOCK_N, SPLIT_SIZE, WINDOW)
+    oldest, low, inner, high = split_borders(split, full, end, BLOCK_N, SPLIT_SIZE, OCTAVE, WINDOW)
     edge = low
     top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
     if TWO_LOOPS:

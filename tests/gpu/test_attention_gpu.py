@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,6 +76,27 @@ def test_company_changes_no_bit(model: str) -> None:
     assert torch.equal(torch.cat(alone), together)
     mixed = case.step(backend, cache, [LAST, *[1] * (len(lens) - 1)], lens)
     assert torch.equal(mixed[LAST - 1 :], together)
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma", "phi"])
+def test_long_splits_change_no_bit(model: str) -> None:
+    """Red when decode, drafts or prefill disagree where splits have grown: 512, then 1,024 from
+    16,384 on, then 2,048 from 32,768."""
+    last = 35_000
+    case, backend = case_of(model, [last])
+    cache = case.cache(backend, fill=float("nan"))
+    case.feed(backend, cache, [32_500])
+    whole = case.step(backend, cache, [last - 32_500], [last])
+    want = case.expected([40], [last])
+    assert (whole[-40:].double() - want).norm() / want.norm() < 1e-2
+    ends = [32_501, 32_767, 32_768, 32_769, 34_815, 34_816, 34_817, last]
+    many = case.step(backend, cache, [1] * 8, ends, [0] * 8)
+    assert torch.equal(many, whole[[end - 32_501 for end in ends]])
+    alone = [case.step(backend, cache, [1], [end], max_context=65_536) for end in ends]
+    assert torch.equal(torch.cat(alone), many)
+    lone = TritonAttention(backend.dtype, replace(backend._config_of(case.spec), programs=1))
+    assert torch.equal(case.step(lone, cache, [1] * 8, ends, [0] * 8), many)
+    assert torch.equal(case.step(backend, cache, [3], [32_770]), whole[267:270])
 
 
 def test_graph_follows_growing_contexts() -> None:

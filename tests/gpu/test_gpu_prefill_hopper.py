@@ -31,6 +31,7 @@ STEPS = {  # queries, contexts: no table is a multiple of 16 wide, which would c
     "chunk": ([150], [1017]),
     "chunk to a split's end": ([160], [1024]),
     "long chunk": ([512], [2311]),
+    "splits of 1,024": ([700], [18_001]),
     "several": ([133, 700, 64, 40], [513, 1031, 64, 2000]),
 }
 

@@ -17,6 +17,7 @@ ORACLE = ReferenceAttention()  # same cache layout, and quicker to write through
 TILES = PagedConfig(16, 32, Launch(16, 4, 2), Launch(32, 4, 2))
 # One tile shape for both paths: the interpreter's matrix product may round by shape.
 EQUAL = PagedConfig(16, 32, Launch(16, 4, 2), Launch(16, 4, 2))
+GROWING = PagedConfig(16, 16, Launch(16, 4, 2), Launch(16, 4, 2), octave=1)  # 0 16 32 64 128 256
 
 QUERIES = [1, 11, 3, 1]
 CONTEXTS = [1, 39, 20, 70]
@@ -82,22 +83,25 @@ def test_chunk_size_changes_no_bit(chunk: int) -> None:
     assert torch.equal(torch.cat(parts), whole)
 
 
-def test_bound_and_lanes_change_no_bit() -> None:
-    lens = [1, 33, 70]
-    backend = TritonAttention(torch.float32, TILES)
+@pytest.mark.parametrize("tiles", [TILES, GROWING], ids=["equal", "growing"])
+def test_bound_and_lanes_change_no_bit(tiles: PagedConfig) -> None:
+    lens = [1, 33, 70] if tiles is TILES else [131]
+    backend = TritonAttention(torch.float32, tiles)
     case = make_case(lens, heads=(4, 2), device=DEVICE)
     cache = case.cache(backend, fill=float("nan"))
     case.feed(ORACLE, cache, lens)
     ones = [1] * len(lens)
     want = case.step(backend, cache, ones, lens)
-    for bound in (70, 128, 300):
+    check(want, case.expected(ones, lens), 1e-6)
+    for bound in (lens[-1], 256, 300):
         assert torch.equal(case.step(backend, cache, ones, lens, max_context=bound), want)
     for programs in (1, 12, 64):  # one lane that folds, two, one for each split
-        backend = TritonAttention(torch.float32, replace(TILES, programs=programs))
+        backend = TritonAttention(torch.float32, replace(tiles, programs=programs))
         assert torch.equal(case.step(backend, cache, ones, lens, max_context=200), want)
 
 
 KINDS = {
+    "plain": {},
     "window": {"window": 21},
     "window of one": {"window": 1},
     "cap and sinks": {"softcap": 2.0, "has_sinks": True},
@@ -105,10 +109,11 @@ KINDS = {
 }
 
 
+@pytest.mark.parametrize("tiles", [EQUAL, GROWING], ids=["equal", "growing"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_decode_draft_and_prefill_have_the_same_bits(kind: str) -> None:
+def test_decode_draft_and_prefill_have_the_same_bits(kind: str, tiles: PagedConfig) -> None:
     """63 .. 68 crosses a split border, the windows' edges one of splits or tiles before it."""
-    backend = TritonAttention(torch.float32, EQUAL)
+    backend = TritonAttention(torch.float32, tiles)
     case = make_case([68], heads=(4, 1), device=DEVICE, **KINDS[kind])
     cache = case.cache(backend, fill=float("nan"))
     case.feed(ORACLE, cache, [68])
@@ -170,16 +175,20 @@ def test_scratch_only_grows() -> None:
     assert again.split.acc.data_ptr() == large.split.acc.data_ptr()
 
 
+CONFIG = default_config(128, torch.bfloat16)
+
+
 @pytest.mark.parametrize(
-    ("programs", "splits", "lanes"),
-    [(8, 4, 32), (8, 256, 32), (128, 16, 2), (300, 4, 2), (512, 4, 1), (4096, 16, 1)],
+    ("programs", "context", "lanes"),
+    [(8, 2048, 32), (8, 131072, 32), (128, 8192, 2), (300, 2048, 2), (512, 2048, 1)],
 )
-def test_lanes_fill_the_chip(programs: int, splits: int, lanes: int) -> None:
-    assert lanes_of(programs, splits, default_config(128, torch.bfloat16)) == lanes
+def test_lanes_fill_the_chip(programs: int, context: int, lanes: int) -> None:
+    assert lanes_of(programs, CONFIG.splits.count(context), CONFIG) == lanes
 
 
 @pytest.mark.parametrize("programs", [8, 128, 512, 4096])
 def test_no_lane_walks_a_long_context_alone(programs: int) -> None:
     """Red when one long request among many short ones keeps a single program busy at the end."""
-    config = default_config(128, torch.bfloat16)
-    assert all(lanes_of(programs, n, config) * LONGEST_WALK >= n for n in (1, 16, 17, 64, 256))
+    for context in (1, 8192, 8193, 32768, 131072):
+        lanes = lanes_of(programs, CONFIG.splits.count(context), CONFIG)
+        assert lanes * LONGEST_WALK * CONFIG.split_size >= context

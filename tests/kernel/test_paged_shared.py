@@ -18,6 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 PAGE, SPLIT, NUM_PAGES, MAX_PAGES = 16, 32, 128, 8
 CONFIG = PagedConfig(16, SPLIT, Launch(16, 4, 2), Launch(16, 4, 2))
+GROWING = replace(CONFIG, split_size=16, octave=1)  # 0 16 32 64 128
 
 
 def batch_of(tables: list[list[int]], contexts: list[int]) -> Batch:
@@ -46,8 +47,14 @@ def batch_of(tables: list[list[int]], contexts: list[int]) -> Batch:
     )
 
 
-def attended(spec: AttnSpec, batch: Batch, cache: LayerCache, q: torch.Tensor) -> torch.Tensor:
-    backend = TritonAttention(DTYPE, CONFIG)
+def attended(
+    spec: AttnSpec,
+    batch: Batch,
+    cache: LayerCache,
+    q: torch.Tensor,
+    config: PagedConfig = CONFIG,
+) -> torch.Tensor:
+    backend = TritonAttention(DTYPE, config)
     plan = backend.plan(batch, spec, max_context=PAGE * MAX_PAGES)
     for scratch in backend._scratch:
         scratch.fill_(float("nan"))  # whatever is read must have been written
@@ -69,8 +76,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "growing"])
 def test_bits_are_those_of_reading_alone(name: str) -> None:
+    config = GROWING if name == "growing" else CONFIG
+    name = "all share" if name == "growing" else name
     tables, contexts = CASES[name]
     heads = (4, 2) if name == "one strays" else (6, 1)
     torch.manual_seed(0)
@@ -79,8 +88,8 @@ def test_bits_are_those_of_reading_alone(name: str) -> None:
     cache = LayerCache(*(torch.randn(shape, dtype=DTYPE, device=DEVICE) for _ in range(2)))
     q = torch.randn(len(contexts), heads[0], 32, dtype=DTYPE, device=DEVICE)
     batch = batch_of(tables, contexts)
-    alone = attended(spec, batch, cache, q)
-    together = attended(spec, replace(batch, shares_prefix=True), cache, q)
+    alone = attended(spec, batch, cache, q, config)
+    together = attended(spec, replace(batch, shares_prefix=True), cache, q, config)
     assert torch.isfinite(alone).all()
     assert torch.equal(alone, together)
 
