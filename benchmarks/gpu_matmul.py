@@ -224,7 +224,7 @@ def line(records: list[Record]) -> str:
     library = micros.pop("library")
     best = min(micros, key=micros.__getitem__)
     picked = micros[describe(pick_config(product.m, product.n, product.k))]
-    asks = is_faster(product.m, product.n, product.gated)
+    asks = is_faster(product.m, product.n, product.k, product.gated)
     regret = (library if asks else picked) / min(library, picked) - 1
     wrong = [f"{record.way} ({record.wrong})" for record in records if record.wrong]
     return (

@@ -128,17 +128,18 @@ class PagedCase:
             q, k, v = transformed(x[:context], transform, self.spec)
             group = self.spec.num_heads // self.spec.num_kv_heads
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-            logits = torch.einsum("qhd,khd->hqk", q, k) * self.spec.scale
+            before = context - q_len
+            logits = torch.einsum("qhd,khd->hqk", q[before:], k) * self.spec.scale
             if self.spec.softcap is not None:
                 logits = (logits / self.spec.softcap).tanh() * self.spec.softcap
-            logits += torch.full_like(logits, float("-inf")).triu(1)
+            logits += torch.full_like(logits, float("-inf")).triu(before + 1)
             if self.spec.window is not None:
-                logits += torch.full_like(logits, float("-inf")).tril(-self.spec.window)
+                logits += torch.full_like(logits, float("-inf")).tril(before - self.spec.window)
             if self.sinks is not None:
-                sinks = self.sinks.double().view(-1, 1, 1).expand(-1, context, 1)
+                sinks = self.sinks.double().view(-1, 1, 1).expand(-1, q_len, 1)
                 logits = torch.cat([logits, sinks], -1)
             weights = logits.softmax(-1)[..., :context]
-            outs.append(torch.einsum("hqk,khd->qhd", weights, v)[context - q_len :])
+            outs.append(torch.einsum("hqk,khd->qhd", weights, v))
         return torch.cat(outs)
 
 

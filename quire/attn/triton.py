@@ -35,8 +35,10 @@ SCRATCH_STEP = 1 << 22  # floats: scratch grows by multiples of 16 MB
 # Versions of Triton whose Gluon the Hopper kernel is written in; it is no stable language.
 GLUON_VERSIONS = ("3.6.",)
 COMPANY_LANES = 2  # at least, of sequences that share a prefix: nothing is folded there anyway
-# Of one lane, in least splits: a long context among many short ones would end alone.
+# Of one lane, in least splits: a long context among many short ones would end alone; short ones do
+# not differ by much.
 LONGEST_WALK = 16
+SHORT_WALK = 4
 
 _Ints = NDArray[np.signedinteger[Any]]
 
@@ -98,7 +100,6 @@ class TritonAttention:
         tokens = min(tokens, next_power_of_2(int(lens[short].max(initial=1))))
         few = _tiles(short, lens, contexts, tokens)
         many = _tiles(long, lens, contexts, config.prefill.block_m // group)
-        many = many[np.argsort(-many[:, 2], kind="stable")]  # most keys first: an even tail
 
         splits_of = config.splits.counts(few[:, 2])
         if window:
@@ -216,10 +217,11 @@ class TritonAttention:
 
 def lanes_of(programs: int, max_splits: int, config: PagedConfig) -> int:
     """How many share the splits of a tile. Where tiles fill the chip one does all, and leaves no
-    states to merge; contexts differ, so it takes twice as many for the programs to end together."""
-    longest = config.splits.start(max_splits)
-    fewest = -(-longest // (LONGEST_WALK * config.split_size))
-    if config.folds and programs >= 2 * config.programs:
+    states to merge; long contexts may differ by much, so that it takes twice as many then for the
+    programs to end together."""
+    longest = config.splits.start(max_splits) // config.split_size
+    fewest = -(-longest // LONGEST_WALK)
+    if config.folds and programs >= config.programs * (1 if longest <= SHORT_WALK else 2):
         return fewest
     return max(fewest, 1 + config.folds, config.programs // max(1, programs))
 
@@ -237,13 +239,15 @@ def _widened(config: PagedConfig, group: int) -> PagedConfig:
 
 
 def _tiles(seqs: _Ints, lens: _Ints, contexts: _Ints, tokens: int) -> _Ints:
-    """Cut the sequences' queries into tiles: [tiles, 3] of sequence, first token, keys seen."""
+    """Cut the sequences' queries into tiles: [tiles, 3] of sequence, first token, keys seen. Those
+    with most keys come first, so that the programs end together."""
     counts = -(-lens[seqs] // tokens)
     seq = np.repeat(seqs, counts)
     first = np.arange(len(seq)) - np.repeat(np.cumsum(counts) - counts, counts)
     start = first * tokens
     keys = contexts[seq] - lens[seq] + np.minimum(start + tokens, lens[seq])
-    return np.stack([seq, start, keys], 1).astype(np.int32)
+    tiles = np.stack([seq, start, keys], 1).astype(np.int32)
+    return tiles[np.argsort(-keys, kind="stable")]
 
 
 def _upload(tiles: _Ints, device: torch.device) -> Tensor:

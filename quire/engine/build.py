@@ -33,7 +33,7 @@ from quire.resolve import resolve
 from quire.runner.device import free_memory, peak_memory, reset_peak, total_memory
 from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
-from quire.runner.warmup import largest_step
+from quire.runner.warmup import compile_ahead, largest_step
 from quire.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ def _size_pool(
         return max(0, peak_memory(device) - before - pool_bytes)
 
     if device.type == "cuda":
+        compile_ahead(model, backend, heads, rows, sched.max_num_batched_tokens)
         weights = torch.cuda.memory_allocated(device)
         reset_peak(device)
         step = step_bytes()

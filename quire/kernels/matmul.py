@@ -88,7 +88,7 @@ class PreparedMatmul:
         w, bias = self.w, self.bias
         (m, k), n = x.shape, w.shape[0]
         is_plain = self._is_plain and x.is_contiguous() and x.data_ptr() % 16 == 0
-        if self._may_ask_library and is_plain and is_faster(m, n, self.gate is not None):
+        if self._may_ask_library and is_plain and is_faster(m, n, k, self.gate is not None):
             out = vendor_matmul(x, w, bias, torch.empty(m, n, dtype=x.dtype, device=x.device))
             return silu_mul(out, self.gate, interleaved=True) if self.gate else out
         out = torch.empty(m, n // 2 if self.gate else n, dtype=x.dtype, device=x.device)

@@ -35,7 +35,10 @@ _UP_TO_16 = TileConfig(16, 64, 128, 8, 4, swap=True)
 _UP_TO_32 = TileConfig(32, 64, 128, 8, 4, swap=True)
 _WIDE_UP_TO_16 = TileConfig(16, 64, 256, 5, 4, swap=True, tma=True)
 _UP_TO_64 = TileConfig(64, 64, 128, 6, 4, swap=True, tma=True)
-_WIDE_UP_TO_64 = TileConfig(64, 128, 64, 6, 4, tma=True)
+_WIDE_UP_TO_64 = (
+    TileConfig(64, 128, 64, 6, 4, tma=True),
+    TileConfig(64, 64, 128, 7, 4, swap=True, tma=True),
+)
 # More rows: what counts is how many rounds of the chip the tiles take, because the last round is
 # rarely full. Each with the time of a round, relative, as measured on an H200.
 _ROUNDS = (
@@ -61,8 +64,19 @@ def pick_config(m: int, n: int, k: int) -> TileConfig:
     if m <= 128 and fits_one_round(m, n):
         return _UP_TO_64
     if m <= 64:
-        return _WIDE_UP_TO_64 if is_wide else _UP_TO_64
+        return _least_tail(_WIDE_UP_TO_64, n) if is_wide else _UP_TO_64
     return _quickest(m, n)
+
+
+def _least_tail(configs: tuple[TileConfig, ...], n: int) -> TileConfig:
+    """The first that gets through n weight rows in the fewest rounds, counted in rows: a last round
+    of a few large tiles takes as long as a full one."""
+
+    def rows(config: TileConfig) -> int:
+        tiles = -(-n // config.block_n)
+        return -(-tiles // _MULTIPROCESSORS) * config.block_n
+
+    return min(configs, key=rows)
 
 
 def rounds_of(m: int, n: int) -> tuple[float, float]:

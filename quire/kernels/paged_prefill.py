@@ -107,14 +107,13 @@ def prefill_attention(
     _, kv_heads, page_size, head_dim = inputs.keys.shape
     group = q.shape[1] // kv_heads
     assert q.is_contiguous() and out.is_contiguous() and inputs.keys.is_contiguous()
-    table_stride = inputs.page_table.stride(0)
     _launch(
         (kv_heads, tiles.shape[0], 1),
         (
             q, inputs.keys, inputs.values, inputs.page_table, inputs.rows, inputs.query_starts,
             inputs.context_lens, tiles, out,
             q if inputs.sinks is None else inputs.sinks,  # unread without sinks
-            inputs.state_scale, table_stride,
+            inputs.state_scale, inputs.table_stride,
         ),
         {
             "TOKENS": config.prefill.block_m // group,
@@ -134,5 +133,5 @@ def prefill_attention(
             "num_warps": config.prefill.num_warps,
             "num_stages": config.prefill.num_stages,
         },
-        (inputs.kind, q.dtype, alignments(q, inputs.sinks), table_stride),
+        (inputs.kind, q.dtype, alignments(q, inputs.sinks), inputs.table_stride),
     )  # fmt: skip

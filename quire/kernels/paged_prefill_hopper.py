@@ -8,7 +8,6 @@ before. Written in Gluon, where layouts, barriers and registers are the kernel's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -35,6 +34,7 @@ from quire.kernels.hopper_ring import (
 from quire.kernels.launch import Launcher, alignments, int_kind
 from quire.kernels.paged_split import PagedInputs, tile_span
 from quire.kernels.paged_tile import INDEX_ARGS, PagedConfig, fold, fold_weights
+from quire.kernels.rehearsal import Memory
 from quire.kernels.splits import split_count, split_start
 
 __all__ = ["HopperPrefill"]
@@ -286,17 +286,6 @@ def _hopper_kernel(
 _launch = Launcher(_hopper_kernel)
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Where a cache lies: what a descriptor needs of a tensor, without keeping it alive."""
-
-    address: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
 @cache
 def _is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
@@ -335,13 +324,12 @@ class HopperPrefill:
         _, kv_heads, page_size, head_dim = inputs.keys.shape
         group = q.shape[1] // kv_heads
         assert q.is_contiguous() and out.is_contiguous() and inputs.keys.is_contiguous()
-        table_stride = inputs.page_table.stride(0)
         _launch(
             (kv_heads, tiles.shape[0], 1),
             (
                 q, self._descriptor(inputs.keys), self._descriptor(inputs.values),
                 inputs.page_table, inputs.rows, inputs.query_starts, inputs.context_lens, tiles,
-                out, inputs.state_scale, table_stride,
+                out, inputs.state_scale, inputs.table_stride,
             ),
             {
                 "TOKENS": BLOCK_M // group,
@@ -355,7 +343,7 @@ class HopperPrefill:
                 **early_options(),
                 "num_warps": 4,
             },
-            (inputs.kind, q.dtype, alignments(q, out), int_kind(table_stride)),
+            (inputs.kind, q.dtype, alignments(q, out), int_kind(inputs.table_stride)),
         )  # fmt: skip
 
     def _descriptor(self, cache: Tensor) -> TensorDescriptor:

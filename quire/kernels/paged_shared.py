@@ -112,12 +112,11 @@ def shared_attention(q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: Pa
     group = q.shape[1] // kv_heads
     assert grid.tiles is None and grid.company > 0, "sharing is for decode"
     assert not inputs.window, "a window moves on from what is shared"
-    table_stride = inputs.page_table.stride(0)
     _launch(
         (kv_heads, triton.cdiv(grid.num_tiles, grid.company), grid.max_splits),
         (
             q, inputs.keys, inputs.values, inputs.page_table, inputs.rows, inputs.context_lens,
-            grid.acc, grid.sums, inputs.state_scale, table_stride, grid.num_tiles,
+            grid.acc, grid.sums, inputs.state_scale, inputs.table_stride, grid.num_tiles,
             grid.max_splits,
         ),
         {
@@ -138,7 +137,7 @@ def shared_attention(q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: Pa
             "num_stages": config.prefill.num_stages,
         },
         (
-            inputs.kind, q.dtype, alignments(q, inputs.sinks), table_stride,
+            inputs.kind, q.dtype, alignments(q, inputs.sinks), inputs.table_stride,
             alignments(grid.acc, grid.sums),
         ),
     )  # fmt: skip

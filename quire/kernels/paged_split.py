@@ -68,6 +68,10 @@ class PagedInputs:
         return 2 * LOG2_E * self.scale / self.softcap if self.softcap else 0.0
 
     @property
+    def table_stride(self) -> int:
+        return self.page_table.stride(0)
+
+    @property
     def kind(self) -> tuple[object, ...]:
         """What a compiled kernel depends on, for the launcher; the integers are int32."""
         aligned = alignments(self.keys, self.values, self.page_table)
@@ -329,7 +333,6 @@ def split_attention(
     group = q.shape[1] // kv_heads
     assert q.is_contiguous() and out.is_contiguous() and inputs.keys.is_contiguous()
     assert grid.tile_tokens * group <= config.split.block_m, f"{grid.tile_tokens=} {group=}"
-    table_stride = inputs.page_table.stride(0)
     # States of wide heads that are left within the loop would not find room beside its tiles.
     walks = grid.folds or (not grid.company and head_dim <= WIDEST_WALK)
     _launch(
@@ -340,7 +343,7 @@ def split_attention(
             grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
             out, grid.acc, grid.sums,
             grid.sums if inputs.sinks is None else inputs.sinks,  # unread without sinks
-            inputs.state_scale, table_stride, grid.num_tiles, grid.max_splits,
+            inputs.state_scale, inputs.table_stride, grid.num_tiles, grid.max_splits,
         ),
         {
             "HAS_TILES": grid.tiles is not None,
@@ -366,7 +369,7 @@ def split_attention(
             "num_stages": _num_stages(grid, kv_heads, head_dim, config),
         },
         (
-            inputs.kind, q.dtype, alignments(q, inputs.sinks), table_stride,
+            inputs.kind, q.dtype, alignments(q, inputs.sinks), inputs.table_stride,
             alignments(grid.acc, grid.sums),
         ),
     )  # fmt: skip

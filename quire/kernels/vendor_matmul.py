@@ -4,8 +4,8 @@ cuBLAS without split-k sums each output as one chain of fp32 matrix-unit additio
 k, which is what `matmul_kernel.py` does, so for bf16 and fp16 its bits are ours for any number of
 rows; with split-k, its default, they follow the batch size. That is a property of the library we
 run with, not a promise of its makers: `agrees` compares the two on the weights' own shapes before
-a model relies on it, and a GPU test sweeps many more. It is faster than our tiles beyond a
-hundred rows or so, and much slower on some shapes below.
+a model relies on it, and a GPU test sweeps many more. It is faster than our tiles beyond 64 rows or
+so, and much slower on some shapes below.
 """
 
 from __future__ import annotations
@@ -16,20 +16,33 @@ import torch
 from torch import Tensor
 
 from quire.kernels.matmul_configs import fits_one_round, rounds_of
+from quire.kernels.rehearsal import rehearsal
 
 __all__ = ["agrees", "forbid_split_k", "is_faster", "vendor_matmul"]
 
 _CHECKED_ROWS = (72, 200, 520, 2048)
+_CHECKED_IF_DEEP = 24
 # Narrower or ragged weights, and rows that are not aligned, take older kernels of the library at
 # some sizes, which sum in another order.
 _LEAST_ROWS, _ROW_UNIT = 512, 64
+_SMALL = 8 << 20  # numbers of a weight that our tiles get through as fast in one round
 
 
-def is_faster(m: int, n: int, gated: bool) -> bool:
+def is_faster(m: int, n: int, k: int, gated: bool) -> bool:
     """As measured on an H200 (`benchmarks/gpu_matmul.py`)."""
     if gated and 192 < m <= 256 and _gate_pays(m, n):
         return False
-    return m > 128 or (m > 64 and not fits_one_round(m, n))
+    if m > 128:
+        return True
+    if m > 64:
+        return n * k > _SMALL or not fits_one_round(m, n)
+    return m > 16 and not gated and _is_deep(n, k)
+
+
+def _is_deep(n: int, k: int) -> bool:
+    """Long sums, and so few of them that our tiles leave half of the chip idle. The library's are
+    narrower; below 4,096 it has none that are quick."""
+    return n >= 4096 and k >= 3 * n
 
 
 def _gate_pays(m: int, n: int) -> bool:
@@ -72,9 +85,14 @@ def agrees(w: Tensor, bias: Tensor | None, ours: Callable[[Tensor], Tensor]) -> 
         return False
     forbid_split_k()
     random = torch.Generator(w.device).manual_seed(0)
-    for rows in _CHECKED_ROWS:
-        x = _spread(rows, w, random)
-        out = torch.empty(rows, w.shape[0], dtype=w.dtype, device=w.device)
+    checked = (_CHECKED_IF_DEEP, *_CHECKED_ROWS) if _is_deep(n, k) else _CHECKED_ROWS
+    inputs = [_spread(rows, w, random) for rows in checked]
+    if w.is_cuda:
+        with rehearsal():
+            for x in inputs:
+                ours(x)
+    for x in inputs:
+        out = torch.empty(len(x), n, dtype=w.dtype, device=w.device)
         if not torch.equal(vendor_matmul(x, w, bias, out), ours(x)):
             return False
     return True

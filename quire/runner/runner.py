@@ -63,7 +63,7 @@ class ModelRunner:
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
-                self._decode_logits, rows.max_rows, rows.max_len, spare_row=rows.max_rows
+                self.decode_logits, rows.max_rows, rows.max_len, spare_row=rows.max_rows
             )
 
     @torch.inference_mode()
@@ -203,7 +203,7 @@ class ModelRunner:
         ctx = ForwardContext(batches[0], self.backend, plans, self.pool)
         return self.model.forward(ctx, tail)
 
-    def _decode_logits(
+    def decode_logits(
         self, row_ids: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
     ) -> Tensor:
         bound = np.full(row_ids.shape[0], max_context, dtype=np.int32)

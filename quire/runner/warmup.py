@@ -1,4 +1,4 @@
-"""Warm-up: the largest step the scheduler may plan, through the same execute() as every step."""
+"""Warm-up: steps of the sizes to expect, through the same execute() as every step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
 from quire.params import SamplingParams
 from quire.request import RequestId
+from quire.runner.graphs import SHORTEST_CONTEXT
 from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
 from quire.step import Admission, PageWrite, StepPlan, Work
+
+SHORT_PROMPT = 32  # tokens
 
 
 def largest_step(
@@ -26,14 +29,49 @@ def largest_step(
 
     Returns the bytes of that pool, which are not the step's own.
     """
+    num_rows, each = _largest(rows, num_tokens)
+    plan, num_pages = _step(model, heads, num_rows, each, SamplingParams(top_p=0.9, seed=0))
+    runner = _runner(model, backend, heads, rows, num_pages)
+    runner.execute(plan).result()
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    rows.page_tables.zero_()  # its page ids were those of the small pool
+    return runner.pool.data.nbytes
+
+
+def compile_ahead(
+    model: Decoder,
+    backend: AttentionBackend,
+    heads: AttnSpec,
+    rows: RequestRows,
+    num_tokens: int,
+) -> None:
+    """Compile side by side the kernels of the largest step, of a first prompt and of a decode."""
+    from quire.kernels.rehearsal import rehearsal
+
+    runner = _runner(model, backend, heads, rows, num_pages=1)  # nothing is written
+    greedy, chosen = SamplingParams(temperature=0.0), SamplingParams(top_p=0.9, seed=0)
+    steps = [(*_largest(rows, num_tokens), chosen), (1, min(SHORT_PROMPT, rows.max_len), greedy)]
+    with torch.inference_mode(), torch.cuda.device(model.device), rehearsal():
+        for num_rows, each, params in steps:
+            runner.execute(_step(model, heads, num_rows, each, params)[0])
+        one = torch.zeros(1, dtype=torch.int32, device=model.device)
+        runner.decode_logits(one, one, min(SHORTEST_CONTEXT, rows.max_len), shares_prefix=False)
+    rows.page_tables.zero_()
+
+
+def _largest(rows: RequestRows, num_tokens: int) -> tuple[int, int]:
+    """(rows, tokens of each) that fill a budget."""
     num_rows = min(rows.max_rows, num_tokens)
-    each = min(num_tokens // num_rows, rows.max_len)
+    return num_rows, min(num_tokens // num_rows, rows.max_len)
+
+
+def _step(
+    model: Decoder, heads: AttnSpec, num_rows: int, each: int, params: SamplingParams
+) -> tuple[StepPlan, int]:
+    """New requests of `each` tokens, and the number of pages that they need."""
     pages_each = -(-each // heads.page_size)
     groups = layer_groups(model.spec.windows, model.spec.num_layers)
-    num_pages = len(groups) * num_rows * pages_each + 1
-    pool = PagePool(backend, heads, groups, num_pages, model.dtype, model.device)
-    runner = ModelRunner(model, backend, heads, pool, rows, use_graphs=False)
-    params = SamplingParams(top_p=0.9, seed=0)
     admissions, works, writes = [], [], []
     for row in range(num_rows):
         admissions.append(Admission(RequestId(row), row, [0] * each, each, params, row, ()))
@@ -42,8 +80,12 @@ def largest_step(
             first = 1 + (group * num_rows + row) * pages_each
             writes += [PageWrite(row, i, first + i, group) for i in range(pages_each)]
     plan = StepPlan(tuple(works), tuple(admissions), tuple(writes))
-    runner.execute(plan).result()
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-    rows.page_tables.zero_()  # its page ids were those of the small pool
-    return pool.data.nbytes
+    return plan, len(groups) * num_rows * pages_each + 1
+
+
+def _runner(
+    model: Decoder, backend: AttentionBackend, heads: AttnSpec, rows: RequestRows, num_pages: int
+) -> ModelRunner:
+    groups = layer_groups(model.spec.windows, model.spec.num_layers)
+    pool = PagePool(backend, heads, groups, num_pages, model.dtype, model.device)
+    return ModelRunner(model, backend, heads, pool, rows, use_graphs=False)

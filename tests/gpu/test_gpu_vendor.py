@@ -62,12 +62,15 @@ def _library(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     return vendor_matmul(x, w, bias, out)
 
 
-def _batches(seed: int) -> list[int]:
-    """Batch sizes, mostly odd, as many between 65 and 130 as between 4,096 and 8,192."""
-    draw = random.Random(seed)
+def _batches(n: int, k: int) -> list[int]:
+    """Batch sizes, mostly odd, as many between 65 and 130 as between 4,096 and 8,192; for deep
+    weights, which the library gets from 17 rows on, some below."""
+    draw = random.Random(n * k)
     some = [65, 96, 128, 129, 256, MAX_ROWS]
     while len(some) < NUM_BATCHES:
         some.append(round(math.exp(draw.uniform(math.log(65), math.log(MAX_ROWS)))))
+    if library.is_faster(17, n, k, gated=False):
+        some += [17, 24, 32, 33, 48, 64, *(draw.randrange(17, 65) for _ in range(6))]
     return some
 
 
@@ -78,7 +81,7 @@ def _disagreements(w: Tensor, bias: Tensor | None) -> dict[int, int]:
     wanted = _ours(x, w, bias)
     draw = random.Random(n)
     found: dict[int, int] = {}
-    for m in _batches(n * k):
+    for m in _batches(n, k):
         # Anywhere in the large batch: a row's bits do not follow its place either.
         start = draw.randrange(MAX_ROWS - m + 1)
         got = _library(x[start : start + m], w, bias)

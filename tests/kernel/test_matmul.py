@@ -186,6 +186,11 @@ def test_picked_configs_fit_the_chip(m: int, n: int, k: int) -> None:
     assert config.block_m <= max(16, 2 * m), "more than half of each tile is padding"
 
 
+def test_wide_weights_leave_no_short_round() -> None:
+    assert pick_config(64, 28672, 4096).block_n == 128
+    assert pick_config(64, 34816, 5120).block_n == 64  # of 128 there were 2 rounds and 8 tiles
+
+
 def test_one_round_is_a_tile_for_each_multiprocessor() -> None:
     assert fits_one_round(64, 132 * 64) and not fits_one_round(64, 132 * 64 + 1)
     assert fits_one_round(128, 66 * 64) and not fits_one_round(129, 66 * 64)

@@ -180,7 +180,10 @@ CONFIG = default_config(128, torch.bfloat16)
 
 @pytest.mark.parametrize(
     ("programs", "context", "lanes"),
-    [(8, 2048, 32), (8, 131072, 32), (128, 8192, 2), (300, 2048, 2), (512, 2048, 1)],
+    [
+        *[(8, 2048, 32), (8, 131072, 32), (128, 8192, 2)],
+        *[(240, 2048, 2), (256, 2048, 1), (256, 8192, 2), (512, 8192, 1)],
+    ],
 )
 def test_lanes_fill_the_chip(programs: int, context: int, lanes: int) -> None:
     assert lanes_of(programs, CONFIG.splits.count(context), CONFIG) == lanes
