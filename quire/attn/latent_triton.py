@@ -50,6 +50,7 @@ class LatentTriton(LatentAttention):
         block_keys: int = BLOCK_KEYS,
     ) -> None:
         super().__init__(dtype)
+        assert config is None or config.octave == 0, "latents are cut evenly"
         self._config, self._block_keys = config, block_keys
         self._layouts: dict[int, TritonAttention] = {}  # by number of heads: owners of scratch
 

@@ -188,6 +188,8 @@ class TritonAttention:
 
     def _config_of(self, spec: AttnSpec) -> PagedConfig:
         config = self._config or default_config(spec.head_dim, self.dtype)
+        if spec.window is not None:  # few splits anyway: longer ones would leave lanes idle
+            config = replace(config, octave=0)
         return _widened(config, spec.num_heads // spec.num_kv_heads)
 
     def _grid(

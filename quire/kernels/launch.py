@@ -59,7 +59,7 @@ class Launcher:
             if variant is None:
                 outlines = tuple(map(outline, args))
                 job = partial(self._compile, grid, outlines, constants, key)
-                rehearsal.add((self, key), job)
+                rehearsal.add((self, key), (self, key[1:]), job)
             return
         if variant is None:
             compiled = self.kernel[grid](*args, **constants)
@@ -78,7 +78,8 @@ class Launcher:
         key: Hashable,
     ) -> None:
         compiled = self.kernel.warmup(*args, grid=grid, **constants)
-        self._variants[key] = self._variant(compiled, len(args), constants)
+        if compiled is not None:
+            self._variants[key] = self._variant(compiled, len(args), constants)
 
     def _variant(self, compiled: Any, num_args: int, constants: Mapping[str, object]) -> Variant:
         names = self.kernel.arg_names[num_args:]

@@ -64,19 +64,19 @@ def pick_config(m: int, n: int, k: int) -> TileConfig:
     if m <= 128 and fits_one_round(m, n):
         return _UP_TO_64
     if m <= 64:
-        return _least_tail(_WIDE_UP_TO_64, n) if is_wide else _UP_TO_64
+        return _least_tail(_WIDE_UP_TO_64, n, k) if is_wide else _UP_TO_64
     return _quickest(m, n)
 
 
-def _least_tail(configs: tuple[TileConfig, ...], n: int) -> TileConfig:
+def _least_tail(configs: tuple[TileConfig, ...], n: int, k: int) -> TileConfig:
     """The first that gets through n weight rows in the fewest rounds, counted in rows: a last round
-    of a few large tiles takes as long as a full one."""
+    of a few large tiles takes as long as a full one. One that does not divide k comes last."""
 
-    def rows(config: TileConfig) -> int:
+    def cost(config: TileConfig) -> tuple[bool, int]:
         tiles = -(-n // config.block_n)
-        return -(-tiles // _MULTIPROCESSORS) * config.block_n
+        return k % config.block_k != 0, -(-tiles // _MULTIPROCESSORS) * config.block_n
 
-    return min(configs, key=rows)
+    return min(configs, key=cost)
 
 
 def rounds_of(m: int, n: int) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from threading import Lock
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -46,10 +47,19 @@ def outline(arg: object) -> object:
 class Rehearsal:
     threads: ThreadPoolExecutor
     jobs: dict[Hashable, Future[None]] = field(default_factory=dict)
+    locks: dict[Hashable, Lock] = field(default_factory=dict)
 
-    def add(self, key: Hashable, compile_it: Callable[[], None]) -> None:
+    def add(self, key: Hashable, kernel: Hashable, compile_it: Callable[[], None]) -> None:
+        """Keys that may stand for the same compiled `kernel` take turns: the first compiles and
+        loads it, which is no single step, the others find it there."""
         if key not in self.jobs:
-            self.jobs[key] = self.threads.submit(compile_it)
+            lock = self.locks.setdefault(kernel, Lock())
+            self.jobs[key] = self.threads.submit(_alone, lock, compile_it)
+
+
+def _alone(lock: Lock, compile_it: Callable[[], None]) -> None:
+    with lock:
+        compile_it()
 
 
 _current: ContextVar[Rehearsal | None] = ContextVar("rehearsal", default=None)

@@ -21,7 +21,7 @@ from quire.kernels.rehearsal import rehearsal
 __all__ = ["agrees", "forbid_split_k", "is_faster", "vendor_matmul"]
 
 _CHECKED_ROWS = (72, 200, 520, 2048)
-_CHECKED_IF_DEEP = 24
+_CHECKED_IF_DEEP = (24, 48)
 # Narrower or ragged weights, and rows that are not aligned, take older kernels of the library at
 # some sizes, which sum in another order.
 _LEAST_ROWS, _ROW_UNIT = 512, 64
@@ -85,7 +85,7 @@ def agrees(w: Tensor, bias: Tensor | None, ours: Callable[[Tensor], Tensor]) -> 
         return False
     forbid_split_k()
     random = torch.Generator(w.device).manual_seed(0)
-    checked = (_CHECKED_IF_DEEP, *_CHECKED_ROWS) if _is_deep(n, k) else _CHECKED_ROWS
+    checked = (*_CHECKED_IF_DEEP, *_CHECKED_ROWS) if _is_deep(n, k) else _CHECKED_ROWS
     inputs = [_spread(rows, w, random) for rows in checked]
     if w.is_cuda:
         with rehearsal():

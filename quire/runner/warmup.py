@@ -49,12 +49,14 @@ def compile_ahead(
     """Compile side by side the kernels of the largest step, of a first prompt and of a decode."""
     from quire.kernels.rehearsal import rehearsal
 
-    runner = _runner(model, backend, heads, rows, num_pages=1)  # nothing is written
-    greedy, chosen = SamplingParams(temperature=0.0), SamplingParams(top_p=0.9, seed=0)
-    steps = [(*_largest(rows, num_tokens), chosen), (1, min(SHORT_PROMPT, rows.max_len), greedy)]
+    steps = (
+        _step(model, heads, *_largest(rows, num_tokens), SamplingParams(top_p=0.9, seed=0)),
+        _step(model, heads, 1, min(SHORT_PROMPT, rows.max_len), SamplingParams(temperature=0.0)),
+    )
+    runner = _runner(model, backend, heads, rows, max(num_pages for _, num_pages in steps))
     with torch.inference_mode(), torch.cuda.device(model.device), rehearsal():
-        for num_rows, each, params in steps:
-            runner.execute(_step(model, heads, num_rows, each, params)[0])
+        for plan, _ in steps:
+            runner.execute(plan)
         one = torch.zeros(1, dtype=torch.int32, device=model.device)
         runner.decode_logits(one, one, min(SHORTEST_CONTEXT, rows.max_len), shares_prefix=False)
     rows.page_tables.zero_()

@@ -96,7 +96,7 @@ class Scheduler:
         ordered, shares_prefix = list(works.values()), False
         if not admissions and len(ordered) >= WORTH_SHARING_AMONG:
             shares_prefix = self._side_by_side(ordered)
-        if not admissions and not shares_prefix:
+        if not admissions and not late and not shares_prefix:
             # Longest contexts first: those are what a step of decodes would end up waiting for.
             ordered.sort(key=attrgetter("start"), reverse=True)
         return StepPlan(tuple(ordered), tuple(admissions), writes, copies, shares_prefix)

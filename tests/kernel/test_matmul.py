@@ -189,6 +189,7 @@ def test_picked_configs_fit_the_chip(m: int, n: int, k: int) -> None:
 def test_wide_weights_leave_no_short_round() -> None:
     assert pick_config(64, 28672, 4096).block_n == 128
     assert pick_config(64, 34816, 5120).block_n == 64  # of 128 there were 2 rounds and 8 tiles
+    assert pick_config(64, 34816, 2880).block_k == 64  # which the narrow tile's does not divide
 
 
 def test_one_round_is_a_tile_for_each_multiprocessor() -> None:

@@ -239,3 +239,16 @@ def test_no_livelock_in_a_pool_that_fits_one_request(
         assert request.output == expected(request, 16 - request.num_prompt)
         assert case.finishes(request.id) == ["length"]
     case.assert_all_returned()
+
+
+def test_longest_contexts_come_first_in_a_step_of_decodes() -> None:
+    """Red when the longest request is the last that the device begins with."""
+    case = Case()
+    for prompt in ([1, 2, 3], list(range(10, 19)), [4, 5, 6, 7, 8]):
+        case.add(prompt, max_tokens=4)
+    case.run()
+    decodes = [plan for plan in case.plans if len(plan.works) == 3 and not plan.admissions]
+    assert decodes
+    for plan in decodes:
+        starts = [work.start for work in plan.works]
+        assert starts == sorted(starts, reverse=True)
