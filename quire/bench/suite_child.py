@@ -120,13 +120,17 @@ def _throughput(bench: Workbench, row: Row, run: int) -> Timed:
 def main(task: Record) -> None:
     """`task`: model, options of the engine, num_warm, rows as dictionaries, seconds there are."""
     begin = time.perf_counter()
+    from quire.bench.machine import machine_rates
     from quire.bench.offline import vocab_size
     from quire.llm import LLM
 
     llm = LLM(task["model"], **task["options"])
     bench = Workbench(llm, vocab_size(llm))
     bench.warm_up(task["num_warm"])
-    _say({"engine": _described(llm), "ready_s": time.perf_counter() - begin})
+    ready = {"engine": _described(llm), "ready_s": time.perf_counter() - begin}
+    pages = llm._engine.runner.pool.data
+    before = machine_rates(pages)._asdict()
+    _say({**ready, "machine": {"before": before}})
     for fields in task["rows"]:
         row = Row(**fields)
         left = task["seconds"] - (time.perf_counter() - begin)
@@ -136,6 +140,7 @@ def main(task: Record) -> None:
         start = time.perf_counter()
         record = measure(bench, row)
         _say({"row": row.name, **record, "took_s": time.perf_counter() - start})
+    _say({**ready, "machine": {"before": before, "after": machine_rates(pages)._asdict()}})
 
 
 def _described(llm: LLM) -> Record:

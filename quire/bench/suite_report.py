@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from quire.bench.machine import Rates
 from quire.bench.markdown import markdown_table, number
 from quire.bench.peers import H200, TARGETS, VLLM, VLLM_NAME, VLLM_SOURCE
 from quire.bench.suite import Row, h200_suite
@@ -111,5 +112,7 @@ def markdown(data: Record) -> str:
         if "H200" not in engine["device"]:
             notes.append(f"- {shape} ran on {engine['device']}: ratios here compare machines.")
         notes.append(f"- {shape}: " + ", ".join(f"{k} {v}" for k, v in engine.items() if v))
+        for when, rates in record.get("machine", {}).items():
+            notes.append(f"- {shape}, {when} its rows: the machine {Rates(**rates).describe()}.")
     table = markdown_table(COLUMNS, table_rows(found))
     return f"{table}\n\n{mean_line(found)}\n\n" + "\n".join(notes) + "\n"

@@ -141,6 +141,10 @@ def test_a_rehearsal_measures_every_kind_of_row(rehearsed):
     first, again = (data["rows"][f"start-8b-{turn}"] for turn in ("first", "again"))
     assert first["value"] > again["runs"]["building"] > 0
     assert data["engines"]["8b"]["engine"]["device"] == "cpu"
+    rates = data["engines"]["8b"]["machine"]
+    assert list(rates) == ["before", "after"]
+    assert all(rate > 0 for found in rates.values() for rate in found.values())
+    assert "after its rows: the machine reads" in markdown(data)
 
 
 def test_a_rehearsal_is_compared_with_nobody(rehearsed):
