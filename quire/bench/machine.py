@@ -44,7 +44,7 @@ def machine_rates(memory: Tensor) -> Rates:
 
     device = memory.device
     is_cuda = device.type == "cuda"
-    words = memory.view(-1).view(torch.int32)[: READ // 4]
+    words = memory.view(-1).view(torch.float32)[: READ // 4]
     square = SQUARE if is_cuda else 256
     dtype = torch.bfloat16 if is_cuda else torch.float32
     x, w = (torch.randn(square, square, device=device).to(dtype) for _ in range(2))
