@@ -9,13 +9,16 @@ other backend; `select.py` picks one with a reason.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 
     from quire.forward import Batch
+
+    IntArray = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class AttnCaps:
     head_dims: frozenset[int] | None  # None: any
     page_sizes: frozenset[int] | None  # None: any
     graphs: bool  # decode plans may be replayed inside a captured graph
+    prompt_graphs: bool = False  # so may those of prompts: the backend is a PromptPlanner too
 
 
 class LayerCache(NamedTuple):
@@ -92,3 +96,23 @@ class AttentionBackend(Protocol):
         """Causal attention of [tokens, heads, dim] queries over the pages -> same shape. `sinks`
         [heads] f32 are logits that take part in the softmax and bring no value."""
         ...
+
+
+class PromptPlanner(Protocol):
+    """A backend whose plan of a prompt's step is data on the device, of a fixed size."""
+
+    def prompt_tiles(
+        self, query_lens: IntArray, context_lens: IntArray, num_tokens: int, spec: AttnSpec
+    ) -> IntArray:
+        """The work of two sequences that feed `num_tokens` together; its shape depends on those
+        and on the spec alone."""
+        ...
+
+    def plan_prompt(self, batch: Batch, spec: AttnSpec, tiles: Tensor) -> object:
+        """A plan that reads what to do from `prompt_tiles` on the device."""
+        ...
+
+
+def prompt_planner(backend: AttentionBackend) -> PromptPlanner:
+    assert backend.caps.prompt_graphs, f"{type(backend).__name__} plans no prompts on the device"
+    return cast("PromptPlanner", backend)

@@ -60,6 +60,7 @@ class TritonAttention:
         head_dims=None,
         page_sizes=frozenset({16, 32, 64, 128, 256}),
         graphs=True,
+        prompt_graphs=True,
     )
 
     def __init__(
@@ -115,6 +116,19 @@ class TritonAttention:
                 batch, spec, tiles[: len(few)], tokens, int(splits_of.max()), scratch
             )
         return TritonPlan(batch, config, split, tiles[len(few) :] if len(many) else None)
+
+    def prompt_tiles(
+        self, query_lens: _Ints, context_lens: _Ints, num_tokens: int, spec: AttnSpec
+    ) -> _Ints:
+        """[tiles, 3] for the prefill kernel, few queries or many: no path changes a bit. Those too
+        many are the first one again."""
+        tokens = self._config_of(spec).prefill.block_m // (spec.num_heads // spec.num_kv_heads)
+        tiles = _tiles(np.arange(2), query_lens, context_lens, tokens)
+        most = -(-num_tokens // tokens) + 1
+        return np.concatenate([tiles, np.repeat(tiles[:1], most - len(tiles), 0)])
+
+    def plan_prompt(self, batch: Batch, spec: AttnSpec, tiles: Tensor) -> TritonPlan:
+        return TritonPlan(batch, self._config_of(spec), None, tiles.view(-1, 3))
 
     def prepare(
         self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, plan: object, spec: AttnSpec

@@ -7,6 +7,7 @@ everything else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,16 +21,23 @@ from quire.step import Work
 
 
 class StepShape:
-    """The host's view of one step: who feeds what, as arrays. Pads with the spare row."""
+    """The host's view of one step: who feeds what, as arrays. Pads with the spare row: decodes to
+    `pad_to` rows, a prompt to `pad_tokens` by a sequence that feeds the rest."""
 
-    def __init__(self, works: tuple[Work, ...], spare_row: int, pad_to: int = 0) -> None:
+    def __init__(
+        self, works: tuple[Work, ...], spare_row: int, pad_to: int = 0, pad_tokens: int = 0
+    ) -> None:
         num_pad = max(0, pad_to - len(works))
         columns = np.asarray([(w.row, w.start, w.num_tokens, w.sample) for w in works], np.int32)
         if num_pad:
             pad = np.tile(np.asarray([[spare_row, 0, 1, 0]], np.int32), (num_pad, 1))
             columns = np.concatenate((columns, pad))
+        if pad_tokens:
+            rest = pad_tokens - sum(work.num_tokens for work in works)
+            columns = np.concatenate((columns, np.asarray([[spare_row, 0, rest, 0]], np.int32)))
         self.num_real = len(works)
         self.is_padded = pad_to > 0  # laid out for a captured graph
+        self.is_padded_prompt = pad_tokens > 0
         self.rows, self.starts, self.query_lens = columns[:, 0], columns[:, 1], columns[:, 2]
         self.context_lens = self.starts + self.query_lens
         self.query_ends = np.cumsum(self.query_lens, dtype=np.int32)
@@ -77,6 +85,17 @@ class FedTokens(NamedTuple):
 def ragged_batches(
     rows: RequestRows, shape: StepShape, sent: dict[str, Tensor], page_size: int
 ) -> tuple[Batch, ...]:
+    return fed_batches(rows, sent, page_size, shape.query_lens, shape.context_lens)
+
+
+def fed_batches(
+    rows: RequestRows,
+    sent: Mapping[str, Tensor],
+    page_size: int,
+    host_query_lens: IntArray,
+    host_context_lens: IntArray,
+) -> tuple[Batch, ...]:
+    """Runs of tokens. Everything on the device derives from the step's upload."""
     fed = fed_tokens(rows, sent["token_rows"], sent["positions"], page_size)
     first = Batch(
         input_ids=fed.input_ids,
@@ -87,8 +106,8 @@ def ragged_batches(
         rows=sent["rows"],
         page_table=rows.page_tables[0],
         page_size=page_size,
-        host_query_lens=shape.query_lens,
-        host_context_lens=shape.context_lens,
+        host_query_lens=host_query_lens,
+        host_context_lens=host_context_lens,
     )
     return _by_group(first, rows, fed.slots)
 

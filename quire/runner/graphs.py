@@ -48,7 +48,7 @@ class GraphCache:
         self.step, self.max_context, self.spare_row = step, max_context, spare_row
         self.sizes = [n for n in BATCH_SIZES if n < max_batch] + [max_batch]
         self.graphs: dict[tuple[int, int, bool], Captured] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self.memory = torch.cuda.graph_pool_handle()
 
     def covers(self, num_seqs: int, longest: int) -> bool:
         """Whether a graph of this size is worth its attention scratch, which grows with both."""
@@ -85,6 +85,6 @@ class GraphCache:
             self.step(spare, zeros, max_context, shares_prefix)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self.memory):
             logits = self.step(rows, positions, max_context, shares_prefix)
         return Captured(graph, rows, positions, logits)

@@ -14,17 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.attn.backend import AttentionBackend, AttnSpec
+from quire.attn.backend import AttentionBackend, AttnSpec, prompt_planner
 from quire.forward import Batch, ForwardContext, Tail
 from quire.grammar.live import LiveMatchers
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
 from quire.runner import rows as bits
-from quire.runner.gather import StepShape, decode_batches, ragged_batches
+from quire.runner.gather import StepShape, decode_batches, fed_batches, ragged_batches
 from quire.runner.graphs import GraphCache
 from quire.runner.masks import GrammarMasks, StepMask
 from quire.runner.pending import Draw, PendingStep, PromptPart
 from quire.runner.pooling import PooledPart, Pools
+from quire.runner.prompt_graphs import Inputs, PromptGraphs
 from quire.runner.rows import RequestRows, needs_of
 from quire.runner.sampling import sample_inputs
 from quire.runner.tail import min_dropped, sampled_batch
@@ -65,6 +66,9 @@ class ModelRunner:
             self.graphs = GraphCache(
                 self.decode_logits, rows.max_rows, rows.max_len, spare_row=rows.max_rows
             )
+        self.prompt_graphs: PromptGraphs | None = None
+        if self.graphs is not None and backend.caps.prompt_graphs:
+            self.prompt_graphs = PromptGraphs(self.prompt_logits, self.graphs)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingStep:
@@ -84,6 +88,8 @@ class ModelRunner:
             logits = logits[: shape.num_real]
             if len(shape.sampled) < shape.num_real:  # someone fed a prompt's last-but-one token
                 logits = logits[sent["sample_index"]]
+        elif self.prompt_graphs is not None and shape.is_padded_prompt:
+            logits = self.prompt_graphs.replay(sent, int(shape.context_lens[0]))
         else:
             batches = self._batches(shape, sent)
             tail = self._tail(plan, shape, sent, batches)
@@ -113,8 +119,14 @@ class ModelRunner:
             if self._can_replay(plan):
                 assert self.graphs is not None
                 pad_to = self.graphs.batch_bucket(len(plan.works))
-            shape = StepShape(plan.works, self.rows.max_rows, pad_to)
+            pad_tokens = 0 if pad_to else self._prompt_size(plan)
+            shape = StepShape(plan.works, self.rows.max_rows, pad_to, pad_tokens)
             shape.stage(arrays)
+            if pad_tokens:
+                lens = (shape.query_lens, shape.context_lens)
+                arrays["tiles"] = prompt_planner(self.backend).prompt_tiles(
+                    *lens, pad_tokens, self.spec
+                )
         self.rows.stage(plan, arrays)
         if plan.page_copies:
             copies = np.asarray(plan.page_copies, dtype=np.int32)
@@ -139,6 +151,17 @@ class ModelRunner:
         if self.expand_prompts and self._feeds_prompt(plan):
             return False
         return self.graphs.covers(len(works), 1 + max(w.start for w in works))
+
+    def _prompt_size(self, plan: StepPlan) -> int:
+        """Tokens to pad a lone prompt's last chunk to, for a captured graph; 0: there is none."""
+        if self.prompt_graphs is None or len(plan.works) != 1 or self.expand_prompts:
+            return 0
+        work = plan.works[0]
+        if not work.sample or self._reads_hidden(plan.works):
+            return 0
+        if any(needs_of(a.params) & bits.HIDDEN for a in plan.admissions):
+            return 0
+        return self.prompt_graphs.size_for(work.num_tokens, work.start + work.num_tokens)
 
     def _reads_hidden(self, works: tuple[Work, ...]) -> bool:
         """Whether somebody whose row is set came for more than the tokens drawn."""
@@ -210,6 +233,25 @@ class ModelRunner:
         size = self.spec.page_size
         batches = decode_batches(self.rows, row_ids, positions, size, bound, shares_prefix)
         return self.model.logits(self._forward(batches, max_context))
+
+    def prompt_logits(self, sent: Inputs, max_context: int) -> Tensor:
+        """Of a padded prompt. Everything derives from the upload, so a graph can capture it."""
+        bound = np.full(2, max_context, dtype=np.int32)
+        batches = fed_batches(self.rows, sent, self.spec.page_size, bound, bound)
+        planner = prompt_planner(self.backend)
+        plans = tuple(
+            planner.plan_prompt(batch, spec, sent["tiles"])
+            for batch, spec in zip(batches, self._group_specs, strict=True)
+        )
+
+        def planned() -> object:
+            group = self.pool.group_of(self.model.spec.num_layers - 1)
+            last = (sent["sample_rows"], sent["sample_positions"] - 1)
+            batch = decode_batches(self.rows, *last, self.spec.page_size, bound[:1])[group]
+            return self.backend.plan(batch, self._group_specs[group], max_context)
+
+        ctx = ForwardContext(batches[0], self.backend, plans, self.pool)
+        return self.model.logits(self.model.forward(ctx, Tail(sent["sample_index"], planned)))
 
     # ------------------------------------------------------------ outputs
 

@@ -1,0 +1,87 @@
+"""PromptGraphs: CUDA graphs of steps that feed one short prompt and nothing else.
+
+Launching such a step kernel by kernel takes the host longer than the kernels take. A graph is keyed
+by the tokens it is padded to and by an upper bound on the context, as those of decodes are
+(`graphs.py`), whose memory it shares. Padding is a sequence of its own, on the spare row. Inputs
+are the step's upload, read where it lay when the graph was captured. A size is captured when it
+comes for the second time: the first prompt of all is not kept waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.runner.graphs import GraphCache
+
+SIZES = (32, 64, 96, 128, 192, 256, 320, 384, 448, 512)  # beyond, kernels take longer than the host
+FEWEST = 17  # below, a prompt is read like a draft
+
+# What a step of one prompt uploads before anything whose size varies.
+STAGED = (
+    *("rows", "positions", "sample_rows", "sample_positions", "sample_index"),
+    *("token_rows", "query_starts", "context_lens", "tiles"),
+)
+
+Inputs = Mapping[str, Tensor]
+PromptStep = Callable[[Inputs, int], Tensor]  # (upload, max_context) -> logits
+
+
+@dataclass(slots=True)
+class CapturedPrompt:
+    graph: torch.cuda.CUDAGraph
+    inputs: Inputs
+    logits: Tensor  # [1, vocab]
+
+    def replay(self, inputs: Inputs) -> Tensor:
+        for name, own in self.inputs.items():
+            if own.data_ptr() != inputs[name].data_ptr():
+                own.copy_(inputs[name])
+        self.graph.replay()
+        return self.logits
+
+
+class PromptGraphs:
+    def __init__(self, step: PromptStep, decodes: GraphCache) -> None:
+        self.step, self.decodes = step, decodes
+        self.graphs: dict[tuple[int, int], CapturedPrompt] = {}
+        self._seen: set[tuple[int, int]] = set()
+
+    def size_for(self, num_tokens: int, context: int) -> int:
+        """Tokens to pad to, if there is or should be a graph for this step; otherwise 0."""
+        if not FEWEST <= num_tokens <= SIZES[-1]:
+            return 0
+        size = next(size for size in SIZES if size >= num_tokens)
+        if size > self.decodes.max_context or not self.decodes.covers(1, context):
+            return 0
+        key = (size, self.decodes.context_bucket(context))
+        if key in self._seen:
+            return size
+        self._seen.add(key)
+        return 0
+
+    def replay(self, inputs: Inputs, context: int) -> Tensor:
+        """`inputs` are those of a step padded to `size_for`; a new graph keeps them."""
+        bound = self.decodes.context_bucket(context)
+        key = (len(inputs["positions"]), bound)
+        captured = self.graphs.get(key)
+        if captured is None:
+            inputs = {name: inputs[name] for name in STAGED}
+            captured = self.graphs[key] = self._capture(inputs, bound)
+        return captured.replay(inputs)
+
+    def _capture(self, inputs: Inputs, bound: int) -> CapturedPrompt:
+        # Once outside the capture: compiles kernels and sizes workspaces. What it writes, the
+        # replay writes again.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.step(inputs, bound)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.decodes.memory):
+            logits = self.step(inputs, bound)
+        return CapturedPrompt(graph, inputs, logits)
