@@ -67,9 +67,9 @@ def logits_of(family: str, num_tokens: int, size: int) -> tuple[Tensor, Tensor]:
     return seen[0], pool.data[:, :, 1:].clone()  # page 0 is where padding goes
 
 
-@pytest.mark.parametrize("num_tokens", [19, 32, 40])
+@pytest.mark.parametrize("num_tokens", [19, 24])
 def test_a_padded_prompt_has_the_bits_of_the_plain_one(num_tokens: int) -> None:
     want, pages = logits_of("llama-gqa", num_tokens, 0)
-    got, padded_pages = logits_of("llama-gqa", num_tokens, 40)
+    got, padded_pages = logits_of("llama-gqa", num_tokens, 24)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
     torch.testing.assert_close(padded_pages, pages, rtol=0, atol=1e-6)
