@@ -149,7 +149,7 @@ def _described(llm: LLM) -> Record:
     device = llm._engine.config.device
     name = torch.cuda.get_device_name() if device == "cuda" else device
     decisions = {decision.what: decision.value for decision in llm.decisions}
-    return {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda, **decisions}
+    return {**decisions, "device": name, "torch": torch.__version__, "cuda": torch.version.cuda}
 
 
 def _say(record: Record) -> None:
