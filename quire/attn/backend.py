@@ -101,6 +101,10 @@ class AttentionBackend(Protocol):
 class PromptPlanner(Protocol):
     """A backend whose plan of a prompt's step is data on the device, of a fixed size."""
 
+    def fewest_tokens(self, spec: AttnSpec) -> int:
+        """Fewer in a step are better planned as a few queries."""
+        ...
+
     def prompt_tiles(
         self, query_lens: IntArray, context_lens: IntArray, num_tokens: int, spec: AttnSpec
     ) -> IntArray:

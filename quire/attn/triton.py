@@ -117,6 +117,9 @@ class TritonAttention:
             )
         return TritonPlan(batch, config, split, tiles[len(few) :] if len(many) else None)
 
+    def fewest_tokens(self, spec: AttnSpec) -> int:
+        return self._config_of(spec).split.block_m // (spec.num_heads // spec.num_kv_heads) + 1
+
     def prompt_tiles(
         self, query_lens: _Ints, context_lens: _Ints, num_tokens: int, spec: AttnSpec
     ) -> _Ints:

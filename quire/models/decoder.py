@@ -225,8 +225,9 @@ class Decoder:
         """[sparse layers, experts] tokens each expert got, counted from now on; again: from zero.
 
         Graphs keep what they were captured with, so the first call comes before the first step.
-        Rows that pad a graph's batch are counted like all others. Where a step has a tail, the last
-        layer's experts get, and count, its rows only: compare experts of a layer, not layers.
+        Rows that pad a graph's batch and those of the run before its capture are counted like all
+        others. Where a step has a tail, the last layer's experts get, and count, its rows only:
+        compare experts of a layer, not layers.
         """
         sparse = [block.mlp for block in self.blocks if isinstance(block.mlp, SparseMLP)]
         if self.spec.moe is None or not sparse:

@@ -4,7 +4,8 @@ A graph is keyed by how many sequences it is padded to and by an upper bound on 
 that a short batch does not launch the split-KV programs of a long one. Inputs are two vectors,
 rows and positions, read where they lay when the graph was captured; uploads bring them there again
 (`upload.py`), so a replay need not copy them. The batch derives from them inside the graph; the
-output is the logits buffer. All graphs share one memory pool: only one runs at a time.
+output is the logits buffer. All graphs share one memory pool: only one runs at a time. Where memory
+does not suffice for a graph, its steps are launched kernel by kernel from then on.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class GraphCache:
         self.sizes = [n for n in BATCH_SIZES if n < max_batch] + [max_batch]
         self.graphs: dict[tuple[int, int, bool], Captured] = {}
         self.memory = torch.cuda.graph_pool_handle()
+        self._too_large: set[tuple[int, int, bool]] = set()
 
     def covers(self, num_seqs: int, longest: int) -> bool:
         """Whether a graph of this size is worth its attention scratch, which grows with both."""
@@ -69,22 +71,32 @@ class GraphCache:
         """rows and positions are already padded to a batch bucket. A new graph keeps them."""
         key = (rows.shape[0], self.context_bucket(longest), shares_prefix)
         captured = self.graphs.get(key)
+        if captured is None and key not in self._too_large:
+            try:
+                captured = self.graphs[key] = self._capture(rows, positions, *key[1:])
+            except torch.OutOfMemoryError:
+                self._too_large.add(key)
         if captured is None:
-            bounds = (self.context_bucket(longest), shares_prefix)
-            captured = self.graphs[key] = self._capture(rows, positions, *bounds)
+            return self.step(rows, positions, *key[1:])
         return captured.replay(rows, positions)
 
     def _capture(
         self, rows: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
     ) -> Captured:
-        # Once outside the capture, on the spare row: compiles kernels and sizes workspaces.
         spare, zeros = torch.full_like(rows, self.spare_row), torch.zeros_like(positions)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.step(spare, zeros, max_context, shares_prefix)
-        torch.cuda.current_stream().wait_stream(side)
+        run_aside(lambda: self.step(spare, zeros, max_context, shares_prefix))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.memory):
             logits = self.step(rows, positions, max_context, shares_prefix)
         return Captured(graph, rows, positions, logits)
+
+
+def run_aside(work: Callable[[], object]) -> None:
+    """Once before a capture, on a stream of its own: compiles kernels and sizes workspaces."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(side):
+            work()
+    finally:
+        torch.cuda.current_stream().wait_stream(side)

@@ -4,7 +4,8 @@ Launching such a step kernel by kernel takes the host longer than the kernels ta
 by the tokens it is padded to and by an upper bound on the context, as those of decodes are
 (`graphs.py`), whose memory it shares. Padding is a sequence of its own, on the spare row. Inputs
 are the step's upload, read where it lay when the graph was captured. A size is captured when it
-comes for the second time: the first prompt of all is not kept waiting.
+comes for the second time: the first prompt of all is not kept waiting; one that memory does not
+suffice for never again.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.runner.graphs import GraphCache
+from quire.runner.graphs import GraphCache, run_aside
 
 SIZES = (32, 64, 96, 128, 192, 256, 320, 384, 448, 512)  # beyond, kernels take longer than the host
-FEWEST = 17  # below, a prompt is read like a draft
+FEWEST = 17  # shorter ones have not been measured
 
 # What a step of one prompt uploads before anything whose size varies.
 STAGED = (
@@ -45,21 +46,23 @@ class CapturedPrompt:
 
 
 class PromptGraphs:
-    def __init__(self, step: PromptStep, decodes: GraphCache) -> None:
-        self.step, self.decodes = step, decodes
+    def __init__(self, step: PromptStep, decodes: GraphCache, fewest: int) -> None:
+        """`fewest` tokens are many to the attention backend: its plans of prompts are for those."""
+        self.step, self.decodes, self.fewest = step, decodes, max(FEWEST, fewest)
         self.graphs: dict[tuple[int, int], CapturedPrompt] = {}
         self._seen: set[tuple[int, int]] = set()
+        self._too_large: set[tuple[int, int]] = set()
 
     def size_for(self, num_tokens: int, context: int) -> int:
         """Tokens to pad to, if there is or should be a graph for this step; otherwise 0."""
-        if not FEWEST <= num_tokens <= SIZES[-1]:
+        if not self.fewest <= num_tokens <= SIZES[-1]:
             return 0
         size = next(size for size in SIZES if size >= num_tokens)
         if size > self.decodes.max_context or not self.decodes.covers(1, context):
             return 0
         key = (size, self.decodes.context_bucket(context))
         if key in self._seen:
-            return size
+            return 0 if key in self._too_large else size
         self._seen.add(key)
         return 0
 
@@ -70,17 +73,15 @@ class PromptGraphs:
         captured = self.graphs.get(key)
         if captured is None:
             inputs = {name: inputs[name] for name in STAGED}
-            captured = self.graphs[key] = self._capture(inputs, bound)
+            try:
+                captured = self.graphs[key] = self._capture(inputs, bound)
+            except torch.OutOfMemoryError:
+                self._too_large.add(key)
+                return self.step(inputs, bound)
         return captured.replay(inputs)
 
     def _capture(self, inputs: Inputs, bound: int) -> CapturedPrompt:
-        # Once outside the capture: compiles kernels and sizes workspaces. What it writes, the
-        # replay writes again.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.step(inputs, bound)
-        torch.cuda.current_stream().wait_stream(side)
+        run_aside(lambda: self.step(inputs, bound))  # what it writes, the replay writes again
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.decodes.memory):
             logits = self.step(inputs, bound)

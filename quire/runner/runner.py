@@ -68,7 +68,8 @@ class ModelRunner:
             )
         self.prompt_graphs: PromptGraphs | None = None
         if self.graphs is not None and backend.caps.prompt_graphs:
-            self.prompt_graphs = PromptGraphs(self.prompt_logits, self.graphs)
+            fewest = prompt_planner(backend).fewest_tokens(spec)
+            self.prompt_graphs = PromptGraphs(self.prompt_logits, self.graphs, fewest)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingStep:
@@ -157,9 +158,9 @@ class ModelRunner:
         if self.prompt_graphs is None or len(plan.works) != 1 or self.expand_prompts:
             return 0
         work = plan.works[0]
-        if not work.sample or self._reads_hidden(plan.works):
-            return 0
-        if any(needs_of(a.params) & bits.HIDDEN for a in plan.admissions):
+        new = [needs_of(a.params) for a in plan.admissions if a.row == work.row]
+        reads_hidden = bool(new[0] & bits.HIDDEN) if new else self._reads_hidden(plan.works)
+        if not work.sample or reads_hidden:
             return 0
         return self.prompt_graphs.size_for(work.num_tokens, work.start + work.num_tokens)
 

@@ -99,3 +99,20 @@ def test_prompt_logprobs_of_one_token_chunks(max_chunk: int) -> None:
     assert sorted(found[3]) == list(range(len(prompt) - 1)), "positions without logprobs"
     for position, value in found[3].items():
         assert abs(value - want[position, prompt[position + 1]].item()) < 1e-4
+
+
+def test_who_had_the_row_before_does_not_decide_on_a_prompts_graph() -> None:
+    """Red when a prompt is judged by the wishes of the request that had its row last, or when one
+    that wants its hidden states gets a graph, which keeps them inside."""
+    asked = []
+
+    class Asked:
+        def size_for(self, num_tokens: int, context: int) -> int:
+            asked.append(num_tokens)
+            return 0
+
+    engine = tiny_engine(tiny_model("llama-gqa"))
+    engine.runner.prompt_graphs = Asked()
+    for request in (make(1, prompt_logprobs=1), make(2), make(3, prompt_logprobs=1)):
+        collect(engine, [request])
+    assert [n for n in asked if n > 1] == [len(PROMPTS[2])]
