@@ -150,8 +150,8 @@ METRICS = (
     Metric(
         "expert_tokens",
         "counter",
-        "Tokens given to each expert, padding and first runs of captured steps included. Not exposed"
-        " where layers times experts exceed 2,048.",
+        "Tokens given to each expert, padding and first runs of captured steps included. Not"
+        " exposed where layers times experts exceed 2,048.",
         ("layer", "expert"),
     ),
     Metric(
