@@ -41,11 +41,10 @@ class EagerPrompts:
 
 def logits_of(family: str, num_tokens: int, size: int) -> tuple[Tensor, Tensor]:
     """Logits after a prompt, padded to `size` unless that is 0, and the pages it left."""
-    model = tiny_engine(tiny_model(family)).runner.model
-    heads = tiny_engine(tiny_model(family)).runner.spec
+    plain = tiny_engine(tiny_model(family)).runner
+    model, heads, groups = plain.model, plain.spec, plain.pool.groups
     backend = TritonAttention(torch.float32, TILES)
     plan, num_pages = _step(model, heads, 1, num_tokens, SamplingParams(temperature=0.0))
-    groups = tiny_engine(tiny_model(family)).runner.pool.groups
     rows = RequestRows(2, MAX_LEN, -(-MAX_LEN // heads.page_size), model.device, len(groups))
     pool = PagePool(backend, heads, groups, num_pages, model.dtype, model.device)
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs=False)
