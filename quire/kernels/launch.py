@@ -58,13 +58,12 @@ class Launcher:
         if self.skips_rehearsals and (rehearsal := current_rehearsal()) is not None:
             if variant is None:
                 outlines = tuple(map(outline, args))
-                job = partial(self._compile, grid, outlines, constants, key)
-                rehearsal.add((self, key), (self, key[1:]), job)
+                compile_it = partial(self._compile, grid, outlines, constants)
+                keep = partial(self._keep, key, len(args), constants)
+                rehearsal.add((self, key), (self, key[1:]), compile_it, keep)
             return
         if variant is None:
-            compiled = self.kernel[grid](*args, **constants)
-            if compiled is not None:  # the interpreter compiles nothing
-                self._variants[key] = self._variant(compiled, len(args), constants)
+            self._keep(key, len(args), constants, self.kernel[grid](*args, **constants))
             return
         launch, before, after = variant
         stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
@@ -75,19 +74,37 @@ class Launcher:
         grid: tuple[int, int, int],
         args: tuple[object, ...],
         constants: Mapping[str, object],
-        key: Hashable,
-    ) -> None:
+    ) -> Any:
+        """In a thread of a rehearsal: all that takes time."""
         compiled = self.kernel.warmup(*args, grid=grid, **constants)
         if compiled is not None:
-            self._variants[key] = self._variant(compiled, len(args), constants)
+            _build_entry(compiled)
+        return compiled
 
-    def _variant(self, compiled: Any, num_args: int, constants: Mapping[str, object]) -> Variant:
+    def _keep(
+        self, key: Hashable, num_args: int, constants: Mapping[str, object], compiled: Any
+    ) -> None:
+        if compiled is None:  # the interpreter compiles nothing
+            return
         names = self.kernel.arg_names[num_args:]
         values = tuple(constants[name] for name in names)
         launch, options = _entry(compiled.run)
         # No metadata for hooks, and no hooks before and after.
         hooks = (compiled.packed_metadata, None, None, None)
-        return Variant(launch, (compiled.function, *options, *hooks), values)
+        self._variants[key] = Variant(launch, (compiled.function, *options, *hooks), values)
+
+
+def _is_known() -> bool:
+    version: str = triton.__version__
+    return version.startswith(KNOWN_VERSIONS)
+
+
+def _build_entry(compiled: Any) -> None:
+    """Compile the launcher behind a kernel's `run` and leave it on disk, which may happen in any
+    thread. This one is thrown away: launchers are modules of one name, and those that two threads
+    load at a time may be taken for each other."""
+    if _is_known():
+        triton.runtime.driver.active.launcher_cls(compiled.src, compiled.metadata)
 
 
 def _entry(run: Any) -> tuple[Any, tuple[object, ...]]:
@@ -98,7 +115,7 @@ def _entry(run: Any) -> tuple[Any, tuple[object, ...]]:
     """
     from triton.backends.nvidia.driver import CudaLauncher
 
-    is_known = type(run) is CudaLauncher and triton.__version__.startswith(KNOWN_VERSIONS)
+    is_known = type(run) is CudaLauncher and _is_known()
     if not is_known or run.global_scratch_size or run.profile_scratch_size:
         return run, ()
     return run.launch, (run.launch_cooperative_grid, run.launch_pdl, None, None)

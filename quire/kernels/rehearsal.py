@@ -2,9 +2,10 @@
 
 A kernel compiled when it is first launched keeps everybody waiting; a first start needs some
 twenty, a second each. Inside `with rehearsal():` launchers launch nothing. Those that miss a
-variant hand it to threads, which compile it and load it, mostly outside the interpreter's lock;
-the block ends when all are there. What kernels would have written stays as it was: a rehearsal's
-results mean nothing, and its plain torch operations must not follow them as indices.
+variant hand it to threads, which compile it, mostly outside the interpreter's lock; when all are
+there the block ends with loading them, one after the other. What kernels would have written stays
+as it was: a rehearsal's results mean nothing, and its plain torch operations must not follow them
+as indices.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from threading import Lock
+from typing import Any
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -46,20 +48,27 @@ def outline(arg: object) -> object:
 @dataclass(slots=True)
 class Rehearsal:
     threads: ThreadPoolExecutor
-    jobs: dict[Hashable, Future[None]] = field(default_factory=dict)
+    jobs: dict[Hashable, tuple[Future[Any], Callable[[Any], None]]] = field(default_factory=dict)
     locks: dict[Hashable, Lock] = field(default_factory=dict)
 
-    def add(self, key: Hashable, kernel: Hashable, compile_it: Callable[[], None]) -> None:
-        """Keys that may stand for the same compiled `kernel` take turns: the first compiles and
-        loads it, which is no single step, the others find it there."""
+    def add(
+        self,
+        key: Hashable,
+        kernel: Hashable,
+        compile_it: Callable[[], Any],
+        keep: Callable[[Any], None],
+    ) -> None:
+        """`keep` gets what `compile_it` returns, in this thread when all are compiled. Keys that
+        may stand for the same compiled `kernel` take turns: the first compiles it, which is no
+        single step, the others find it there."""
         if key not in self.jobs:
             lock = self.locks.setdefault(kernel, Lock())
-            self.jobs[key] = self.threads.submit(_alone, lock, compile_it)
+            self.jobs[key] = self.threads.submit(_alone, lock, compile_it), keep
 
 
-def _alone(lock: Lock, compile_it: Callable[[], None]) -> None:
+def _alone(lock: Lock, compile_it: Callable[[], Any]) -> Any:
     with lock:
-        compile_it()
+        return compile_it()
 
 
 _current: ContextVar[Rehearsal | None] = ContextVar("rehearsal", default=None)
@@ -78,5 +87,5 @@ def rehearsal() -> Iterator[None]:
             yield
         finally:
             _current.reset(token)
-    for job in found.jobs.values():
-        job.result()
+    for job, keep in found.jobs.values():
+        keep(job.result())
