@@ -211,12 +211,13 @@ def _layout(
     if config.tma and not (aligned and is_even):
         config = replace(config, tma=False)
     return Layout(
-        grid=(-(-m // config.block_m) * -(-n // config.block_n), 1, 1),
+        grid=(-(-m // config.block_m) * -(-n // config.num_rows), 1, 1),
         config=config,
         options={
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
             "BLOCK_K": config.block_k,
+            "ROWS": config.num_rows,
             "GROUP_M": config.group_m,
             "EVEN_K": is_even,
             "SWAP": config.swap,

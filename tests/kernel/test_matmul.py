@@ -21,6 +21,7 @@ CONFIGS = {
     "swap": TileConfig(16, 64, 128, 2, 4, swap=True),
     "swap-tma": TileConfig(16, 64, 128, 2, 4, swap=True, tma=True),
     "swap-narrow": TileConfig(16, 32, 256, 2, 4, swap=True),
+    "swap-part": TileConfig(16, 64, 128, 2, 4, swap=True, rows=24),
     "plain": TileConfig(32, 32, 64, 2, 4),
     "plain-tma": TileConfig(32, 32, 64, 2, 4, tma=True),
     "groups-of-two": TileConfig(16, 32, 64, 2, 4, group_m=2),
@@ -111,6 +112,17 @@ def test_strided_views_and_empty_batch() -> None:
     assert torch.equal(matmul(x, w), _exact(x, w))
     assert matmul(x[:0], w).shape == (0, 40)
     assert matmul(x[:0], w, gate="silu").shape == (0, 20)
+
+
+@pytest.mark.parametrize("m", [1, 4, 5, 16, 17, 32])
+@pytest.mark.parametrize("n", [1024, 3000, 4096, 5120, 6144, 7168, 8440])
+def test_few_rows_keep_most_of_the_chip_reading(m: int, n: int) -> None:
+    """In one round, with one program at a time on a multiprocessor, and whole pairs of a gate."""
+    config = pick_config(m, n, 4096)
+    assert config.num_rows % 8 == 0
+    assert 88 <= -(-n // config.num_rows) <= 132
+    room = (config.block_m + config.block_n) * config.block_k * 2 * config.num_stages
+    assert room > (228 << 10) / 2
 
 
 @pytest.mark.parametrize("gated", [False, True])
