@@ -18,8 +18,7 @@ from torch import Tensor
 
 from quire.runner.graphs import GraphCache, run_aside
 
-SIZES = (32, 64, 96, 128, 192, 256, 320, 384, 448, 512)  # beyond, kernels take longer than the host
-FEWEST = 17  # shorter ones have not been measured
+SIZES = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)  # beyond, kernels outlast the host
 
 # What a step of one prompt uploads before anything whose size varies.
 STAGED = (
@@ -48,7 +47,7 @@ class CapturedPrompt:
 class PromptGraphs:
     def __init__(self, step: PromptStep, decodes: GraphCache, fewest: int) -> None:
         """`fewest` tokens are many to the attention backend: its plans of prompts are for those."""
-        self.step, self.decodes, self.fewest = step, decodes, max(FEWEST, fewest)
+        self.step, self.decodes, self.fewest = step, decodes, fewest
         self.graphs: dict[tuple[int, int], CapturedPrompt] = {}
         self._seen: set[tuple[int, int]] = set()
         self._too_large: set[tuple[int, int]] = set()

@@ -70,4 +70,4 @@ def test_few_tokens_are_left_to_the_plan_for_few(
 ) -> None:
     graphs = PromptGraphs(counted.step, decodes, fewest)
     assert [graphs.size_for(30, context=600) for _ in range(2)] == sizes
-    assert [graphs.size_for(n, context=n) for n in (16, 513, 16, 513)] == [0] * 4
+    assert [graphs.size_for(n, context=n) for n in (4, 513, 4, 513)] == [0] * 4

@@ -123,10 +123,13 @@ def test_cost_follows_the_window(queries: int) -> None:
         q = torch.randn(queries, 8, 256, device="cuda").bfloat16()
         plan = backend.plan(batch, case.spec)
         backend.run(q, cache, plan, case.spec)
+        return min(once(q, plan) for _ in range(40))  # others may use the device too
+
+    def once(q: torch.Tensor, plan: object) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         begin.record()
-        for _ in range(50):
+        for _ in range(3):
             backend.run(q, cache, plan, case.spec)
         end.record()
         end.synchronize()
