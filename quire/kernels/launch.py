@@ -55,7 +55,8 @@ class Launcher:
         """`args` are the run-time arguments in order, `constants` the rest by name and options."""
         key = (kind, *constants.values())
         variant = self._variants.get(key)
-        if self.skips_rehearsals and (rehearsal := current_rehearsal()) is not None:
+        rehearsal = current_rehearsal()
+        if rehearsal is not None and self.skips_rehearsals:
             if variant is None:
                 outlines = tuple(map(outline, args))
                 compile_it = partial(self._compile, grid, outlines, constants)
@@ -63,6 +64,8 @@ class Launcher:
                 rehearsal.add((self, key), (self, key[1:]), compile_it, keep)
             return
         if variant is None:
+            if rehearsal is not None:
+                rehearsal.settle()  # this loads a launcher as well
             self._keep(key, len(args), constants, self.kernel[grid](*args, **constants))
             return
         launch, before, after = variant

@@ -207,6 +207,7 @@ def _layout(
     n, k = w.shape
     if config is None:
         config = _FP32_CONFIG if w.dtype == torch.float32 else pick_config(m, n, k)
+    assert config.num_rows <= config.block_n and config.num_rows % 2 == 0, f"{config.num_rows=}"
     is_even = k % config.block_k == 0
     if config.tma and not (aligned and is_even):
         config = replace(config, tma=False)

@@ -36,9 +36,9 @@ class TileConfig:
 _MULTIPROCESSORS = 132
 _WIDE = 16384  # weight rows that take several rounds of the chip: other tiles pay
 _ROW_UNIT = 8  # weight rows a program owns are a multiple
-# Multiprocessors that a widening product of a few rows leaves to attention, which starts its few
-# programs while the product ends.
-_LEFT_TO_ATTENTION, _FEW = 28, 4
+# Multiprocessors that a widening product of a few rows leaves alone if it can: where it is a
+# projection to heads, attention starts its few programs while the product ends.
+_LEFT_ALONE, _FEW = 28, 4
 
 _UP_TO_16 = TileConfig(16, 64, 128, 8, 4, swap=True)
 _UP_TO_32 = TileConfig(32, 64, 128, 8, 4, swap=True)
@@ -87,10 +87,10 @@ def _dealt_out(config: TileConfig, m: int, n: int, k: int) -> TileConfig:
 
     Where tiles are fewer, some multiprocessors idle. Which ones depends on where the kernel before
     ended first, and some choices share a way to memory: the same product then takes 42 or 59 us.
-    No fewer stages: where two programs fit on one multiprocessor, they are put there.
+    No fewer than six stages: where two programs fit on one multiprocessor, they are put there.
     """
-    places = _MULTIPROCESSORS - (_LEFT_TO_ATTENTION if m <= _FEW and n > k else 0)
-    rows = -(-n // (places * _ROW_UNIT)) * _ROW_UNIT
+    places = _MULTIPROCESSORS - (_LEFT_ALONE if m <= _FEW and n > k else 0)
+    rows = max(1, -(-n // (places * _ROW_UNIT))) * _ROW_UNIT
     if rows >= config.block_n:
         return config
     return replace(config, rows=rows, num_stages=8 if is_deep(n, k) else 6)

@@ -74,7 +74,7 @@ def matmul_kernel(
     y,  # [M, N], or [M, N / 2] when gated
     M, N, K, stride_xm, stride_wn, stride_ym,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    ROWS: tl.constexpr,  # of a tile's BLOCK_N weight rows, how many are its own; the rest is zero
+    ROWS: tl.constexpr,  # of a tile's BLOCK_N weight rows, how many are its own and stored
     GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr, TMA: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATE: tl.constexpr,  # an activation: rows of w are gate, up, gate, up ..., y = act(gate) * up

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -65,6 +65,10 @@ class Rehearsal:
             lock = self.locks.setdefault(kernel, Lock())
             self.jobs[key] = self.threads.submit(_alone, lock, compile_it), keep
 
+    def settle(self) -> None:
+        """Until no thread is at work."""
+        wait(job for job, _ in self.jobs.values())
+
 
 def _alone(lock: Lock, compile_it: Callable[[], Any]) -> Any:
     with lock:
@@ -87,5 +91,9 @@ def rehearsal() -> Iterator[None]:
             yield
         finally:
             _current.reset(token)
+    failed = [job for job, _ in found.jobs.values() if job.exception() is not None]
     for job, keep in found.jobs.values():
-        keep(job.result())
+        if job not in failed:
+            keep(job.result())
+    for job in failed:
+        job.result()

@@ -16,6 +16,7 @@ from quire.runner.runner import ModelRunner
 from quire.step import Admission, PageWrite, StepPlan, Work
 
 SHORT_PROMPT = 32  # tokens
+SOME = 8  # sequences: their products use other tiles than those of one (`matmul_configs.py`)
 
 
 def largest_step(
@@ -46,7 +47,7 @@ def compile_ahead(
     rows: RequestRows,
     num_tokens: int,
 ) -> None:
-    """Compile side by side the kernels of the largest step, of a first prompt and of a decode."""
+    """Compile side by side the kernels of the largest step, of a first prompt and of decodes."""
     from quire.kernels.rehearsal import rehearsal
 
     steps = (
@@ -57,8 +58,10 @@ def compile_ahead(
     with torch.inference_mode(), torch.cuda.device(model.device), rehearsal():
         for plan, _ in steps:
             runner.execute(plan)
-        one = torch.zeros(1, dtype=torch.int32, device=model.device)
-        runner.decode_logits(one, one, min(SHORTEST_CONTEXT, rows.max_len), shares_prefix=False)
+        for size in sorted({1, min(SOME, rows.max_rows)}):
+            fed = torch.zeros(size, dtype=torch.int32, device=model.device)
+            bound = min(SHORTEST_CONTEXT, rows.max_len)
+            runner.decode_logits(fed, fed, bound, shares_prefix=False)
     rows.page_tables.zero_()
 
 

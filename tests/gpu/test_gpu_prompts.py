@@ -61,6 +61,7 @@ def test_same_tokens_behind_a_cached_prefix(family: str) -> None:
     plain, engine = engine_of(model, enforce_eager=True), engine_of(model)
     assert one_by_one(engine, asked) == one_by_one(plain, asked)
     hits = engine.core.scheduler.stats().prefix_hit_tokens
-    assert hits > 3000, hits  # 9 times 192 and 688
-    fewest = engine.runner.prompt_graphs.fewest
-    assert replayed(engine) >= (6 if fewest <= 11 else 4)  # two or three sizes, two bounds
+    assert hits > 3000, hits  # 9 times 192 and 688, less behind windows
+    graphs = engine.runner.prompt_graphs
+    assert graphs is not None
+    assert len(graphs.graphs) >= (6 if graphs.fewest <= 11 else 4)  # sizes times bounds

@@ -7,6 +7,8 @@ masking mistake shows, rounding does not. Rounding is `tests/gpu/test_matmul_gpu
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,6 +82,17 @@ def test_gate_on_the_way_out_is_the_gate_after(
     torch.testing.assert_close(out, want, rtol=2e-3, atol=1e-6)
     assert (out == want).float().mean() > 0.98  # NumPy's exp may follow the layout, rarely
     assert block[m:].isnan().all() and block[:, n // 2 :].isnan().all()
+
+
+@pytest.mark.parametrize("gate", [None, "silu"])
+def test_a_program_writes_its_own_rows_only(gate: str | None) -> None:
+    """Of one program alone: those after it would write over what it left in their place."""
+    x, w = _integers(5, 128), _integers(70, 128)
+    out = torch.full((5, 35 if gate else 70), float("nan"), dtype=x.dtype, device=DEVICE)
+    call = plan_matmul(x, w, None, out, CONFIGS["swap-part"], gate)
+    replace(call, layout=replace(call.layout, grid=(1, 1, 1))).run()
+    own = 12 if gate else 24
+    assert out[:, :own].isfinite().all() and out[:, own:].isnan().all()
 
 
 def test_interleave_pairs_gates_with_ups() -> None:
@@ -194,7 +207,8 @@ def test_picked_configs_fit_the_chip(m: int, n: int, k: int) -> None:
     stage = (config.block_m + config.block_n) * config.block_k * 2
     assert stage * config.num_stages <= 227 * 1024
     assert max(config.block_m, config.block_n, config.block_k) <= 256  # a descriptor's box
-    assert config.block_n % 2 == 0  # gates come in pairs
+    assert config.num_rows % 2 == 0  # gates come in pairs
+    assert 0 < config.num_rows <= config.block_n
     assert config.block_m <= max(16, 2 * m), "more than half of each tile is padding"
 
 

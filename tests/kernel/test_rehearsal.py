@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -42,6 +42,11 @@ class Kernel:
         return Compiled(self.name)
 
 
+class Launched(Kernel):
+    def __getitem__(self, grid: object) -> Callable[..., Compiled]:
+        return self.warmup
+
+
 @pytest.fixture(autouse=True)
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -64,11 +69,27 @@ def test_every_kernel_keeps_its_own_launcher() -> None:
         assert [variant.launch for variant in launcher._variants.values()] == [kernel.name]
 
 
+def test_a_launcher_that_takes_part_waits_for_the_threads() -> None:
+    """Red when its first launch loads a launcher while threads load theirs."""
+    others: list[Any] = [Kernel(f"kernel {i}") for i in range(NUM_KERNELS)]
+    own: Any = Launched("own")
+    launcher = launch.Launcher(own, skips_rehearsals=False)
+    with rehearsal():
+        for kernel in others:
+            launch.Launcher(kernel)((1, 1, 1), (0,), {}, "kind")
+        launcher((1, 1, 1), (0,), {}, "kind")
+    assert [variant.launch for variant in launcher._variants.values()] == ["own"]
+
+
 def test_a_kernel_that_does_not_compile_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **options: object) -> Compiled:
         raise ValueError("too large a tile")
 
-    kernel: Any = Kernel("broken")
-    monkeypatch.setattr(kernel, "warmup", fail)
+    broken, sound = Kernel("broken"), Kernel("sound")
+    monkeypatch.setattr(broken, "warmup", fail)
+    kernels: list[Any] = [broken, sound]
+    launchers = [launch.Launcher(kernel) for kernel in kernels]
     with pytest.raises(ValueError, match="too large a tile"), rehearsal():
-        launch.Launcher(kernel)((1, 1, 1), (0,), {}, "kind")
+        for launcher in launchers:
+            launcher((1, 1, 1), (0,), {}, "kind")
+    assert [len(launcher._variants) for launcher in launchers] == [0, 1]  # nothing else is lost
