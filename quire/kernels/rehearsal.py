@@ -91,9 +91,8 @@ def rehearsal() -> Iterator[None]:
             yield
         finally:
             _current.reset(token)
-    failed = [job for job, _ in found.jobs.values() if job.exception() is not None]
     for job, keep in found.jobs.values():
-        if job not in failed:
+        if job.exception() is None:
             keep(job.result())
-    for job in failed:
+    for job, _ in found.jobs.values():
         job.result()

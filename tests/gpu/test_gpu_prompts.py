@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from quire.engine.build import Engine
+from quire.runner.prompt_graphs import PromptGraphs
 from tests.gpu import test_gpu_kinds as kinds
 from tests.gpu import test_gpu_moe as moe
 from tests.gpu.test_engine_gpu import FAMILIES, engine_of, make, model_of, prompts, run
@@ -24,9 +25,9 @@ OTHERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def replayed(engine: Engine) -> int:
-    graphs = engine.runner.prompt_graphs
-    return 0 if graphs is None else len(graphs.graphs)
+def graphs_of(engine: Engine) -> PromptGraphs:
+    assert engine.runner.prompt_graphs is not None
+    return engine.runner.prompt_graphs
 
 
 def one_by_one(engine: Engine, asked: Sequence[list[int]]) -> list[list[int]]:
@@ -44,7 +45,7 @@ def test_same_tokens_with_and_without_graphs(family: str) -> None:
     plain = engine_of(model, enforce_eager=True, enable_prefix_caching=False)
     engine = engine_of(model, enable_prefix_caching=False)
     assert one_by_one(engine, asked) == one_by_one(plain, asked)
-    assert replayed(engine) >= 5
+    assert len(graphs_of(engine).graphs) >= 5
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
@@ -62,6 +63,5 @@ def test_same_tokens_behind_a_cached_prefix(family: str) -> None:
     assert one_by_one(engine, asked) == one_by_one(plain, asked)
     hits = engine.core.scheduler.stats().prefix_hit_tokens
     assert hits > 3000, hits  # 9 times 192 and 688, less behind windows
-    graphs = engine.runner.prompt_graphs
-    assert graphs is not None
+    graphs = graphs_of(engine)
     assert len(graphs.graphs) >= (6 if graphs.fewest <= 11 else 4)  # sizes times bounds

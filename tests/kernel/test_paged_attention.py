@@ -137,6 +137,31 @@ def test_a_tile_may_reach_behind_the_window(queries: int) -> None:
     check(got, case.expected([queries], [74]), 1e-6)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="counts the interpreter's products")
+@pytest.mark.parametrize("queries", [1, 12], ids=["split", "prefill"])
+def test_work_follows_the_window(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when tiles behind the window are walked, though none of their keys is read."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    num_dots, create_dot = 0, InterpreterBuilder.create_dot
+
+    def counted(*args: object) -> object:
+        nonlocal num_dots
+        num_dots += 1
+        return create_dot(*args)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", counted)
+    case = make_case([610], heads=(4, 1), device=DEVICE, window=21)
+    found = []
+    for context in (130, 610):  # the same place in a tile and in a split
+        backend = TritonAttention(torch.float32, TILES)
+        cache = case.cache(backend)
+        num_dots = 0
+        case.step(backend, cache, [queries], [context])
+        found.append(num_dots)
+    assert found[0] == found[1] > 0
+
+
 def test_a_windows_scratch_does_not_grow_with_the_bound() -> None:
     """Red when a captured decode pays for splits that no window can reach."""
     backend = TritonAttention(torch.float32, TILES)
