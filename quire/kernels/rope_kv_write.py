@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.early import early_options, wait_for_inputs
+from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.launch import Launcher, alignments, ceil_div, pad_to_power
 
 HEADS_PER_PROGRAM = 16
@@ -47,13 +47,19 @@ class HeadNorm:
 
 
 @triton.jit
-def _normed(x, scale, q_weight, k_weight, dims, keep, is_q):
+def _weights(q_weight, k_weight, dims, keep, is_q):
+    """[heads, dims] of the norm, by what a head is."""
     wq = tl.load(q_weight + dims, mask=keep, other=0.0)[None, :]
     wk = tl.load(k_weight + dims, mask=keep, other=0.0)[None, :]
+    return tl.where(is_q, wq, wk)
+
+
+@triton.jit
+def _normed(x, scale, weight):
     normed = x.to(tl.float32) * scale
-    if wq.dtype == x.dtype:
+    if weight.dtype == x.dtype:
         normed = normed.to(x.dtype).to(tl.float32)
-    return (normed * tl.where(is_q, wq, wk).to(tl.float32)).to(x.dtype)
+    return (normed * weight.to(tl.float32)).to(x.dtype)
 
 
 @triton.jit
@@ -94,7 +100,7 @@ def _rope_kv_write_kernel(
     BLOCK_H: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    wait_for_inputs(EARLY)
+    let_next_start(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)  # q heads, then k, then v
     is_q = (head < HEADS)[:, None]
@@ -110,6 +116,16 @@ def _rope_kv_write_kernel(
     is_half = half < HALF
     rest = 2 * HALF + tl.arange(0, REST_PAD)
     is_rest = rest < HEAD_DIM
+    if HAS_ROPE:
+        cosine = tl.load(cos + position * HALF + half, mask=is_half, other=0.0)
+        sine = tl.load(sin + position * HALF + half, mask=is_half, other=0.0)
+    if HAS_NORM:
+        weights = (
+            _weights(q_weight, k_weight, half, is_half, is_q),
+            _weights(q_weight, k_weight, HALF + half, is_half, is_q),
+            _weights(q_weight, k_weight, rest, is_rest, is_q),
+        )
+    wait_for_last(EARLY)  # so far nothing of the chain was read
     source = qkv + token * qkv_stride + head[:, None] * HEAD_DIM  # [BLOCK_H, 1]
     low = tl.load(source + half[None, :], mask=is_head & is_half[None, :], other=0.0)
     high = tl.load(source + HALF + half[None, :], mask=is_head & is_half[None, :], other=0.0)
@@ -119,12 +135,10 @@ def _rope_kv_write_kernel(
         a, b, c = low.to(tl.float32), high.to(tl.float32), tail.to(tl.float32)
         squares = tl.sum(a * a, 1) + tl.sum(b * b, 1) + tl.sum(c * c, 1)
         scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        low_out = _normed(low, scale, q_weight, k_weight, half, is_half, is_q)
-        high_out = _normed(high, scale, q_weight, k_weight, HALF + half, is_half, is_q)
-        tail = tl.where(is_qk, _normed(tail, scale, q_weight, k_weight, rest, is_rest, is_q), tail)
+        low_out = _normed(low, scale, weights[0])
+        high_out = _normed(high, scale, weights[1])
+        tail = tl.where(is_qk, _normed(tail, scale, weights[2]), tail)
     if HAS_ROPE:
-        cosine = tl.load(cos + position * HALF + half, mask=is_half, other=0.0)
-        sine = tl.load(sin + position * HALF + half, mask=is_half, other=0.0)
         cosine = cosine.to(low.dtype).to(tl.float32)[None, :]
         sine = sine.to(low.dtype).to(tl.float32)[None, :]
         a, b = low_out.to(tl.float32), high_out.to(tl.float32)
