@@ -3,7 +3,8 @@
 Every output is the same sum in the same order whatever the batch: one chain of fp32 matrix-unit
 additions from zero over increasing k. Tiles and stages may then follow the batch size freely,
 because none of them touches that order; libraries that cut k by batch size cannot promise this.
-Tile choice lives in `matmul_configs.py`, the device code in `matmul_kernel.py`.
+Tile choice lives in `matmul_configs.py`, the device code in `matmul_kernel.py`; a few rows on
+Hopper go to `stream_matmul.py`, many to the vendor's library where its bits are ours.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from quire.kernels.launch import Launcher, alignments
 from quire.kernels.matmul_configs import TileConfig, pick_config
 from quire.kernels.matmul_kernel import matmul_kernel
 from quire.kernels.silu_mul import silu_mul
+from quire.kernels.stream_matmul import StreamMatmul
 from quire.kernels.vendor_matmul import agrees, is_faster, vendor_matmul
 
 __all__ = ["KernelCall", "Layouts", "PreparedMatmul", "interleave", "matmul", "plan_matmul"]
@@ -81,6 +83,7 @@ class PreparedMatmul:
         self.w, self.bias, self.layouts, self.gate = w, bias, layouts, gate
         self._is_plain = w.is_contiguous() and _alignment(w, bias)
         self._may_ask_library = self._is_plain and layouts.may_ask_library(w, bias)
+        self._stream = StreamMatmul(w, bias, gate)
         self._descriptors: dict[TileConfig, TensorDescriptor] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -88,11 +91,16 @@ class PreparedMatmul:
         w, bias = self.w, self.bias
         (m, k), n = x.shape, w.shape[0]
         is_plain = self._is_plain and x.is_contiguous() and x.data_ptr() % 16 == 0
-        if self._may_ask_library and is_plain and is_faster(m, n, k, self.gate is not None):
+        portions = self._stream.pick(m) if is_plain else None
+        may_ask = self._may_ask_library and is_plain and portions is None
+        if may_ask and is_faster(m, n, k, self.gate is not None):
             out = vendor_matmul(x, w, bias, torch.empty(m, n, dtype=x.dtype, device=x.device))
             return silu_mul(out, self.gate, interleaved=True) if self.gate else out
         out = torch.empty(m, n // 2 if self.gate else n, dtype=x.dtype, device=x.device)
         if m == 0:
+            return out
+        if portions is not None:
+            self._stream(x, out, portions)
             return out
         if not is_plain:
             return matmul(x, w, bias, out, gate=self.gate)
@@ -207,18 +215,16 @@ def _layout(
     n, k = w.shape
     if config is None:
         config = _FP32_CONFIG if w.dtype == torch.float32 else pick_config(m, n, k)
-    assert config.num_rows <= config.block_n and config.num_rows % 2 == 0, f"{config.num_rows=}"
     is_even = k % config.block_k == 0
     if config.tma and not (aligned and is_even):
         config = replace(config, tma=False)
     return Layout(
-        grid=(-(-m // config.block_m) * -(-n // config.num_rows), 1, 1),
+        grid=(-(-m // config.block_m) * -(-n // config.block_n), 1, 1),
         config=config,
         options={
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
             "BLOCK_K": config.block_k,
-            "ROWS": config.num_rows,
             "GROUP_M": config.group_m,
             "EVEN_K": is_even,
             "SWAP": config.swap,

@@ -2,12 +2,13 @@
 
 No tile changes a bit of the result, so the choice may follow the batch. The numbers come from
 `benchmarks/gpu_matmul.py` on an H200; nothing is tuned at start-up. The kernel is in
-`matmul_kernel.py`; when the vendor's library is asked instead, `vendor_matmul.py` says.
+`matmul_kernel.py`. Hopper multiplies a few rows by `stream_matmul.py` instead, with portions of
+`stream_configs.py`; when the vendor's library is asked, `vendor_matmul.py` says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 __all__ = ["TileConfig", "fits_one_round", "is_deep", "pick_config", "rounds_of"]
 
@@ -26,19 +27,10 @@ class TileConfig:
     swap: bool = False
     tma: bool = False  # load through tensor descriptors where shapes and alignment allow it
     group_m: int = 8  # row tiles that walk together over the weights, to share them in L2
-    rows: int | None = None  # of w that a program owns, if not all of its tile's
-
-    @property
-    def num_rows(self) -> int:
-        return self.block_n if self.rows is None else self.rows
 
 
 _MULTIPROCESSORS = 132
 _WIDE = 16384  # weight rows that take several rounds of the chip: other tiles pay
-_ROW_UNIT = 8  # weight rows a program owns are a multiple
-# Multiprocessors that a widening product of a few rows leaves alone if it can: where it is a
-# projection to heads, attention starts its few programs while the product ends.
-_LEFT_ALONE, _FEW = 28, 4
 
 _UP_TO_16 = TileConfig(16, 64, 128, 8, 4, swap=True)
 _UP_TO_32 = TileConfig(32, 64, 128, 8, 4, swap=True)
@@ -67,9 +59,9 @@ def pick_config(m: int, n: int, k: int) -> TileConfig:
     is_wide = n >= _WIDE
     if m <= 16:
         fits = k % _WIDE_UP_TO_16.block_k == 0
-        return _WIDE_UP_TO_16 if is_wide and fits else _dealt_out(_UP_TO_16, m, n, k)
+        return _WIDE_UP_TO_16 if is_wide and fits else _UP_TO_16
     if m <= 32:
-        return _dealt_out(_UP_TO_32, m, n, k)
+        return _UP_TO_32
     if m <= 128 and fits_one_round(m, n):
         return _UP_TO_64
     if m <= 64:
@@ -80,20 +72,6 @@ def pick_config(m: int, n: int, k: int) -> TileConfig:
 def is_deep(n: int, k: int) -> bool:
     """Long sums, and so few of them that whole tiles leave half of the chip idle."""
     return n >= 4096 and k >= 3 * n
-
-
-def _dealt_out(config: TileConfig, m: int, n: int, k: int) -> TileConfig:
-    """A program for every multiprocessor, each with as many of the weight's rows.
-
-    Where tiles are fewer, some multiprocessors idle. Which ones depends on where the kernel before
-    ended first, and some choices share a way to memory: the same product then takes 42 or 59 us.
-    No fewer than six stages: where two programs fit on one multiprocessor, they are put there.
-    """
-    places = _MULTIPROCESSORS - (_LEFT_ALONE if m <= _FEW and n > k else 0)
-    rows = max(1, -(-n // (places * _ROW_UNIT))) * _ROW_UNIT
-    if rows >= config.block_n:
-        return config
-    return replace(config, rows=rows, num_stages=8 if is_deep(n, k) else 6)
 
 
 def _least_tail(configs: tuple[TileConfig, ...], n: int, k: int) -> TileConfig:

@@ -19,7 +19,7 @@ __all__ = ["matmul_kernel"]
 @triton.jit
 def _sum(
     x, w, m_start, n_start, M, N, K, stride_xm, stride_wn,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr, SWAP: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """fp32 sum over k: one chain of matrix-unit additions, k increasing."""
@@ -38,7 +38,6 @@ def _sum(
         x_rows = x + offs_m.to(tl.int64)[:, None] * stride_xm + offs_k[None, :]
         w_rows = w + offs_n.to(tl.int64)[:, None] * stride_wn + offs_k[None, :]
     live = (offs_m < M)[:, None]
-    owned = (tl.arange(0, BLOCK_N) < ROWS)[:, None]
 
     # Without a path that skips the loop, ptxas keeps wide wgmma chains asynchronous.
     tl.assume(K > 0)
@@ -48,14 +47,11 @@ def _sum(
             w_tile = w_rows.load([n_start, k])  # [BLOCK_N, BLOCK_K]
         elif EVEN_K:
             x_tile = tl.load(x_rows + k, mask=live, other=0.0)
-            if ROWS == BLOCK_N:
-                w_tile = tl.load(w_rows + k)
-            else:
-                w_tile = tl.load(w_rows + k, mask=owned, other=0.0)
+            w_tile = tl.load(w_rows + k)
         else:  # adding zero products leaves an accumulator's bits alone
             inside = (offs_k < K - k)[None, :]
             x_tile = tl.load(x_rows + k, mask=live & inside, other=0.0)
-            w_tile = tl.load(w_rows + k, mask=owned & inside, other=0.0)
+            w_tile = tl.load(w_rows + k, mask=inside, other=0.0)
         if SWAP:
             acc = tl.dot(w_tile, x_tile.T, acc, input_precision="ieee")
         else:
@@ -74,7 +70,6 @@ def matmul_kernel(
     y,  # [M, N], or [M, N / 2] when gated
     M, N, K, stride_xm, stride_wn, stride_ym,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    ROWS: tl.constexpr,  # of a tile's BLOCK_N weight rows, how many are its own and stored
     GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr, TMA: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATE: tl.constexpr,  # an activation: rows of w are gate, up, gate, up ..., y = act(gate) * up
@@ -82,21 +77,20 @@ def matmul_kernel(
 ):  # fmt: skip
     # Programs walk down GROUP_M row tiles before moving to the next weight tile.
     tile = tl.program_id(0)
-    group_size = GROUP_M * tl.cdiv(N, ROWS)
+    group_size = GROUP_M * tl.cdiv(N, BLOCK_N)
     first_m = tile // group_size * GROUP_M
     group_m = tl.minimum(tl.cdiv(M, BLOCK_M) - first_m, GROUP_M)
     m_start = (first_m + tile % group_size % group_m) * BLOCK_M
-    n_start = tile % group_size // group_m * ROWS
+    n_start = tile % group_size // group_m * BLOCK_N
     offs_m = m_start + tl.arange(0, BLOCK_M)
 
     wait_for_inputs(EARLY)
     total = _sum(
         x, w, m_start, n_start, M, N, K, stride_xm, stride_wn,
-        BLOCK_M, BLOCK_N, BLOCK_K, ROWS, EVEN_K, SWAP, TMA,
+        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, SWAP, TMA,
     )  # fmt: skip
 
     # The only epilogue: bias in fp32, one rounding, store.
-    N = tl.minimum(N, n_start + ROWS)
     offs_n = n_start + tl.arange(0, BLOCK_N)
     if HAS_BIAS:
         total += tl.load(bias + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]

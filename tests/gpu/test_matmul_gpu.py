@@ -28,8 +28,6 @@ CONFIGS = (
     TileConfig(64, 64, 64, 3, 4),
     TileConfig(16, 64, 128, 8, 4, swap=True),
     TileConfig(16, 64, 128, 4, 4, swap=True, tma=True),
-    TileConfig(16, 64, 128, 6, 4, swap=True, rows=24),
-    TileConfig(32, 64, 128, 6, 4, swap=True, rows=40),
     TileConfig(32, 128, 256, 2, 8, swap=True),
     TileConfig(64, 64, 128, 6, 4, swap=True, tma=True),
     TileConfig(64, 128, 64, 6, 4, tma=True),

@@ -1,0 +1,81 @@
+"""Which products of a few rows stream their weights, and in what portions, as plain data.
+
+The kernel is in `stream_matmul.py`. No portion changes a bit of the result. The numbers were found
+by timing whole decode steps on an H200, because what a product takes depends on its neighbours:
+they start while it ends, and share a multiprocessor with it if their memory fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+__all__ = ["MOST_ROWS", "TILE", "StreamConfig", "boxes_of", "pick_stream"]
+
+TILE = 64  # weight rows of the matrix instruction
+MOST_ROWS = 32
+
+_MULTIPROCESSORS = 132
+_ROW_UNIT, _LEAST_ROWS = 8, 32  # weight rows a program owns: a multiple, and no fewer
+# Multiprocessors that a widening product of a few rows leaves alone if it can: where it is a
+# projection to heads, attention starts its few programs while the product ends.
+_LEFT_ALONE, _FEW = 28, 4
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    rows: int  # of w that a program owns, a divisor of all rows
+    block_m: int  # rows of x, padded
+    block_k: int
+    num_stages: int  # tiles of the weight on their way
+    num_ahead: int  # of these, how many are asked for before the inputs are there
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.num_stages * (TILE + self.block_m) * self.block_k * 2
+
+
+@cache
+def pick_stream(m: int, n: int, k: int) -> StreamConfig | None:
+    """For m rows of x, at most `MOST_ROWS`, and a weight of n rows and k columns; None: not with
+    this kernel."""
+    rows = _own_rows(m, n, k)
+    if k % 128 or rows is None:
+        return None
+    block_m = 8 if m <= 8 else 16 if m <= 16 else 32
+    block_k, num_stages, num_ahead = _stages(block_m, n, k)
+    num_stages = min(num_stages, k // block_k)
+    return StreamConfig(rows, block_m, block_k, num_stages, min(num_ahead, num_stages))
+
+
+def _stages(block_m: int, n: int, k: int) -> tuple[int, int, int]:
+    """(columns of a stage, stages, of these ahead). More ahead would slow down what comes before,
+    and a projection to heads leaves room on its multiprocessors for attention."""
+    is_to_heads = k < n <= 3 * k
+    if is_to_heads or k % 256:
+        return 128, 7, 4
+    return (256, 5, 3) if block_m <= 16 else (256, 4, 2)
+
+
+def _own_rows(m: int, n: int, k: int) -> int | None:
+    """A program for every multiprocessor, each with as many of the weight's rows; None: no number
+    of them divides n.
+
+    Where programs are fewer, some multiprocessors idle, and some choices of them share a way to
+    memory: the same product then takes 42 or 59 us.
+    """
+    places = _MULTIPROCESSORS - (_LEFT_ALONE if m <= _FEW and n > k else 0)
+    fewest = min(TILE, max(_LEAST_ROWS, -(-n // (places * _ROW_UNIT)) * _ROW_UNIT))
+    return next((rows for rows in range(fewest, TILE + 1, _ROW_UNIT) if n % rows == 0), None)
+
+
+def boxes_of(rows: int) -> tuple[int, int]:
+    """Heights of the one or two boxes that copy so many rows, powers of two; 0: no second box.
+    What reaches past the rows is not read, but takes the copy engine as long.
+
+    >>> boxes_of(32), boxes_of(40), boxes_of(48), boxes_of(56)
+    ((32, 0), (32, 8), (32, 16), (64, 0))
+    """
+    first = 1 << (rows.bit_length() - 1)
+    rest = 0 if rows == first else 1 << (rows - first - 1).bit_length()
+    return (2 * first, 0) if rest == first else (first, rest)

@@ -1,0 +1,115 @@
+"""The streaming matmul gives the bits of the plain one, whatever its portions, and writes no more.
+
+Inputs have a wide spread of magnitudes, so that another order of sums rounds otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+    pytest.skip("needs a Hopper GPU", allow_module_level=True)
+
+from quire.kernels.matmul import matmul
+from quire.kernels.rms_norm import rms_norm
+from quire.kernels.stream_configs import MOST_ROWS, StreamConfig, pick_stream
+from quire.kernels.stream_matmul import StreamMatmul
+
+SHAPES = (
+    (4096, 4096), (6144, 4096), (5120, 5120), (7168, 5120), (1024, 3072), (28672, 1024), (896, 896),
+)  # fmt: skip
+
+
+def _spread(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    values = torch.randn(shape, device="cuda") * torch.randn(shape, device="cuda").exp()
+    return (values * shape[-1] ** -0.5).to(dtype)
+
+
+def _framed(m: int, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A place for an output inside a larger block of NaN, and the block."""
+    block = torch.full((m + 2, n + 16), float("nan"), dtype=dtype, device="cuda")
+    return block[:m, :n], block
+
+
+def _stream(
+    product: StreamMatmul, x: Tensor, config: StreamConfig | None = None
+) -> tuple[Tensor, Tensor]:
+    config = config or product.pick(len(x))
+    assert config is not None
+    n = product.w.shape[0] // (2 if product.gate else 1)
+    out, block = _framed(len(x), n, x.dtype)
+    product(x, out, config)
+    return out, block
+
+
+@pytest.mark.parametrize("n,k", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "gate,biased", [(None, False), ("silu", False), (None, True), ("gelu", True)]
+)
+def test_bits_are_those_of_the_plain_product(
+    n: int, k: int, dtype: torch.dtype, gate: str | None, biased: bool
+) -> None:
+    torch.manual_seed(n + k)
+    x, w = _spread(MOST_ROWS, k, dtype=dtype), _spread(n, k, dtype=dtype)
+    bias = _spread(n, dtype=dtype) if biased else None
+    product = StreamMatmul(w, bias, gate)
+    want = matmul(x, w, bias, gate=gate)
+    for m in (1, 4, 5, 8, 9, 16, 17, 31, 32):
+        out, block = _stream(product, x[:m])
+        assert torch.equal(out, want[:m]), f"{m=} {product.pick(m)}"
+        block[:m, : want.shape[1]] = float("nan")
+        assert block.isnan().all(), f"{m=} wrote outside"
+
+
+@pytest.mark.parametrize("rows", range(8, 65, 8))
+@pytest.mark.parametrize("block_k,num_stages", [(64, 3), (128, 2), (128, 7), (256, 4)])
+def test_portions_do_not_change_a_bit(rows: int, block_k: int, num_stages: int) -> None:
+    torch.manual_seed(rows)
+    x, w = _spread(20, 1024), _spread(rows * 10, 1024)
+    want = matmul(x, w)
+    product = StreamMatmul(w, None, None)
+    for ahead in (0, 1, num_stages):
+        config = StreamConfig(rows, 32, block_k, num_stages, ahead)
+        out, _ = _stream(product, x, config)
+        assert torch.equal(out, want), f"{ahead=}"
+
+
+def test_a_program_leaves_the_rows_of_others_alone() -> None:
+    """Fewer rows a program than its tile has: those below are not its own."""
+    x, w = _spread(3, 512), _spread(80, 512)
+    config = pick_stream(3, 80, 512)
+    assert config is not None
+    want = matmul(x, w)
+    alone = StreamMatmul(w[:40], None, None)  # one program of 40 rows
+    out, block = _framed(3, 80, x.dtype)
+    alone(x, out, replace(config, rows=40))
+    assert torch.equal(out[:, :40], want[:, :40]) and out[:, 40:].isnan().all()
+    assert block[3:].isnan().all()
+
+
+def test_inputs_are_read_after_the_kernel_that_writes_them() -> None:
+    """Long chains of products and norms, launched early, again and again: a product that read its
+    input before the wait would see the one of the round before."""
+    torch.manual_seed(0)
+    w = [_spread(2048, 2048) for _ in range(4)]
+    products = [StreamMatmul(each, None, None) for each in w]
+    norm = torch.ones(2048, device="cuda", dtype=torch.bfloat16)
+    for m in (1, 8, 32):
+        for _ in range(20):
+            x = want = _spread(m, 2048)
+            for each in w:
+                want, _ = rms_norm(matmul(want, each), norm, 1e-5)
+            torch.cuda.synchronize()
+            got = x
+            for product in products:
+                out = torch.empty_like(got)
+                config = product.pick(m)
+                assert config is not None
+                product(got, out, config)
+                got, _ = rms_norm(out, norm, 1e-5)
+            assert torch.equal(got, want), f"{m=}"

@@ -1,0 +1,50 @@
+"""What the streaming matmul is told to do fits the chip and covers the weight."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.kernels.stream_configs import MOST_ROWS, TILE, boxes_of, pick_stream
+
+SHAPES = (
+    (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (128256, 4096),  # 8B
+    (5120, 5120), (7168, 5120), (34816, 5120), (5120, 17408), (151936, 5120),  # 14B
+    (1024, 2048), (4096, 1024), (6144, 1024), (1024, 3072),  # 0.6B
+    (896, 896), (1152, 896), (9728, 896), (896, 4864),  # sums of an odd number of 128
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("n,k", SHAPES)
+@pytest.mark.parametrize("m", [1, 4, 5, 8, 9, 16, 17, MOST_ROWS])
+def test_portions_fit_the_chip_and_the_weight(m: int, n: int, k: int) -> None:
+    config = pick_stream(m, n, k)
+    assert config is not None
+    assert n % config.rows == 0 and config.rows % 8 == 0 and config.rows <= TILE
+    assert k % config.block_k == 0 and k // config.block_k >= config.num_stages
+    assert m <= config.block_m <= max(8, 2 * m)
+    assert 1 <= config.num_ahead <= config.num_stages
+    assert config.shared_bytes <= 226 << 10  # barriers have the rest
+
+
+@pytest.mark.parametrize("m", [1, 5, 32])
+def test_narrow_weights_keep_most_of_the_chip_reading(m: int) -> None:
+    """In one round, as long as a multiprocessor takes one program at a time."""
+    for n, k in ((4096, 4096), (6144, 4096), (5120, 5120), (7168, 5120), (4096, 14336)):
+        config = pick_stream(m, n, k)
+        assert config is not None
+        assert 88 <= n // config.rows <= 132, f"{n=} {config=}"
+        assert config.shared_bytes > (228 << 10) / 2
+
+
+@pytest.mark.parametrize("n,k", [(4096, 4160), (32001, 4096), (50257, 768), (9000 - 4, 256)])
+def test_odd_weights_are_left_to_others(n: int, k: int) -> None:
+    assert pick_stream(1, n, k) is None
+
+
+@pytest.mark.parametrize("rows", range(8, TILE + 1, 8))
+def test_boxes_cover_the_rows_within_the_tile(rows: int) -> None:
+    first, rest = boxes_of(rows)
+    assert rows <= first + rest <= TILE
+    assert first & (first - 1) == 0 and rest & (rest - 1) == 0
+    assert rest < first and (rest == 0 or first % rest == 0)
+    assert (first + rest) * 3 < rows * 4, "a quarter of the copies would bring nothing"
