@@ -10,16 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["MOST_ROWS", "TILE", "StreamConfig", "boxes_of", "pick_stream"]
+__all__ = ["MOST_ROWS", "StreamConfig", "boxes_of", "pick_stream"]
 
-TILE = 64  # weight rows of the matrix instruction
-MOST_ROWS = 32
+MOST_ROWS = 256
 
 _MULTIPROCESSORS = 132
+_TILE = 64  # weight rows of the matrix instruction
+_FEW_ROWS = 32
 _ROW_UNIT, _LEAST_ROWS = 8, 32  # weight rows a program owns: a multiple, and no fewer
 # Multiprocessors that a widening product of a few rows leaves alone if it can: where it is a
 # projection to heads, attention starts its few programs while the product ends.
 _LEFT_ALONE, _FEW = 28, 4
+_WIDE = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +31,47 @@ class StreamConfig:
     block_k: int
     num_stages: int  # tiles of the weight on their way
     num_ahead: int  # of these, how many are asked for before the inputs are there
+    tile: int = _TILE  # weight rows of a stage: 64, 128 or 256, no fewer than `rows`
 
     @property
     def shared_bytes(self) -> int:
-        return self.num_stages * (TILE + self.block_m) * self.block_k * 2
+        return self.num_stages * (self.tile + self.block_m) * self.block_k * 2
+
+
+# For more than a few rows of x. Padding takes the copy engine longer than rows that are there, so
+# larger batches must nearly fill their tile. With a gate the library needs a second kernel.
+_WIDE_ROWS = (  # (rows of x from, to, only with a gate, portions)
+    (33, 64, False, StreamConfig(128, 64, 128, 4, 2, 128)),
+    (96, 128, True, StreamConfig(256, 128, 64, 4, 2, 256)),
+    (248, 256, True, StreamConfig(128, 256, 64, 4, 2, 128)),
+)
 
 
 @cache
-def pick_stream(m: int, n: int, k: int) -> StreamConfig | None:
+def pick_stream(m: int, n: int, k: int, gated: bool) -> StreamConfig | None:
     """For m rows of x, at most `MOST_ROWS`, and a weight of n rows and k columns; None: not with
     this kernel."""
+    if k % 128:
+        return None
+    if m > _FEW_ROWS:
+        found = (c for low, high, gate, c in _WIDE_ROWS if low <= m <= high and gated >= gate)
+        config = next(found, None)
+        return config if config is not None and _fits(config, n, k) else None
     rows = _own_rows(m, n, k)
-    if k % 128 or rows is None:
+    if rows is None:
         return None
     block_m = 8 if m <= 8 else 16 if m <= 16 else 32
     block_k, num_stages, num_ahead = _stages(block_m, n, k)
     num_stages = min(num_stages, k // block_k)
     return StreamConfig(rows, block_m, block_k, num_stages, min(num_ahead, num_stages))
+
+
+def _fits(config: StreamConfig, n: int, k: int) -> bool:
+    """Whether a wide weight in such tiles leaves at most a fifth of the chip idle."""
+    if n < _WIDE or n % config.tile or k < config.num_stages * config.block_k:
+        return False
+    tiles = n // config.tile
+    return tiles >= 0.8 * _MULTIPROCESSORS * -(-tiles // _MULTIPROCESSORS)
 
 
 def _stages(block_m: int, n: int, k: int) -> tuple[int, int, int]:
@@ -65,8 +91,8 @@ def _own_rows(m: int, n: int, k: int) -> int | None:
     memory: the same product then takes 42 or 59 us.
     """
     places = _MULTIPROCESSORS - (_LEFT_ALONE if m <= _FEW and n > k else 0)
-    fewest = min(TILE, max(_LEAST_ROWS, -(-n // (places * _ROW_UNIT)) * _ROW_UNIT))
-    return next((rows for rows in range(fewest, TILE + 1, _ROW_UNIT) if n % rows == 0), None)
+    fewest = min(_TILE, max(_LEAST_ROWS, -(-n // (places * _ROW_UNIT)) * _ROW_UNIT))
+    return next((rows for rows in range(fewest, _TILE + 1, _ROW_UNIT) if n % rows == 0), None)
 
 
 def boxes_of(rows: int) -> tuple[int, int]:

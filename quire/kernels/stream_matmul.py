@@ -28,34 +28,30 @@ from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.launch import Launcher, alignments
 from quire.kernels.rehearsal import Memory
 from quire.kernels.silu_mul import activated
-from quire.kernels.stream_configs import (
-    MOST_ROWS,
-    TILE,
-    StreamConfig,
-    boxes_of,
-    pick_stream,
-)
+from quire.kernels.stream_configs import MOST_ROWS, StreamConfig, boxes_of, pick_stream
 
 __all__ = ["StreamMatmul"]
 
-TILE_ROWS = gl.constexpr(TILE)
 BAND = 64  # columns of a box: 128 bytes, the span of the swizzle
 
 
 @gluon.jit
-def _make_ring(w, w_rest, STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr):
+def _make_ring(
+    w, w_rest, STAGES: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+):  # fmt: skip
     """(boxes of w, boxes of w_rest, tiles of x, tiles of w, barriers), a barrier a stage. The boxes
     and the tiles of w are the same memory."""
     flat: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     deep: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=3)
-    CELLS: gl.constexpr = STAGES * TILE_ROWS * BLOCK_K
+    CELLS: gl.constexpr = STAGES * TILE * BLOCK_K
     BOX: gl.constexpr = w.block_shape
     REST: gl.constexpr = w_rest.block_shape
     boxes = gl.allocate_shared_memory(
         w.dtype, [CELLS // (BOX[1] * BOX[2]), 1, BOX[1], BOX[2]], deep
     )
     rests = boxes._reinterpret(w.dtype, [CELLS // (REST[1] * REST[2]), 1, REST[1], REST[2]], deep)
-    tiles = boxes._reinterpret(w.dtype, [STAGES, TILE_ROWS, BLOCK_K], flat)
+    tiles = boxes._reinterpret(w.dtype, [STAGES, TILE, BLOCK_K], flat)
     x_tiles = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_M, BLOCK_K], flat)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -69,7 +65,8 @@ def _ask_weight(w, ring, tile, stage, k, BLOCK_K: gl.constexpr, BYTES: gl.conste
     every band. Boxes that are lower than the tile leave what lies below them as it is; the matrix
     units multiply that too, and nothing comes of it. BYTES: all that the stage waits for."""
     first, rest = w
-    first_boxes, rest_boxes, _, _, ready = ring
+    first_boxes, rest_boxes, _, tiles, ready = ring
+    TILE: gl.constexpr = tiles.shape[1]
     done = ready.index(stage)
     mbarrier.expect(done, BYTES)
     HEIGHT: gl.constexpr = first.block_shape[1]
@@ -78,10 +75,10 @@ def _ask_weight(w, ring, tile, stage, k, BLOCK_K: gl.constexpr, BYTES: gl.conste
     BANDS: gl.constexpr = BLOCK_K // BOX_K
     for band in gl.static_range(BANDS):
         at = stage * BANDS + band
-        place = first_boxes.index(at * (TILE_ROWS // HEIGHT))
+        place = first_boxes.index(at * (TILE // HEIGHT))
         tma.async_copy_global_to_shared(first, [tile, 0, k + band * BOX_K], done, place)
         if REST < HEIGHT:
-            place = rest_boxes.index(at * (TILE_ROWS // REST) + HEIGHT // REST)
+            place = rest_boxes.index(at * (TILE // REST) + HEIGHT // REST)
             tma.async_copy_global_to_shared(rest, [tile, HEIGHT, k + band * BOX_K], done, place)
 
 
@@ -94,7 +91,7 @@ def _ask_inputs(x, ring, stage, k):
 @gluon.jit
 def _store(
     total, y, bias, n_start, M, stride_ym,
-    ROWS: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr,
+    ROWS: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Bias in fp32, one rounding, the gate if there is one: the epilogue of `matmul_kernel.py`."""
     BLOCK_N: gl.constexpr = total.shape[0]
@@ -102,7 +99,7 @@ def _store(
     if HAS_BIAS:
         row = gl.arange(0, BLOCK_N, gl.SliceLayout(1, total.type.layout))
         total += gl.load(bias + n_start + row, mask=row < ROWS, other=0.0).to(gl.float32)[:, None]
-    wide: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [num_warps, 1], [1, 0])
     rounded = gl.convert_layout(total.to(y.dtype.element_ty).trans(), wide)  # [BLOCK_M, BLOCK_N]
     PAIR: gl.constexpr = 1 if GATE == "" else 2  # weight rows of one output
     if GATE != "":
@@ -116,16 +113,17 @@ def _store(
 
 
 @gluon.jit(do_not_specialize=["M"])
-def _stream_kernel(
+def stream_matmul_kernel(
     x,  # descriptor of [M, K], a box [BLOCK_M, BLOCK_K]
     w, w_rest,  # descriptors of [N / ROWS, ROWS, K]
     bias, y, M, K, stride_ym,
-    ROWS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, EARLY: gl.constexpr,
+    ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr,
+    EARLY: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     tile = gl.program_id(0)
-    ring = _make_ring(w, w_rest, STAGES, BLOCK_M, BLOCK_K)
+    ring = _make_ring(w, w_rest, STAGES, TILE, BLOCK_M, BLOCK_K)
     HAS_REST: gl.constexpr = w_rest.block_shape[1] < w.block_shape[1]
     OF_BAND: gl.constexpr = w.block_type.nbytes + (w_rest.block_type.nbytes if HAS_REST else 0)
     OF_TILE: gl.constexpr = OF_BAND * (BLOCK_K // w.block_shape[2])
@@ -139,8 +137,8 @@ def _stream_kernel(
         _ask_inputs(x, ring, i, i * BLOCK_K)
 
     _, _, x_tiles, w_tiles, ready = ring
-    of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    total = gl.zeros([TILE_ROWS, BLOCK_M], gl.float32, of_total)
+    of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_M, 16])
+    total = gl.zeros([TILE, BLOCK_M], gl.float32, of_total)
     for i in range(K // BLOCK_K):
         stage = i % STAGES
         mbarrier.wait(ready.index(stage), i // STAGES & 1)
@@ -153,10 +151,10 @@ def _stream_kernel(
             _ask_weight((w, w_rest), ring, tile, free, k, BLOCK_K, BYTES)
             _ask_inputs(x, ring, free, k)
     total = warpgroup_mma_wait(0, deps=[total])
-    _store(total, y, bias, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE)
+    _store(total, y, bias, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
 
 
-_launch = Launcher(_stream_kernel)
+_launch = Launcher(stream_matmul_kernel)
 
 
 @cache
@@ -170,7 +168,7 @@ class StreamMatmul:
     def __init__(self, w: Tensor, bias: Tensor | None, gate: str | None) -> None:
         self.w, self.bias, self.gate = w, bias, gate
         self._can_run = _is_hopper(w.device) and w.dtype in (torch.bfloat16, torch.float16)
-        self._boxes: dict[tuple[int, int], tuple[TensorDescriptor, TensorDescriptor]] = {}
+        self._boxes: dict[tuple[int, ...], tuple[TensorDescriptor, TensorDescriptor]] = {}
         if self._can_run:
             # Weights are read before the wait, so what wrote them must be over by the first call.
             torch.cuda.current_stream(w.device).synchronize()
@@ -179,7 +177,7 @@ class StreamMatmul:
         """The portions for m rows, if this kernel takes them."""
         if not self._can_run or m > MOST_ROWS:
             return None
-        return pick_stream(m, *self.w.shape)
+        return pick_stream(m, *self.w.shape, self.gate is not None)
 
     def __call__(self, x: Tensor, out: Tensor, config: StreamConfig) -> None:
         """x [m, k] -> out [m, n], gated [m, n / 2]."""
@@ -193,6 +191,7 @@ class StreamMatmul:
             (rows, *self._described(config), self.bias, out, m, k, out.stride(0)),
             {
                 "ROWS": config.rows,
+                "TILE": config.tile,
                 "BLOCK_M": config.block_m,
                 "BLOCK_K": config.block_k,
                 "STAGES": config.num_stages,
@@ -200,7 +199,7 @@ class StreamMatmul:
                 "HAS_BIAS": self.bias is not None,
                 "GATE": self.gate or "",
                 **early_options(),
-                "num_warps": 4,
+                "num_warps": min(8, config.tile // 16),  # a warpgroup for 64 or 128 rows
             },
             (
                 x.dtype, None if self.bias is None else self.bias.dtype, n, k,
@@ -209,12 +208,12 @@ class StreamMatmul:
         )  # fmt: skip
 
     def _described(self, config: StreamConfig) -> tuple[TensorDescriptor, TensorDescriptor]:
-        key = (config.rows, config.block_k)
+        key = (config.rows, config.tile, config.block_k)
         found = self._boxes.get(key)
         if found is None:
             first, rest = boxes_of(config.rows)
             # A box as high as the tile takes all of its bands at once.
-            width = config.block_k if first == TILE else BAND
+            width = config.block_k if first == config.tile else BAND
             found = self._boxes[key] = (
                 self._describe(config.rows, first, width),
                 self._describe(config.rows, rest or first, width),

@@ -55,11 +55,30 @@ def test_bits_are_those_of_the_plain_product(
     n: int, k: int, dtype: torch.dtype, gate: str | None, biased: bool
 ) -> None:
     torch.manual_seed(n + k)
-    x, w = _spread(MOST_ROWS, k, dtype=dtype), _spread(n, k, dtype=dtype)
+    x, w = _spread(32, k, dtype=dtype), _spread(n, k, dtype=dtype)
     bias = _spread(n, dtype=dtype) if biased else None
     product = StreamMatmul(w, bias, gate)
     want = matmul(x, w, bias, gate=gate)
     for m in (1, 4, 5, 8, 9, 16, 17, 31, 32):
+        out, block = _stream(product, x[:m])
+        assert torch.equal(out, want[:m]), f"{m=} {product.pick(m)}"
+        block[:m, : want.shape[1]] = float("nan")
+        assert block.isnan().all(), f"{m=} wrote outside"
+
+
+@pytest.mark.parametrize("n,k", [(28672, 1024), (32768, 4096)])
+@pytest.mark.parametrize("gate,biased", [("silu", False), ("gelu", True), (None, True)])
+def test_wide_weights_keep_the_bits_of_larger_batches(
+    n: int, k: int, gate: str | None, biased: bool
+) -> None:
+    torch.manual_seed(n + k)
+    x, w = _spread(MOST_ROWS, k), _spread(n, k)
+    bias = _spread(n) if biased else None
+    product = StreamMatmul(w, bias, gate)
+    want = matmul(x, w, bias, gate=gate)
+    sizes = [m for m in (33, 48, 64, 96, 111, 128, 250, 256) if product.pick(m) is not None]
+    assert sizes == ([33, 48, 64, 96, 111, 128, 250, 256] if gate else [33, 48, 64])
+    for m in sizes:
         out, block = _stream(product, x[:m])
         assert torch.equal(out, want[:m]), f"{m=} {product.pick(m)}"
         block[:m, : want.shape[1]] = float("nan")
@@ -82,7 +101,7 @@ def test_portions_do_not_change_a_bit(rows: int, block_k: int, num_stages: int) 
 def test_a_program_leaves_the_rows_of_others_alone() -> None:
     """Fewer rows a program than its tile has: those below are not its own."""
     x, w = _spread(3, 512), _spread(80, 512)
-    config = pick_stream(3, 80, 512)
+    config = pick_stream(3, 80, 512, gated=False)
     assert config is not None
     want = matmul(x, w)
     alone = StreamMatmul(w[:40], None, None)  # one program of 40 rows
