@@ -1,10 +1,11 @@
 """Batch-invariant matmul beside the vendor's library: do the bits agree, and which is faster?
 
-For every weight shape and batch size: the library without split-k, and a short list of tiles of
-our kernel. Each result is compared bit for bit with one reference tile on a larger batch, and
-timed by graph replay over weights that rotate through more than the L2 holds. A line shows the
-library, the best tile, the one `pick_config` picks, which of the two sides `is_faster` chooses,
-and the results that differ.
+For every weight shape and batch size: the library without split-k, a short list of tiles of our
+kernel, and on Hopper the streamed product, if `pick_stream` has portions for it. Each result is
+compared bit for bit with one reference tile on a larger batch, and timed by graph replay over
+weights that rotate through more than the L2 holds. A line shows the library, the best tile, the one
+`pick_config` picks, the streamed product, who is chosen of them, and the results that differ. What
+streaming gains shows between other kernels, in whole steps, rather than here.
 
     python -m benchmarks.gpu_matmul --models 8B --max-seconds 150 --json records.json
     python -m benchmarks.gpu_matmul --gated            # with silu(gate) * up: products of n / 2
@@ -28,12 +29,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.matmul_candidates import BATCHES, REFERENCE, SHAPES, candidates, describe
+from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.matmul import KernelCall, plan_matmul
 from quire.kernels.matmul_configs import TileConfig, pick_config
 from quire.kernels.silu_mul import silu_mul
+from quire.kernels.stream_configs import MOST_ROWS, pick_stream
 from quire.kernels.vendor_matmul import forbid_split_k, is_faster, vendor_matmul
 
 ROTATE_BYTES = 256 << 20
+STREAM = "stream"
 SHARED_BYTES = 227 << 10  # what a program may have on an H200
 
 
@@ -202,8 +206,9 @@ def measure(product: Product, inputs: Inputs) -> list[Record]:
         return y
 
     ways = {describe(config): partial(by_tile, config) for config in candidates(m, n, k)}
+    ways = {"library": by_library, **streamed(product, x, y, weights), **ways}
     records = []
-    for name, way in {"library": by_library, **ways}.items():
+    for name, way in ways.items():
         y.fill_(float("nan"))
         got = way(weights[0])
         micros = graph_micros([partial(way, w) for w in turns])
@@ -212,24 +217,51 @@ def measure(product: Product, inputs: Inputs) -> list[Record]:
     return records
 
 
+def streamed(
+    product: Product, x: Tensor, y: Tensor, weights: list[Tensor]
+) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The streamed product by name, where there is one."""
+    few = product.m <= MOST_ROWS and has_hopper_kernels(x.device)
+    config = pick_stream(product.m, product.n, product.k, product.gated) if few else None
+    if config is None:
+        return {}
+    from quire.kernels.stream_matmul import StreamMatmul
+
+    gate = "silu" if product.gated else None
+    products = {w.data_ptr(): StreamMatmul(w, None, gate) for w in weights}
+
+    def by_stream(w: Tensor) -> Tensor:
+        products[w.data_ptr()](x, y, config)
+        return y
+
+    return {STREAM: by_stream}
+
+
 # ------------------------------------------------------------ the table
 
-HEADER = f"{'weight':>13}{'rows':>6}{'library':>9}{'best':>9}{'picked':>9}  chosen   best tile"
+HEADER = (
+    f"{'weight':>13}{'rows':>6}{'library':>9}{'best':>9}{'picked':>9}{'stream':>9}"
+    "  chosen         best tile"
+)
 
 
 def line(records: list[Record]) -> str:
-    """One product: microseconds of the library, of the best tile and of the one we pick."""
+    """One product: microseconds of the library, of the best tile, of the one we pick, streamed."""
     product = records[0].product
     micros = {record.way: record.micros for record in records}
-    library = micros.pop("library")
+    library, stream = micros.pop("library"), micros.pop(STREAM, None)
     best = min(micros, key=micros.__getitem__)
     picked = micros[describe(pick_config(product.m, product.n, product.k))]
     asks = is_faster(product.m, product.n, product.k, product.gated)
+    chosen = "library" if asks else "ours"
     regret = (library if asks else picked) / min(library, picked) - 1
+    if stream is not None:
+        chosen, regret = STREAM, stream / min(library, picked, stream) - 1
     wrong = [f"{record.way} ({record.wrong})" for record in records if record.wrong]
     return (
         f"{product.n:>7}x{product.k:<5}{product.m:>6}{library:9.1f}{micros[best]:9.1f}{picked:9.1f}"
-        f"  {'library' if asks else 'ours'}{f' +{regret:.0%}' if regret > 0.02 else ''}".ljust(55)
+        f"{'-' if stream is None else f'{stream:.1f}':>9}"
+        f"  {chosen}{f' +{regret:.0%}' if regret > 0.02 else ''}".ljust(68)
         + f"  {best}  "
         + (f"BITS DIFFER: {', '.join(wrong)}" if wrong else "bits agree")
     )

@@ -78,13 +78,12 @@ def candidates(m: int, n: int, k: int) -> list[TileConfig]:
 
 
 def describe(config: TileConfig) -> str:
-    """Rows x weight rows x k.stages.warps, s: weights first, t: tensor descriptors, r: own rows.
+    """Rows x weight rows x k.stages.warps, s: weights first, t: tensor descriptors.
 
-    >>> describe(T(16, 64, 128, 8, 4, swap=True, rows=40))
-    '16x64x128.8.4sr40'
+    >>> describe(T(16, 64, 128, 8, 4, swap=True))
+    '16x64x128.8.4s'
     """
     flags = "s" * config.swap + "t" * config.tma
     flags += f"g{config.group_m}" if config.group_m != 8 else ""
-    flags += f"r{config.rows}" if config.rows is not None else ""
     tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
     return f"{tile}.{config.num_stages}.{config.num_warps}{flags}"

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import triton
 from numpy.typing import NDArray
 from torch import Tensor
 from triton import next_power_of_2
 
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
 from quire.forward import Batch
+from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.merge_splits import merge_splits
 from quire.kernels.paged_prefill import prefill_attention
 from quire.kernels.paged_shared import company_size, shared_attention
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from quire.kernels.paged_prefill_hopper import HopperPrefill
 
 SCRATCH_STEP = 1 << 22  # floats: scratch grows by multiples of 16 MB
-# Versions of Triton whose Gluon the Hopper kernel is written in; it is no stable language.
-GLUON_VERSIONS = ("3.6.",)
 COMPANY_LANES = 2  # at least, of sequences that share a prefix: nothing is folded there anyway
 # Of one lane, in least splits: a long context among many short ones would end alone; short ones do
 # not differ by much.
@@ -193,14 +191,10 @@ class TritonAttention:
     @cached_property
     def _hopper(self) -> HopperPrefill | None:
         """None on other chips, and where Triton has no Gluon or another one."""
-        if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        if not torch.cuda.is_available() or not has_hopper_kernels(torch.device("cuda")):
             return None
-        if not triton.__version__.startswith(GLUON_VERSIONS):
-            return None
-        try:
-            from quire.kernels.paged_prefill_hopper import HopperPrefill
-        except ImportError:
-            return None
+        from quire.kernels.paged_prefill_hopper import HopperPrefill
+
         return HopperPrefill()
 
     def _config_of(self, spec: AttnSpec) -> PagedConfig:

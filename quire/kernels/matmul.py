@@ -11,18 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.early import early_options
+from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.launch import Launcher, alignments
 from quire.kernels.matmul_configs import TileConfig, pick_config
 from quire.kernels.matmul_kernel import matmul_kernel
 from quire.kernels.silu_mul import silu_mul
-from quire.kernels.stream_matmul import StreamMatmul
 from quire.kernels.vendor_matmul import agrees, is_faster, vendor_matmul
+
+if TYPE_CHECKING:
+    from quire.kernels.stream_matmul import StreamMatmul
 
 __all__ = ["KernelCall", "Layouts", "PreparedMatmul", "interleave", "matmul", "plan_matmul"]
 
@@ -83,7 +87,7 @@ class PreparedMatmul:
         self.w, self.bias, self.layouts, self.gate = w, bias, layouts, gate
         self._is_plain = w.is_contiguous() and _alignment(w, bias)
         self._may_ask_library = self._is_plain and layouts.may_ask_library(w, bias)
-        self._stream = StreamMatmul(w, bias, gate)
+        self._stream = _streamed(w, bias, gate) if self._is_plain else None
         self._descriptors: dict[TileConfig, TensorDescriptor] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -91,7 +95,9 @@ class PreparedMatmul:
         w, bias = self.w, self.bias
         (m, k), n = x.shape, w.shape[0]
         is_plain = self._is_plain and x.is_contiguous() and x.data_ptr() % 16 == 0
-        portions = self._stream.pick(m) if is_plain else None
+        is_plain = is_plain and x.dtype == w.dtype  # `matmul` says what is wrong
+        stream = self._stream if is_plain else None
+        portions = stream.pick(m) if stream is not None else None
         may_ask = self._may_ask_library and is_plain and portions is None
         if may_ask and is_faster(m, n, k, self.gate is not None):
             out = vendor_matmul(x, w, bias, torch.empty(m, n, dtype=x.dtype, device=x.device))
@@ -99,8 +105,8 @@ class PreparedMatmul:
         out = torch.empty(m, n // 2 if self.gate else n, dtype=x.dtype, device=x.device)
         if m == 0:
             return out
-        if portions is not None:
-            self._stream(x, out, portions)
+        if stream is not None and portions is not None:
+            stream(x, out, portions)
             return out
         if not is_plain:
             return matmul(x, w, bias, out, gate=self.gate)
@@ -120,6 +126,15 @@ class PreparedMatmul:
         if found is None:
             found = self._descriptors[config] = _describe(self.w, config.block_n, config.block_k)
         return found
+
+
+def _streamed(w: Tensor, bias: Tensor | None, gate: str | None) -> StreamMatmul | None:
+    """The kernel for a few rows, where it runs."""
+    if w.dtype not in (torch.bfloat16, torch.float16) or not has_hopper_kernels(w.device):
+        return None
+    from quire.kernels.stream_matmul import StreamMatmul
+
+    return StreamMatmul(w, bias, gate)
 
 
 def interleave(w: Tensor) -> Tensor:

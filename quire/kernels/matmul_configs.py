@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TileConfig", "fits_one_round", "is_deep", "pick_config", "rounds_of"]
+__all__ = [
+    "MULTIPROCESSORS",
+    "WIDE",
+    "TileConfig",
+    "fits_one_round",
+    "is_deep",
+    "pick_config",
+    "rounds_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +37,8 @@ class TileConfig:
     group_m: int = 8  # row tiles that walk together over the weights, to share them in L2
 
 
-_MULTIPROCESSORS = 132
-_WIDE = 16384  # weight rows that take several rounds of the chip: other tiles pay
+MULTIPROCESSORS = 132
+WIDE = 16384  # weight rows that take several rounds of the chip: other tiles pay
 
 _UP_TO_16 = TileConfig(16, 64, 128, 8, 4, swap=True)
 _UP_TO_32 = TileConfig(32, 64, 128, 8, 4, swap=True)
@@ -51,12 +59,12 @@ _ROUNDS = (
 
 def fits_one_round(m: int, n: int) -> bool:
     """Whether 64 x 64 tiles of the product find a multiprocessor each."""
-    return -(-m // 64) * -(-n // 64) <= _MULTIPROCESSORS
+    return -(-m // 64) * -(-n // 64) <= MULTIPROCESSORS
 
 
 def pick_config(m: int, n: int, k: int) -> TileConfig:
     """The measured tiles for m rows of x and a weight of n rows and k columns."""
-    is_wide = n >= _WIDE
+    is_wide = n >= WIDE
     if m <= 16:
         fits = k % _WIDE_UP_TO_16.block_k == 0
         return _WIDE_UP_TO_16 if is_wide and fits else _UP_TO_16
@@ -80,7 +88,7 @@ def _least_tail(configs: tuple[TileConfig, ...], n: int, k: int) -> TileConfig:
 
     def cost(config: TileConfig) -> tuple[bool, int]:
         tiles = -(-n // config.block_n)
-        return k % config.block_k != 0, -(-tiles // _MULTIPROCESSORS) * config.block_n
+        return k % config.block_k != 0, -(-tiles // MULTIPROCESSORS) * config.block_n
 
     return min(configs, key=cost)
 
@@ -88,7 +96,7 @@ def _least_tail(configs: tuple[TileConfig, ...], n: int, k: int) -> TileConfig:
 def rounds_of(m: int, n: int) -> tuple[float, float]:
     """How long many rows take, in rounds of the largest tiles, and how long a full chip would."""
     largest, _ = _ROUNDS[0]
-    return min(_round_times(m, n)), m * n / (largest.block_m * largest.block_n * _MULTIPROCESSORS)
+    return min(_round_times(m, n)), m * n / (largest.block_m * largest.block_n * MULTIPROCESSORS)
 
 
 def _quickest(m: int, n: int) -> TileConfig:
@@ -101,5 +109,5 @@ def _round_times(m: int, n: int) -> list[float]:
     times = []
     for config, round_time in _ROUNDS:
         tiles = -(-m // config.block_m) * -(-n // config.block_n)
-        times.append(-(-tiles // _MULTIPROCESSORS) * round_time)
+        times.append(-(-tiles // MULTIPROCESSORS) * round_time)
     return times

@@ -8,8 +8,6 @@ before. Written in Gluon, where layouts, barriers and registers are the kernel's
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -23,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, wait_for_inputs
+from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.hopper_ring import (
     BAND,
     CONSUMERS,
@@ -286,11 +285,6 @@ def _hopper_kernel(
 _launch = Launcher(_hopper_kernel)
 
 
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-
-
 class HopperPrefill:
     """`prefill_attention` by this kernel. Keeps the descriptors of the caches it has seen, which
     cost more to make than to use."""
@@ -302,7 +296,7 @@ class HopperPrefill:
         """Whether this kernel takes these tensors; the bits are those of `prefill_attention`."""
         _, kv_heads, page_size, head_dim = inputs.keys.shape
         return (
-            _is_hopper(q.device)
+            has_hopper_kernels(q.device)
             and q.dtype in (torch.bfloat16, torch.float16)
             and q.dtype == inputs.keys.dtype
             and head_dim in (64, 128)

@@ -190,7 +190,10 @@ def rope_kv_write(
     rope: Rope | None,
     norm: HeadNorm | None = None,
 ) -> Tensor:
-    """Rotated queries, [tokens, heads, dim]; keys and values go to `slots` of the pages."""
+    """Rotated queries, [tokens, heads, dim]; keys and values go to `slots` of the pages.
+
+    All but qkv is read before the wait (`early.py`): none of it may come from the launch before.
+    """
     _, kv_heads, _, head_dim = keys.shape
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     rot_dim = head_dim if rope is None else rope.rot_dim

@@ -3,8 +3,8 @@
 Token ids and pages are looked up in the rows' tables; positions become slots in every layer group.
 It is the first kernel of a captured decode step, in place of some fifteen of torch's, each of which
 takes longer to launch than to run. Programs own a run of tokens and one group; the first group's
-also write what all groups share. The launch is a plain one: kernels further down may read these
-lengths before they wait for anything (`early.py`).
+also write what all groups share. The launch is a plain one, and so is the next: kernels further
+down may read these positions, slots and lengths before they wait for anything (`early.py`).
 """
 
 from __future__ import annotations

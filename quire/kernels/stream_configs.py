@@ -10,18 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from quire.kernels.matmul_configs import MULTIPROCESSORS, WIDE
+
 __all__ = ["MOST_ROWS", "StreamConfig", "boxes_of", "pick_stream"]
 
 MOST_ROWS = 256
 
-_MULTIPROCESSORS = 132
 _TILE = 64  # weight rows of the matrix instruction
-_FEW_ROWS = 32
+_FEW_ROWS = 32  # of x
 _ROW_UNIT, _LEAST_ROWS = 8, 32  # weight rows a program owns: a multiple, and no fewer
-# Multiprocessors that a widening product of a few rows leaves alone if it can: where it is a
-# projection to heads, attention starts its few programs while the product ends.
-_LEFT_ALONE, _FEW = 28, 4
-_WIDE = 16384
+# Multiprocessors that a widening product leaves alone if it can, for so many rows of x: where it is
+# a projection to heads, attention starts its few programs while the product ends.
+_LEFT_ALONE, _LEFT_ALONE_ROWS = 28, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,6 @@ class StreamConfig:
     num_stages: int  # tiles of the weight on their way
     num_ahead: int  # of these, how many are asked for before the inputs are there
     tile: int = _TILE  # weight rows of a stage: 64, 128 or 256, no fewer than `rows`
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.num_stages * (self.tile + self.block_m) * self.block_k * 2
 
 
 # For more than a few rows of x. Padding takes the copy engine longer than rows that are there, so
@@ -68,10 +64,10 @@ def pick_stream(m: int, n: int, k: int, gated: bool) -> StreamConfig | None:
 
 def _fits(config: StreamConfig, n: int, k: int) -> bool:
     """Whether a wide weight in such tiles leaves at most a fifth of the chip idle."""
-    if n < _WIDE or n % config.tile or k < config.num_stages * config.block_k:
+    if n < WIDE or n % config.tile or k < config.num_stages * config.block_k:
         return False
     tiles = n // config.tile
-    return tiles >= 0.8 * _MULTIPROCESSORS * -(-tiles // _MULTIPROCESSORS)
+    return tiles >= 0.8 * MULTIPROCESSORS * -(-tiles // MULTIPROCESSORS)
 
 
 def _stages(block_m: int, n: int, k: int) -> tuple[int, int, int]:
@@ -90,7 +86,7 @@ def _own_rows(m: int, n: int, k: int) -> int | None:
     Where programs are fewer, some multiprocessors idle, and some choices of them share a way to
     memory: the same product then takes 42 or 59 us.
     """
-    places = _MULTIPROCESSORS - (_LEFT_ALONE if m <= _FEW and n > k else 0)
+    places = MULTIPROCESSORS - (_LEFT_ALONE if m <= _LEFT_ALONE_ROWS and n > k else 0)
     fewest = min(_TILE, max(_LEAST_ROWS, -(-n // (places * _ROW_UNIT)) * _ROW_UNIT))
     return next((rows for rows in range(fewest, _TILE + 1, _ROW_UNIT) if n % rows == 0), None)
 

@@ -10,8 +10,6 @@ matrix-unit additions over increasing k, so the bits are the same. Portions are 
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -25,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
-from quire.kernels.launch import Launcher, alignments
+from quire.kernels.launch import Launcher, alignments, int_kind
 from quire.kernels.rehearsal import Memory
 from quire.kernels.silu_mul import activated
 from quire.kernels.stream_configs import MOST_ROWS, StreamConfig, boxes_of, pick_stream
@@ -157,31 +155,30 @@ def stream_matmul_kernel(
 _launch = Launcher(stream_matmul_kernel)
 
 
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-
-
 class StreamMatmul:
-    """Products by one contiguous weight, aligned to 16 bytes as the copy engine wants it."""
+    """Products by one contiguous weight of 16-bit floats, aligned to 16 bytes as the copy engine
+    wants it. Only where `has_hopper_kernels`."""
 
     def __init__(self, w: Tensor, bias: Tensor | None, gate: str | None) -> None:
         self.w, self.bias, self.gate = w, bias, gate
-        self._can_run = _is_hopper(w.device) and w.dtype in (torch.bfloat16, torch.float16)
         self._boxes: dict[tuple[int, ...], tuple[TensorDescriptor, TensorDescriptor]] = {}
-        if self._can_run:
-            # Weights are read before the wait, so what wrote them must be over by the first call.
-            torch.cuda.current_stream(w.device).synchronize()
+        # Weights are read before the wait, so what wrote them must be over by the first call.
+        torch.cuda.current_stream(w.device).synchronize()
 
     def pick(self, m: int) -> StreamConfig | None:
         """The portions for m rows, if this kernel takes them."""
-        if not self._can_run or m > MOST_ROWS:
+        if m > MOST_ROWS:
             return None
         return pick_stream(m, *self.w.shape, self.gate is not None)
 
     def __call__(self, x: Tensor, out: Tensor, config: StreamConfig) -> None:
         """x [m, k] -> out [m, n], gated [m, n / 2]."""
         (m, k), n = x.shape, self.w.shape[0]
+        assert x.dtype == self.w.dtype and k == self.w.shape[1], f"{x.dtype=} {x.shape=}"
+        assert x.is_contiguous() and out.stride(1) == 1, f"{x.stride()=} {out.stride()=}"
+        assert n % config.rows == 0 and k % config.block_k == 0, f"{n=} {k=} {config=}"
+        # A copy that nobody waits for would outlive the program.
+        assert 2 <= config.num_stages <= k // config.block_k or k == config.block_k, f"{config=}"
         box = [config.block_m, config.block_k]
         rows = TensorDescriptor(
             Memory(x.data_ptr(), x.dtype), [m, k], [k, 1], box, gl.NVMMASharedLayout(128, 16)
@@ -203,7 +200,7 @@ class StreamMatmul:
             },
             (
                 x.dtype, None if self.bias is None else self.bias.dtype, n, k,
-                alignments(out, self.bias),
+                alignments(out, self.bias), int_kind(out.stride(0)),
             ),
         )  # fmt: skip
 

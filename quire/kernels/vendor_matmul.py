@@ -36,7 +36,8 @@ def is_faster(m: int, n: int, k: int, gated: bool) -> bool:
         return True
     if m > 64:
         return n * k > _SMALL or not fits_one_round(m, n)
-    # Its tiles are narrower than ours; below 4,096 rows it has none that are quick.
+    # Its tiles are narrower than ours; below 4,096 rows it has none that are quick. Hopper streams
+    # most weights up to 32 rows of x (`stream_configs.py`) and does not ask.
     return m > 16 and not gated and is_deep(n, k)
 
 

@@ -169,7 +169,7 @@ class Decoder:
     def forward(self, ctx: ForwardContext, tail: Tail | None = None) -> Tensor:
         """Hidden states after the last norm, [tokens, hidden]; with a tail of its tokens alone."""
         batch = ctx.batch
-        x = F.embedding(batch.input_ids, self.embed)
+        x = F.embedding(batch.input_ids, self.embed)  # a plain launch, as `early.py` asks for
         if self.positions is not None:
             x = x + F.embedding(batch.positions, self.positions)
         if self.embed_scale != 1.0:

@@ -16,7 +16,7 @@ from quire.runner.runner import ModelRunner
 from quire.step import Admission, PageWrite, StepPlan, Work
 
 SHORT_PROMPT = 32  # tokens
-SOME = 8  # sequences: their products use other tiles than those of one (`matmul_configs.py`)
+SOME = 8  # sequences: their products use other tiles than those of one
 
 
 def largest_step(

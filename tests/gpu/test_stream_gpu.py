@@ -5,16 +5,16 @@ Inputs have a wide spread of magnitudes, so that another order of sums rounds ot
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
-if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+from quire.kernels.hopper import has_hopper_kernels
+
+if not torch.cuda.is_available() or not has_hopper_kernels(torch.device("cuda")):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from quire.kernels.matmul import matmul
+from quire.kernels.matmul import Layouts, PreparedMatmul, matmul
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.stream_configs import MOST_ROWS, StreamConfig, pick_stream
 from quire.kernels.stream_matmul import StreamMatmul
@@ -85,50 +85,79 @@ def test_wide_weights_keep_the_bits_of_larger_batches(
         assert block.isnan().all(), f"{m=} wrote outside"
 
 
-@pytest.mark.parametrize("rows", range(8, 65, 8))
-@pytest.mark.parametrize("block_k,num_stages", [(64, 3), (128, 2), (128, 7), (256, 4)])
-def test_portions_do_not_change_a_bit(rows: int, block_k: int, num_stages: int) -> None:
+@pytest.mark.parametrize(
+    "tile,rows", [*((64, rows) for rows in range(8, 65, 8)), (128, 128), (256, 256), (256, 160)]
+)
+@pytest.mark.parametrize("block_k,num_stages", [(64, 3), (128, 2), (128, 4)])
+def test_portions_do_not_change_a_bit(tile: int, rows: int, block_k: int, num_stages: int) -> None:
     torch.manual_seed(rows)
-    x, w = _spread(20, 1024), _spread(rows * 10, 1024)
+    x, w = _spread(20, 1024, dtype=torch.float16), _spread(rows * 10, 1024, dtype=torch.float16)
     want = matmul(x, w)
     product = StreamMatmul(w, None, None)
     for ahead in (0, 1, num_stages):
-        config = StreamConfig(rows, 32, block_k, num_stages, ahead)
-        out, _ = _stream(product, x, config)
+        out, _ = _stream(product, x, StreamConfig(rows, 32, block_k, num_stages, ahead, tile))
         assert torch.equal(out, want), f"{ahead=}"
+
+
+@pytest.mark.parametrize("k", [128, 256, 384])
+def test_short_sums(k: int) -> None:
+    """Fewer tiles of k than stages: red when a copy is asked for that nobody waits for."""
+    x, w = _spread(3, k), _spread(4096, k)
+    bias = torch.randn(4096, device="cuda")  # fp32, as some norms' neighbours have it
+    out, _ = _stream(StreamMatmul(w, bias, "relu2"), x)
+    assert torch.equal(out, matmul(x, w, bias, gate="relu2"))
+
+
+def test_prepared_products_stream() -> None:
+    """Red when the kernel is there and nobody uses it."""
+    w = _spread(4096, 1024)
+    product = PreparedMatmul(w, None, Layouts())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        product(_spread(4, 1024))
+        torch.cuda.synchronize()
+    assert any("stream_matmul" in event.name for event in seen.events())
 
 
 def test_a_program_leaves_the_rows_of_others_alone() -> None:
     """Fewer rows a program than its tile has: those below are not its own."""
     x, w = _spread(3, 512), _spread(80, 512)
     config = pick_stream(3, 80, 512, gated=False)
-    assert config is not None
+    assert config is not None and config.rows == 40
     want = matmul(x, w)
     alone = StreamMatmul(w[:40], None, None)  # one program of 40 rows
     out, block = _framed(3, 80, x.dtype)
-    alone(x, out, replace(config, rows=40))
+    alone(x, out, config)
     assert torch.equal(out[:, :40], want[:, :40]) and out[:, 40:].isnan().all()
     assert block[3:].isnan().all()
 
 
 def test_inputs_are_read_after_the_kernel_that_writes_them() -> None:
-    """Long chains of products and norms, launched early, again and again: a product that read its
-    input before the wait would see the one of the round before."""
+    """In a graph, where every kernel starts as early as it may, with other inputs at each replay:
+    red when a product reads its input, or a norm a product's output, of the replay before."""
     torch.manual_seed(0)
-    w = [_spread(2048, 2048) for _ in range(4)]
-    products = [StreamMatmul(each, None, None) for each in w]
+    weights = [_spread(2048, 2048) for _ in range(4)]
+    products = [StreamMatmul(w, None, None) for w in weights]
     norm = torch.ones(2048, device="cuda", dtype=torch.bfloat16)
+
+    def chain(x: Tensor) -> Tensor:
+        for product in products:
+            out = torch.empty_like(x)
+            config = product.pick(len(x))
+            assert config is not None
+            product(x, out, config)
+            x, _ = rms_norm(out, norm, 1e-5)
+        return x
+
     for m in (1, 8, 32):
+        x = _spread(m, 2048)
+        chain(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = chain(x)
         for _ in range(20):
-            x = want = _spread(m, 2048)
-            for each in w:
-                want, _ = rms_norm(matmul(want, each), norm, 1e-5)
+            want = x.copy_(_spread(m, 2048))
+            for w in weights:
+                want, _ = rms_norm(matmul(want, w), norm, 1e-5)
             torch.cuda.synchronize()
-            got = x
-            for product in products:
-                out = torch.empty_like(got)
-                config = product.pick(m)
-                assert config is not None
-                product(got, out, config)
-                got, _ = rms_norm(out, norm, 1e-5)
+            graph.replay()
             assert torch.equal(got, want), f"{m=}"

@@ -85,6 +85,8 @@ def test_norm_weights_in_fp32_round_once(rot_dim: int) -> None:
     slots = torch.arange(9, device=DEVICE)
     still = torch.zeros(16, rot_dim // 2, device=DEVICE)
     rope = Rope(still + 1, still)  # turns nothing
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()  # tables may be read before the wait for the launch before
     q = rope_kv_write(qkv, keys, values, slots, slots, rope, HeadNorm(*weights, 1e-6))
     h = qkv.view(9, 4, dim).float()
     normed = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)

@@ -1,0 +1,33 @@
+"""Where kernels for Hopper run: on that chip, with a Triton whose Gluon they are written in.
+
+Modules written in Gluon are imported only where this says yes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+import torch
+import triton
+
+__all__ = ["has_hopper_kernels"]
+
+# Versions of Triton whose Gluon we know; it is no stable language.
+GLUON_VERSIONS = ("3.6.",)
+
+
+@cache
+def has_hopper_kernels(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    version: str = triton.__version__
+    return version.startswith(GLUON_VERSIONS) and _has_gluon()
+
+
+def _has_gluon() -> bool:
+    try:
+        import_module("triton.experimental.gluon")
+    except ImportError:
+        return False
+    return True
