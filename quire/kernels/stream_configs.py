@@ -93,7 +93,7 @@ def _own_rows(m: int, n: int, k: int) -> int | None:
 
 def boxes_of(rows: int) -> tuple[int, int]:
     """Heights of the one or two boxes that copy so many rows, powers of two; 0: no second box.
-    What reaches past the rows is not read, but takes the copy engine as long.
+    What reaches past the rows is not read, yet takes the copy engine longer than rows would.
 
     >>> boxes_of(32), boxes_of(40), boxes_of(48), boxes_of(56)
     ((32, 0), (32, 8), (32, 16), (64, 0))
