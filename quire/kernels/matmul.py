@@ -94,8 +94,8 @@ class PreparedMatmul:
         """[m, k] -> [m, n], in x's dtype; gated [m, n / 2]."""
         w, bias = self.w, self.bias
         (m, k), n = x.shape, w.shape[0]
-        is_plain = self._is_plain and x.is_contiguous() and x.data_ptr() % 16 == 0
-        is_plain = is_plain and x.dtype == w.dtype  # `matmul` says what is wrong
+        is_alike = x.dtype == w.dtype  # if not, `matmul` says what is wrong
+        is_plain = self._is_plain and is_alike and x.is_contiguous() and x.data_ptr() % 16 == 0
         stream = self._stream if is_plain else None
         portions = stream.pick(m) if stream is not None else None
         may_ask = self._may_ask_library and is_plain and portions is None

@@ -15,7 +15,6 @@ __all__ = [
     "WIDE",
     "TileConfig",
     "fits_one_round",
-    "is_deep",
     "pick_config",
     "rounds_of",
 ]
@@ -75,11 +74,6 @@ def pick_config(m: int, n: int, k: int) -> TileConfig:
     if m <= 64:
         return _least_tail(_WIDE_UP_TO_64, n, k) if is_wide else _UP_TO_64
     return _quickest(m, n)
-
-
-def is_deep(n: int, k: int) -> bool:
-    """Long sums, and so few of them that whole tiles leave half of the chip idle."""
-    return n >= 4096 and k >= 3 * n
 
 
 def _least_tail(configs: tuple[TileConfig, ...], n: int, k: int) -> TileConfig:

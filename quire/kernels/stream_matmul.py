@@ -23,14 +23,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
+from quire.kernels.hopper_ring import BAND
 from quire.kernels.launch import Launcher, alignments, int_kind
 from quire.kernels.rehearsal import Memory
 from quire.kernels.silu_mul import activated
 from quire.kernels.stream_configs import MOST_ROWS, StreamConfig, boxes_of, pick_stream
 
 __all__ = ["StreamMatmul"]
-
-BAND = 64  # columns of a box: 128 bytes, the span of the swizzle
 
 
 @gluon.jit
@@ -211,7 +210,7 @@ class StreamMatmul:
         if found is None:
             first, rest = boxes_of(config.rows)
             # A box as high as the tile takes all of its bands at once.
-            width = config.block_k if first == config.tile else BAND
+            width = config.block_k if first == config.tile else BAND.value
             found = self._boxes[key] = (
                 self._describe(config.rows, first, width),
                 self._describe(config.rows, rest or first, width),

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire.kernels.matmul_configs import fits_one_round, is_deep, rounds_of
+from quire.kernels.matmul_configs import fits_one_round, rounds_of
 from quire.kernels.rehearsal import rehearsal
 
 __all__ = ["agrees", "forbid_split_k", "is_faster", "vendor_matmul"]
@@ -36,9 +36,14 @@ def is_faster(m: int, n: int, k: int, gated: bool) -> bool:
         return True
     if m > 64:
         return n * k > _SMALL or not fits_one_round(m, n)
-    # Its tiles are narrower than ours; below 4,096 rows it has none that are quick. Hopper streams
-    # most weights up to 32 rows of x (`stream_configs.py`) and does not ask.
-    return m > 16 and not gated and is_deep(n, k)
+    # Hopper streams most weights up to 32 rows of x (`stream_configs.py`) and does not ask.
+    return m > 16 and not gated and _is_deep(n, k)
+
+
+def _is_deep(n: int, k: int) -> bool:
+    """Long sums, and so few of them that our tiles leave half of the chip idle. The library's are
+    narrower; below 4,096 it has none that are quick."""
+    return n >= 4096 and k >= 3 * n
 
 
 def _gate_pays(m: int, n: int) -> bool:
@@ -81,7 +86,7 @@ def agrees(w: Tensor, bias: Tensor | None, ours: Callable[[Tensor], Tensor]) -> 
         return False
     forbid_split_k()
     random = torch.Generator(w.device).manual_seed(0)
-    checked = (*_CHECKED_IF_DEEP, *_CHECKED_ROWS) if is_deep(n, k) else _CHECKED_ROWS
+    checked = (*_CHECKED_IF_DEEP, *_CHECKED_ROWS) if _is_deep(n, k) else _CHECKED_ROWS
     inputs = [_spread(rows, w, random) for rows in checked]
     if w.is_cuda:
         with rehearsal():

@@ -103,7 +103,7 @@ def test_portions_do_not_change_a_bit(tile: int, rows: int, block_k: int, num_st
 def test_short_sums(k: int) -> None:
     """Fewer tiles of k than stages: red when a copy is asked for that nobody waits for."""
     x, w = _spread(3, k), _spread(4096, k)
-    bias = torch.randn(4096, device="cuda")  # fp32, as some norms' neighbours have it
+    bias = torch.randn(4096, device="cuda")  # not the weight's dtype
     out, _ = _stream(StreamMatmul(w, bias, "relu2"), x)
     assert torch.equal(out, matmul(x, w, bias, gate="relu2"))
 

@@ -113,6 +113,13 @@ def test_strided_views_and_empty_batch() -> None:
     assert matmul(x[:0], w, gate="silu").shape == (0, 20)
 
 
+def test_inputs_of_another_dtype_are_refused() -> None:
+    """Red when their bits are read as the weight's."""
+    product = PreparedMatmul(_integers(32, 128).half(), None, Layouts(use_library=False))
+    with pytest.raises(AssertionError, match="bfloat16"):
+        product(_integers(2, 128).bfloat16())
+
+
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("n", [1, 20])
 def test_prepared_products_are_plain_ones(n: int, gated: bool) -> None:
