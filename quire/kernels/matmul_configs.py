@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "MULTIPROCESSORS",
+    "SMALL",
     "WIDE",
     "TileConfig",
     "fits_one_round",
@@ -37,6 +38,7 @@ class TileConfig:
 
 
 MULTIPROCESSORS = 132
+SMALL = 8 << 20  # numbers of a weight that a round of our tiles gets through
 WIDE = 16384  # weight rows that take several rounds of the chip: other tiles pay
 
 _UP_TO_16 = TileConfig(16, 64, 128, 8, 4, swap=True)

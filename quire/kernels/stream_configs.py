@@ -7,10 +7,10 @@ they start while it ends, and share a multiprocessor with it if their memory fit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
-from quire.kernels.matmul_configs import MULTIPROCESSORS, WIDE
+from quire.kernels.matmul_configs import MULTIPROCESSORS, SMALL, WIDE
 
 __all__ = ["MOST_ROWS", "StreamConfig", "boxes_of", "pick_stream"]
 
@@ -18,6 +18,7 @@ MOST_ROWS = 256
 
 _TILE = 64  # weight rows of the matrix instruction
 _FEW_ROWS = 32  # of x
+_LEAST_NARROW = 1024  # weight rows, for more than a few rows of x
 _ROW_UNIT, _LEAST_ROWS = 8, 32  # weight rows a program owns: a multiple, and no fewer
 # Multiprocessors that a widening product leaves alone if it can, for so many rows of x: where it is
 # a projection to heads, attention starts its few programs while the product ends.
@@ -27,7 +28,7 @@ _LEFT_ALONE, _LEFT_ALONE_ROWS = 28, 4
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
     rows: int  # of w that a program owns, a divisor of all rows
-    block_m: int  # rows of x, padded
+    block_m: int  # rows of x in a tile
     block_k: int
     num_stages: int  # tiles of the weight on their way
     num_ahead: int  # of these, how many are asked for before the inputs are there
@@ -41,6 +42,8 @@ _WIDE_ROWS = (  # (rows of x from, to, only with a gate, portions)
     (96, 128, True, StreamConfig(256, 128, 64, 4, 2, 256)),
     (248, 256, True, StreamConfig(128, 256, 64, 4, 2, 128)),
 )
+_OF_64_ROWS = StreamConfig(_TILE, 64, 128, 6, 3)
+_OF_128_ROWS, _OF_128_FROM = StreamConfig(_TILE, 128, 64, 8, 4), 121
 
 
 @cache
@@ -49,10 +52,12 @@ def pick_stream(m: int, n: int, k: int, gated: bool) -> StreamConfig | None:
     this kernel."""
     if k % 128:
         return None
-    if m > _FEW_ROWS:
-        found = (c for low, high, gate, c in _WIDE_ROWS if low <= m <= high and gated >= gate)
-        config = next(found, None)
-        return config if config is not None and _fits(config, n, k) else None
+    if m <= _FEW_ROWS:
+        return _for_few(m, n, k)
+    return _for_wide(m, n, k, gated) if n >= WIDE else _for_narrow(m, n, k)
+
+
+def _for_few(m: int, n: int, k: int) -> StreamConfig | None:
     rows = _own_rows(m, n, k)
     if rows is None:
         return None
@@ -60,6 +65,27 @@ def pick_stream(m: int, n: int, k: int, gated: bool) -> StreamConfig | None:
     block_k, num_stages, num_ahead = _stages(block_m, n, k)
     num_stages = min(num_stages, k // block_k)
     return StreamConfig(rows, block_m, block_k, num_stages, min(num_ahead, num_stages))
+
+
+def _for_wide(m: int, n: int, k: int, gated: bool) -> StreamConfig | None:
+    found = (c for low, high, gate, c in _WIDE_ROWS if low <= m <= high and gated >= gate)
+    config = next(found, None)
+    return config if config is not None and _fits(config, n, k) else None
+
+
+def _for_narrow(m: int, n: int, k: int) -> StreamConfig | None:
+    """Small weights in 64 x 64 tiles; others if their tiles take one round and padding is little,
+    with rows dealt out evenly as long as one tile holds x."""
+    if n < _LEAST_NARROW or k < 1024:
+        return None
+    if n * k <= SMALL:
+        return _OF_64_ROWS if n % _TILE == 0 else None
+    share = n / (_TILE * MULTIPROCESSORS)  # of the chip that tiles take
+    if m <= _OF_64_ROWS.block_m and share <= 1 and k < 3 * n:  # longer sums: the library is quick
+        rows = _own_rows(m, n, k)
+        return None if rows is None else replace(_OF_64_ROWS, rows=rows)
+    is_full = _OF_128_FROM <= m <= _OF_128_ROWS.block_m
+    return _OF_128_ROWS if is_full and n % _TILE == 0 and n > k and 0.7 <= share <= 1 else None
 
 
 def _fits(config: StreamConfig, n: int, k: int) -> bool:

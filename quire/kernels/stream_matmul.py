@@ -24,7 +24,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.hopper_ring import BAND
-from quire.kernels.launch import Launcher, alignments, int_kind
+from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind
 from quire.kernels.rehearsal import Memory
 from quire.kernels.silu_mul import activated
 from quire.kernels.stream_configs import MOST_ROWS, StreamConfig, boxes_of, pick_stream
@@ -80,14 +80,14 @@ def _ask_weight(w, ring, tile, stage, k, BLOCK_K: gl.constexpr, BYTES: gl.conste
 
 
 @gluon.jit
-def _ask_inputs(x, ring, stage, k):
+def _ask_inputs(x, ring, m_start, stage, k):
     _, _, x_tiles, _, ready = ring
-    tma.async_copy_global_to_shared(x, [0, k], ready.index(stage), x_tiles.index(stage))
+    tma.async_copy_global_to_shared(x, [m_start, k], ready.index(stage), x_tiles.index(stage))
 
 
 @gluon.jit
 def _store(
-    total, y, bias, n_start, M, stride_ym,
+    total, y, bias, m_start, n_start, M, stride_ym,
     ROWS: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Bias in fp32, one rounding, the gate if there is one: the epilogue of `matmul_kernel.py`."""
@@ -103,7 +103,7 @@ def _store(
         gate, up = rounded.reshape([BLOCK_M, BLOCK_N // 2, 2]).split()
         rounded = (activated(gate, GATE) * up.to(gl.float32)).to(rounded.dtype)
     layout: gl.constexpr = rounded.type.layout
-    m = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
+    m = m_start + gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
     n = gl.arange(0, BLOCK_N // PAIR, gl.SliceLayout(0, layout))
     cells = y + m.to(gl.int64)[:, None] * stride_ym + (n_start // PAIR + n)[None, :]
     gl.store(cells, rounded, mask=(m < M)[:, None] & (n < ROWS // PAIR)[None, :])
@@ -115,11 +115,12 @@ def stream_matmul_kernel(
     w, w_rest,  # descriptors of [N / ROWS, ROWS, K]
     bias, y, M, K, stride_ym,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr,
-    EARLY: gl.constexpr, num_warps: gl.constexpr,
+    M_TILES: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr,
+    GATE: gl.constexpr, EARLY: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
-    tile = gl.program_id(0)
+    tile = gl.program_id(0) // M_TILES  # those of one weight tile side by side share it in L2
+    m_start = gl.program_id(0) % M_TILES * BLOCK_M
     ring = _make_ring(w, w_rest, STAGES, TILE, BLOCK_M, BLOCK_K)
     HAS_REST: gl.constexpr = w_rest.block_shape[1] < w.block_shape[1]
     OF_BAND: gl.constexpr = w.block_type.nbytes + (w_rest.block_type.nbytes if HAS_REST else 0)
@@ -131,7 +132,7 @@ def stream_matmul_kernel(
     for i in gl.static_range(STAGES):
         if i >= AHEAD:
             _ask_weight((w, w_rest), ring, tile, i, i * BLOCK_K, BLOCK_K, BYTES)
-        _ask_inputs(x, ring, i, i * BLOCK_K)
+        _ask_inputs(x, ring, m_start, i, i * BLOCK_K)
 
     _, _, x_tiles, w_tiles, ready = ring
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_M, 16])
@@ -146,9 +147,9 @@ def stream_matmul_kernel(
         if (i > 0) & (k < K):
             free = (i - 1) % STAGES
             _ask_weight((w, w_rest), ring, tile, free, k, BLOCK_K, BYTES)
-            _ask_inputs(x, ring, free, k)
+            _ask_inputs(x, ring, m_start, free, k)
     total = warpgroup_mma_wait(0, deps=[total])
-    _store(total, y, bias, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
+    _store(total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
 
 
 _launch = Launcher(stream_matmul_kernel)
@@ -179,18 +180,20 @@ class StreamMatmul:
         # A copy that nobody waits for would outlive the program, and one stage is never free.
         num_tiles = k // config.block_k
         assert min(2, num_tiles) <= config.num_stages <= num_tiles, f"{k=} {config=}"
+        m_tiles = ceil_div(m, config.block_m)
         box = [config.block_m, config.block_k]
         rows = TensorDescriptor(
             Memory(x.data_ptr(), x.dtype), [m, k], [k, 1], box, gl.NVMMASharedLayout(128, 16)
         )
         _launch(
-            (n // config.rows, 1, 1),
+            (n // config.rows * m_tiles, 1, 1),
             (rows, *self._described(config), self.bias, out, m, k, out.stride(0)),
             {
                 "ROWS": config.rows,
                 "TILE": config.tile,
                 "BLOCK_M": config.block_m,
                 "BLOCK_K": config.block_k,
+                "M_TILES": m_tiles,
                 "STAGES": config.num_stages,
                 "AHEAD": config.num_ahead,
                 "HAS_BIAS": self.bias is not None,

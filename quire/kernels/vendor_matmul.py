@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire.kernels.matmul_configs import fits_one_round, rounds_of
+from quire.kernels.matmul_configs import SMALL, fits_one_round, rounds_of
 from quire.kernels.rehearsal import rehearsal
 
 __all__ = ["agrees", "forbid_split_k", "is_faster", "vendor_matmul"]
@@ -25,7 +25,6 @@ _CHECKED_IF_DEEP = (24, 48)
 # Narrower or ragged weights, and rows that are not aligned, take older kernels of the library at
 # some sizes, which sum in another order.
 _LEAST_ROWS, _ROW_UNIT = 512, 64
-_SMALL = 8 << 20  # numbers of a weight that our tiles get through as fast in one round
 
 
 def is_faster(m: int, n: int, k: int, gated: bool) -> bool:
@@ -35,7 +34,7 @@ def is_faster(m: int, n: int, k: int, gated: bool) -> bool:
     if m > 128:
         return True
     if m > 64:
-        return n * k > _SMALL or not fits_one_round(m, n)
+        return n * k > SMALL or not fits_one_round(m, n)
     # Hopper streams most weights up to 32 rows of x (`stream_configs.py`) and does not ask.
     return m > 16 and not gated and _is_deep(n, k)
 

@@ -88,7 +88,7 @@ def test_wide_weights_keep_the_bits_of_larger_batches(
 @pytest.mark.parametrize(
     "tile,rows", [*((64, rows) for rows in range(8, 65, 8)), (128, 128), (256, 256), (256, 160)]
 )
-@pytest.mark.parametrize("block_k,num_stages", [(64, 3), (128, 2), (128, 4)])
+@pytest.mark.parametrize("block_k,num_stages", [(64, 3), (128, 2), (128, 3)])
 def test_portions_do_not_change_a_bit(tile: int, rows: int, block_k: int, num_stages: int) -> None:
     torch.manual_seed(rows)
     x, w = _spread(20, 1024, dtype=torch.float16), _spread(rows * 10, 1024, dtype=torch.float16)
@@ -97,6 +97,17 @@ def test_portions_do_not_change_a_bit(tile: int, rows: int, block_k: int, num_st
     for ahead in (0, 1, num_stages):
         out, _ = _stream(product, x, StreamConfig(rows, 32, block_k, num_stages, ahead, tile))
         assert torch.equal(out, want), f"{ahead=}"
+
+
+@pytest.mark.parametrize("m,block_m", [(9, 8), (48, 32), (200, 64), (256, 128)])
+@pytest.mark.parametrize("gate", [None, "silu"])
+def test_inputs_in_several_tiles(m: int, block_m: int, gate: str | None) -> None:
+    x, w = _spread(m, 512), _spread(6144, 512)
+    product = StreamMatmul(w, None, gate)
+    out, block = _stream(product, x, StreamConfig(64, block_m, 64, 4, 2))
+    assert torch.equal(out, matmul(x, w, gate=gate))
+    block[:m, : out.shape[1]] = float("nan")
+    assert block.isnan().all()
 
 
 @pytest.mark.parametrize("k", [128, 256, 384])

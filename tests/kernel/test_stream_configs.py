@@ -49,6 +49,34 @@ def test_wide_weights_stream_for_more_rows_where_tiles_fill_the_chip(m: int, til
     assert pick_stream(m, 4096, 14336, gated=False) is None
 
 
+@pytest.mark.parametrize("n,k", [(1024, 2048), (4096, 1024), (6144, 1024), (1024, 3072)])
+@pytest.mark.parametrize("m", [33, 64, 80, 256])
+def test_small_weights_stream_in_tiles(m: int, n: int, k: int) -> None:
+    config = pick_stream(m, n, k, gated=n == 6144)
+    assert config == StreamConfig(64, 64, 128, 6, 3)
+    assert n % config.rows == 0 and k // config.block_k >= config.num_stages
+    assert _shared_bytes(config) <= 226 << 10
+
+
+@pytest.mark.parametrize("n,k,rows", [(4096, 4096, 32), (6144, 4096, 48), (7168, 5120, 56)])
+def test_narrow_weights_stream_while_one_tile_holds_the_rows(n: int, k: int, rows: int) -> None:
+    for m in (33, 64):
+        config = pick_stream(m, n, k, gated=False)
+        assert config is not None and config.rows == rows and config.block_m == 64
+        assert _shared_bytes(config) <= 226 << 10
+    for m in (65, 120, 129, 256):
+        assert pick_stream(m, n, k, gated=False) is None
+    config = pick_stream(128, n, k, gated=False)
+    assert (config is not None) == (n > k)  # a projection to heads
+    assert config is None or _shared_bytes(config) <= 226 << 10
+
+
+@pytest.mark.parametrize("n,k", [(4096, 14336), (12288, 2048), (512, 4096), (1024, 896)])
+def test_what_was_slower_or_not_measured_is_left_to_others(n: int, k: int) -> None:
+    assert pick_stream(64, n, k, gated=False) is None
+    assert pick_stream(128, n, k, gated=False) is None
+
+
 @pytest.mark.parametrize("m", [65, 80, 129, 200, 240])
 def test_padding_is_left_to_others(m: int) -> None:
     assert pick_stream(m, 28672, 4096, gated=True) is None
