@@ -2,8 +2,8 @@
 
 `plan` sorts the sequences of a step into two kernels: those whose queries fit one tile (decodes,
 short drafts) take the split kernel, long chunks take the prefill kernel. Both follow the fixed
-tiles and splits of `kernels/paged_tile.py`, so the choice is about speed only. So does a third,
-which does the work of the prefill kernel on Hopper where its layouts fit.
+tiles and splits of `kernels/paged_tile.py`, so the choice is about speed only. So do two more that
+do the same work on Hopper where their layouts fit.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from quire.kernels.rope_kv_write import HeadNorm, Rope, rope_kv_write
 
 if TYPE_CHECKING:
     from quire.kernels.paged_prefill_hopper import HopperPrefill
+    from quire.kernels.paged_split_hopper import HopperSplit
 
 SCRATCH_STEP = 1 << 22  # floats: scratch grows by multiples of 16 MB
 COMPANY_LANES = 2  # at least, of sequences that share a prefix: nothing is folded there anyway
@@ -174,7 +175,7 @@ class TritonAttention:
         if plan.split is not None:
             if plan.split.company:
                 shared_attention(q, inputs, plan.split, plan.config)
-            split_attention(q, inputs, plan.split, plan.config, out)
+            self._split(q, inputs, plan.split, plan.config, out)
             merge_splits(inputs, plan.split, plan.config, out)
         return out
 
@@ -182,16 +183,33 @@ class TritonAttention:
         self, q: Tensor, inputs: PagedInputs, tiles: Tensor, config: PagedConfig, out: Tensor
     ) -> None:
         """The same bits by whichever kernel is the faster one."""
-        hopper = self._hopper
+        hopper = self._hopper_prefill
         if hopper is not None and hopper.can_run(q, inputs, config):
             hopper(q, inputs, tiles, config, out)
         else:
             prefill_attention(q, inputs, tiles, config, out)
 
+    def _split(
+        self, q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig, out: Tensor
+    ) -> None:
+        """As above."""
+        hopper = self._hopper_split
+        if hopper and hopper.can_run(q, inputs, grid, config) and hopper.is_faster(inputs, grid):
+            hopper(q, inputs, grid, config, out)
+        else:
+            split_attention(q, inputs, grid, config, out)
+
     @cached_property
-    def _hopper(self) -> HopperPrefill | None:
-        """None on other chips, and where Triton has no Gluon or another one."""
-        if not torch.cuda.is_available() or not has_hopper_kernels(torch.device("cuda")):
+    def _hopper_split(self) -> HopperSplit | None:
+        if not has_hopper_kernels(torch.device("cuda")):
+            return None
+        from quire.kernels.paged_split_hopper import HopperSplit
+
+        return HopperSplit()
+
+    @cached_property
+    def _hopper_prefill(self) -> HopperPrefill | None:
+        if not has_hopper_kernels(torch.device("cuda")):
             return None
         from quire.kernels.paged_prefill_hopper import HopperPrefill
 

@@ -40,7 +40,8 @@ def wait_for_inputs(EARLY: tl.constexpr):
     """First line of a kernel's work: let the next one start, then wait for the one before.
 
     A kernel may take the two apart and read between them what no kernel of the chain wrote: weights
-    and tables, and a step's positions, slots, lengths and page tables. Whatever wrote those must be
+    and tables, a step's positions, slots, lengths and page tables, and keys and values of earlier
+    steps. Whatever wrote those must be
     followed by another plain launch before the chain begins, in a step the one that embeds: plain
     launches wait for all before them, early ones may begin while the last plain one ends."""
     let_next_start(EARLY)

@@ -19,7 +19,9 @@ GLUON_VERSIONS = ("3.6.",)
 
 @cache
 def has_hopper_kernels(device: torch.device) -> bool:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    if torch.cuda.get_device_capability(device)[0] != 9:
         return False
     version: str = triton.__version__
     return version.startswith(GLUON_VERSIONS) and _has_gluon()

@@ -258,7 +258,8 @@ def _split_kernel(
     end = position + tokens
     first_split, num_splits = split_span(position, end, SPLIT_SIZE, OCTAVE, WINDOW)
     lane = tl.program_id(2)
-    split, stop = lane_splits(lane, first_split, num_splits, end, SPLIT_SIZE, OCTAVE)
+    lanes = tl.num_programs(2)
+    split, stop = lane_splits(lane, lanes, first_split, num_splits, end, SPLIT_SIZE, OCTAVE)
     oldest, low, _, _ = split_borders(
         first_split + split, position + 1, end, BLOCK_N, SPLIT_SIZE, OCTAVE, WINDOW
     )
@@ -298,7 +299,7 @@ def _split_kernel(
         else:
             _leave(scratch, part, top, total, acc, is_row, keep, HEAD_DIM)
     else:
-        for own in range(lane, num_splits, tl.num_programs(2)):
+        for own in range(lane, num_splits, lanes):
             is_ours = True
             if COMPANY > 0:
                 shares, _, count = sharers(

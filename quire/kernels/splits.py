@@ -75,10 +75,12 @@ def split_count(end, SIZE: tl.constexpr, OCTAVE: tl.constexpr):
 
 
 @triton.jit
-def lane_splits(lane, first_split, num_splits, end, SPLIT_SIZE: tl.constexpr, OCTAVE: tl.constexpr):
+def lane_splits(
+    lane, lanes, first_split, num_splits, end, SPLIT_SIZE: tl.constexpr, OCTAVE: tl.constexpr
+):
     """(first, stop) of a lane's run among a tile's splits: about as many keys to each lane."""
     base = split_start(first_split, SPLIT_SIZE, OCTAVE)
-    each = tl.cdiv(tl.cdiv(end - base, tl.num_programs(2)), SPLIT_SIZE) * SPLIT_SIZE
+    each = tl.cdiv(tl.cdiv(end - base, lanes), SPLIT_SIZE) * SPLIT_SIZE
     first = split_count(base + lane * each, SPLIT_SIZE, OCTAVE) - first_split
     stop = split_count(base + (lane + 1) * each, SPLIT_SIZE, OCTAVE) - first_split
     return first, tl.minimum(stop, num_splits)

@@ -65,7 +65,7 @@ def test_has_the_bits_of_the_triton_kernel(model: str, step: str) -> None:
     q = q.to(backend.dtype)
     want, got = torch.zeros_like(q), torch.zeros_like(q)
     prefill_attention(q, inputs, plan.prefill_tiles, plan.config, want)
-    hopper = backend._hopper
+    hopper = backend._hopper_prefill
     assert hopper is not None and hopper.can_run(q, inputs, plan.config)
     hopper(q, inputs, plan.prefill_tiles, plan.config, got)
     assert want.isfinite().all() and want.any()
@@ -109,7 +109,7 @@ def test_waits_for_the_kernel_before() -> None:
 
 def test_declines_what_it_cannot_run() -> None:
     """Red when the choice between the kernels lets through what this one does not compute."""
-    hopper = TritonAttention(torch.bfloat16)._hopper
+    hopper = TritonAttention(torch.bfloat16)._hopper_prefill
     assert hopper is not None
     for head_dim, dtype in ((128, torch.bfloat16), (80, torch.bfloat16), (128, torch.float32)):
         case = make_case([64], heads=(4, 2), head_dim=head_dim, dtype=dtype, device="cuda")

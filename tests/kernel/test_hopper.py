@@ -27,12 +27,14 @@ KNOWN = f"{GLUON_VERSIONS[0]}9"
 def test_where_they_run(
     device: str, chip: int, version: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (chip, 0))
     monkeypatch.setattr(triton, "__version__", version)
     assert has_hopper_kernels.__wrapped__(torch.device(device)) is expected
 
 
 def test_without_gluon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(triton, "__version__", KNOWN)
     monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
