@@ -192,7 +192,7 @@ class TritonAttention:
     def _split(
         self, q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig, out: Tensor
     ) -> None:
-        """As above."""
+        """The same bits by whichever kernel is the faster one, here too."""
         hopper = self._hopper_split
         if hopper and hopper.can_run(q, inputs, grid, config) and hopper.is_faster(inputs, grid):
             hopper(q, inputs, grid, config, out)

@@ -40,9 +40,9 @@ def wait_for_inputs(EARLY: tl.constexpr):
     """First line of a kernel's work: let the next one start, then wait for the one before.
 
     A kernel may take the two apart and read between them what no kernel of the chain wrote: weights
-    and tables, a step's positions, slots, lengths and page tables, and keys and values of earlier
-    steps. Whatever wrote those must be
-    followed by another plain launch before the chain begins, in a step the one that embeds: plain
+    and tables, a step's positions, slots, lengths and page tables, and keys and values but the
+    newest. Whatever wrote those must be followed by another plain launch before the chain begins,
+    in a step the one that embeds, before a prompt's last layer those that pick its queries: plain
     launches wait for all before them, early ones may begin while the last plain one ends."""
     let_next_start(EARLY)
     wait_for_last(EARLY)

@@ -67,8 +67,8 @@ def make_barriers():
 
 @gluon.jit
 def turn(i, num_items, num_seqs, KV_HEADS: gl.constexpr):
-    """(item, its sequence) that is this program's turn i, past the last: sequence 0. The longest
-    contexts come first, so every second round of turns runs backwards."""
+    """(item, its sequence) that is this program's turn i, past the last: sequence 0. Mostly the
+    longest contexts come first, so every second round of turns runs backwards."""
     programs = gl.num_programs(0)
     place = gl.program_id(0)
     item = i * programs + gl.where(i % 2 == 0, place, programs - 1 - place)
@@ -80,7 +80,8 @@ def keys_of(
     item, end, num_seqs, lanes,
     KV_HEADS: gl.constexpr, SPLIT_SIZE: gl.constexpr, OCTAVE: gl.constexpr,
 ):  # fmt: skip
-    """(first split, first key, one past the last key) of an item, whose sequence has `end` keys."""
+    """(first split, first key, one past the last key) of an item, whose sequence has `end` keys; a
+    lane without splits has its first key past the last."""
     lane = item // KV_HEADS // num_seqs
     num_splits = split_count(end, SPLIT_SIZE, OCTAVE)
     split, stop = lane_splits(lane, lanes, 0, num_splits, end, SPLIT_SIZE, OCTAVE)

@@ -3,7 +3,7 @@
 Every output is the same sum in the same order whatever the batch: one chain of fp32 matrix-unit
 additions from zero over increasing k. Tiles and stages may then follow the batch size freely,
 because none of them touches that order; libraries that cut k by batch size cannot promise this.
-Tile choice lives in `matmul_configs.py`, the device code in `matmul_kernel.py`; a few rows on
+Tile choice lives in `matmul_configs.py`, the device code in `matmul_kernel.py`; few rows on
 Hopper go to `stream_matmul.py`, many to the vendor's library where its bits are ours.
 """
 

@@ -3,8 +3,9 @@
 The arithmetic is that of `paged_split.py`, tile by tile and split by split, so the bits agree; only
 who does what differs. Two programs to a multiprocessor take items in turn, an item being what is a
 program there: (kv head, sequence, lane). The copies run ahead from one item to the next, so memory
-does not wait for programs to begin. Nor for the kernel before: all keys but the newest were there
-before the step, and the first tiles are asked for before the wait.
+does not wait for programs to begin. Nor for the kernel before: no early kernel since the last plain
+launches wrote other keys than the newest (`early.py`), so the first tiles are asked for before the
+wait. Where a program takes several items, all of them must have keys, which lanes may be without.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
+from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.hopper_ring import BAND
 from quire.kernels.hopper_split_ring import (
     STAGES,
@@ -240,8 +242,10 @@ class HopperSplit:
         """Whether this kernel takes these tensors; the bits are those of `split_attention`."""
         _, kv_heads, page_size, head_dim = inputs.keys.shape
         return (
-            grid.tiles is None
+            has_hopper_kernels(q.device)
+            and grid.tiles is None
             and not grid.company
+            and (grid.lanes == 1 or _num_items(inputs, grid) <= PROGRAMS)
             and q.dtype in (torch.bfloat16, torch.float16)
             and q.dtype == inputs.keys.dtype
             and head_dim in (64, 128)
@@ -256,7 +260,7 @@ class HopperSplit:
 
     def is_faster(self, inputs: PagedInputs, grid: SplitGrid) -> bool:
         """Than `split_attention`, as measured on an H200."""
-        return inputs.keys.shape[1] * grid.num_tiles * grid.lanes <= MOST_ITEMS
+        return _num_items(inputs, grid) <= MOST_ITEMS
 
     def __call__(
         self, q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig, out: Tensor
@@ -265,9 +269,13 @@ class HopperSplit:
         if grid.num_tiles == 0:
             return
         _, kv_heads, page_size, head_dim = inputs.keys.shape
-        assert q.is_contiguous() and out.is_contiguous() and inputs.keys.is_contiguous()
+        assert q.is_contiguous() and out.is_contiguous()
+        assert inputs.keys.is_contiguous() and inputs.values.is_contiguous()
+        items = _num_items(inputs, grid)
+        # A lane without keys would leave the two sides of the ring with different counts.
+        assert grid.lanes == 1 or items <= PROGRAMS, f"{grid.lanes=} {items=}"
         _launch(
-            (min(PROGRAMS, kv_heads * grid.num_tiles * grid.lanes), 1, 1),
+            (min(PROGRAMS, items), 1, 1),
             (
                 q, self._descriptor(inputs.keys), self._descriptor(inputs.values),
                 inputs.page_table, inputs.rows, inputs.context_lens, out, grid.acc, grid.sums,
@@ -306,3 +314,7 @@ class HopperSplit:
                 gl.NVMMASharedLayout(128, 16, rank=3),
             )
         return found
+
+
+def _num_items(inputs: PagedInputs, grid: SplitGrid) -> int:
+    return inputs.keys.shape[1] * grid.num_tiles * grid.lanes

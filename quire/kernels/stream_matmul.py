@@ -1,6 +1,6 @@
-"""Matmul of a few rows on Hopper: weights stream through shared memory, the first of them early.
+"""Matmul of few rows on Hopper: weights stream through shared memory, the first of them early.
 
-A product of a few rows takes as long as reading its weight. Kernels that start early wait for the
+A product of few rows takes as long as reading its weight. Kernels that start early wait for the
 one before and only then begin to read; here a program asks the copy engine for its first tiles of
 the weight, which no kernel of the step writes, and waits after that: the memory stays busy through
 the norms and attention between products. The sum is that of `matmul_kernel.py`, one chain of fp32

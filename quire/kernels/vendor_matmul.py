@@ -35,7 +35,8 @@ def is_faster(m: int, n: int, k: int, gated: bool) -> bool:
         return True
     if m > 64:
         return n * k > SMALL or not fits_one_round(m, n)
-    # Hopper streams most weights up to 32 rows of x (`stream_configs.py`) and does not ask.
+    # Hopper streams most weights up to 32 rows of x, some up to 256 (`stream_configs.py`), and does
+    # not ask for those.
     return m > 16 and not gated and _is_deep(n, k)
 
 

@@ -183,6 +183,7 @@ class Decoder:
                 if tail.is_empty:
                     return residual[:0]
                 at = replace(at, plan=tail.plan())
+                # Plain launches: attention of single queries reads all but the newest keys early.
                 x, residual = tail.of(x), tail.of(residual)
             x = block.attn.attend(x, at)
             x, residual = block.feed_forward(x, residual)
