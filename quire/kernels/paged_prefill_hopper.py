@@ -21,7 +21,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.hopper_ring import (
     BAND,
     CONSUMERS,
@@ -29,6 +28,7 @@ from quire.kernels.hopper_ring import (
     make_barriers,
     make_ring,
     produce,
+    suits_hopper,
 )
 from quire.kernels.launch import Launcher, alignments, int_kind
 from quire.kernels.paged_split import PagedInputs, tile_span
@@ -294,19 +294,10 @@ class HopperPrefill:
 
     def can_run(self, q: Tensor, inputs: PagedInputs, config: PagedConfig) -> bool:
         """Whether this kernel takes these tensors; the bits are those of `prefill_attention`."""
-        _, kv_heads, page_size, head_dim = inputs.keys.shape
         return (
-            has_hopper_kernels(q.device)
-            and q.dtype in (torch.bfloat16, torch.float16)
-            and q.dtype == inputs.keys.dtype
-            and head_dim in (64, 128)
-            and page_size in (16, 32, 64, 128, 256)
+            suits_hopper(q, inputs)
             and (config.prefill.block_m, config.block_n) == (BLOCK_M, BLOCK_N)
-            and q.shape[1] // kv_heads <= BLOCK_M
-            and not inputs.window
-            and not inputs.softcap
-            and inputs.sinks is None
-            and all(alignments(inputs.keys, inputs.values))  # as the copy engine wants them
+            and q.shape[1] // inputs.keys.shape[1] <= BLOCK_M
         )
 
     def __call__(

@@ -19,8 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
-from quire.kernels.hopper import has_hopper_kernels
-from quire.kernels.hopper_ring import BAND
+from quire.kernels.hopper_ring import BAND, suits_hopper
 from quire.kernels.hopper_split_ring import (
     STAGES,
     TILE,
@@ -240,22 +239,13 @@ class HopperSplit:
 
     def can_run(self, q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig) -> bool:
         """Whether this kernel takes these tensors; the bits are those of `split_attention`."""
-        _, kv_heads, page_size, head_dim = inputs.keys.shape
         return (
-            has_hopper_kernels(q.device)
+            suits_hopper(q, inputs)
             and grid.tiles is None
             and not grid.company
             and (grid.lanes == 1 or _num_items(inputs, grid) <= PROGRAMS)
-            and q.dtype in (torch.bfloat16, torch.float16)
-            and q.dtype == inputs.keys.dtype
-            and head_dim in (64, 128)
-            and page_size in (16, 32, 64, 128, 256)
             and (config.split.block_m, config.block_n) == (BLOCK_M, BLOCK_N)
-            and q.shape[1] // kv_heads <= BLOCK_M
-            and not inputs.window
-            and not inputs.softcap
-            and inputs.sinks is None
-            and all(alignments(inputs.keys, inputs.values))  # as the copy engine wants them
+            and q.shape[1] // inputs.keys.shape[1] <= BLOCK_M
         )
 
     def is_faster(self, inputs: PagedInputs, grid: SplitGrid) -> bool:
