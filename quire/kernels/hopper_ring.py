@@ -8,46 +8,23 @@ that the same memory is the boxes that are copied and the operand of the matrix 
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from quire.kernels.early import wait_for_inputs
-from quire.kernels.hopper import has_hopper_kernels
-from quire.kernels.launch import alignments
-from quire.kernels.paged_split import PagedInputs
+from quire.kernels.hopper_caches import BAND
 
 __all__ = [
-    "BAND",
     "CONSUMERS",
     "clear_past_end",
     "make_barriers",
     "make_ring",
     "produce",
-    "suits_hopper",
 ]
 
 CONSUMERS = gl.constexpr(2)  # warpgroups that read every tile
 STAGES = gl.constexpr(3)  # tiles of keys, and of values, in flight
-BAND = gl.constexpr(64)  # columns of a copied box: 128 bytes, the span of the swizzle
-
-
-def suits_hopper(q: Tensor, inputs: PagedInputs) -> bool:
-    """Whether attention kernels for Hopper can copy such tensors and compute what is asked."""
-    _, _, page_size, head_dim = inputs.keys.shape
-    return (
-        has_hopper_kernels(q.device)
-        and q.dtype in (torch.bfloat16, torch.float16)
-        and q.dtype == inputs.keys.dtype
-        and head_dim in (64, 128)
-        and page_size in (16, 32, 64, 128, 256)
-        and not inputs.window
-        and not inputs.softcap
-        and inputs.sinks is None
-        and all(alignments(inputs.keys, inputs.values))  # as the copy engine wants them
-    )
 
 
 @gluon.jit

@@ -81,12 +81,13 @@ def keys_of(
     KV_HEADS: gl.constexpr, SPLIT_SIZE: gl.constexpr, OCTAVE: gl.constexpr,
 ):  # fmt: skip
     """(first split, first key, one past the last key) of an item, whose sequence has `end` keys; a
-    lane without splits has its first key past the last."""
+    lane without splits has no keys between the two."""
     lane = item // KV_HEADS // num_seqs
     num_splits = split_count(end, SPLIT_SIZE, OCTAVE)
     split, stop = lane_splits(lane, lanes, 0, num_splits, end, SPLIT_SIZE, OCTAVE)
     low = split_start(split, SPLIT_SIZE, OCTAVE)
-    return split, low, gl.minimum(split_start(stop, SPLIT_SIZE, OCTAVE), end)
+    high = gl.minimum(split_start(stop, SPLIT_SIZE, OCTAVE), end)
+    return split, low, gl.maximum(low, high)
 
 
 @gluon.jit

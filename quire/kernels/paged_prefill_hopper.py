@@ -8,7 +8,6 @@ before. Written in Gluon, where layouts, barriers and registers are the kernel's
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -21,14 +20,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, wait_for_inputs
+from quire.kernels.hopper_caches import BAND, KeptDescriptors, suits_hopper
 from quire.kernels.hopper_ring import (
-    BAND,
     CONSUMERS,
     clear_past_end,
     make_barriers,
     make_ring,
     produce,
-    suits_hopper,
 )
 from quire.kernels.launch import Launcher, alignments, int_kind
 from quire.kernels.paged_split import PagedInputs, tile_span
@@ -286,11 +284,10 @@ _launch = Launcher(_hopper_kernel)
 
 
 class HopperPrefill:
-    """`prefill_attention` by this kernel. Keeps the descriptors of the caches it has seen, which
-    cost more to make than to use."""
+    """`prefill_attention` by this kernel."""
 
     def __init__(self) -> None:
-        self._descriptors: dict[tuple[int, torch.dtype, torch.Size], TensorDescriptor] = {}
+        self._descriptor_of = KeptDescriptors(_descriptor)
 
     def can_run(self, q: Tensor, inputs: PagedInputs, config: PagedConfig) -> bool:
         """Whether this kernel takes these tensors; the bits are those of `prefill_attention`."""
@@ -312,7 +309,7 @@ class HopperPrefill:
         _launch(
             (kv_heads, tiles.shape[0], 1),
             (
-                q, self._descriptor(inputs.keys), self._descriptor(inputs.values),
+                q, self._descriptor_of(inputs.keys), self._descriptor_of(inputs.values),
                 inputs.page_table, inputs.rows, inputs.query_starts, inputs.context_lens, tiles,
                 out, inputs.state_scale, inputs.table_stride,
             ),
@@ -331,16 +328,13 @@ class HopperPrefill:
             (inputs.kind, q.dtype, alignments(q, out), int_kind(inputs.table_stride)),
         )  # fmt: skip
 
-    def _descriptor(self, cache: Tensor) -> TensorDescriptor:
-        key = (cache.data_ptr(), cache.dtype, cache.shape)
-        found = self._descriptors.get(key)
-        if found is None:
-            pages, kv_heads, page_size, head_dim = cache.shape
-            found = self._descriptors[key] = TensorDescriptor(
-                Memory(cache.data_ptr(), cache.dtype),
-                [pages * kv_heads * page_size, head_dim],
-                [head_dim, 1],
-                [min(page_size, BLOCK_N), BAND.value],
-                gl.NVMMASharedLayout(128, 16),
-            )
-        return found
+
+def _descriptor(cache: Tensor) -> TensorDescriptor:
+    pages, kv_heads, page_size, head_dim = cache.shape
+    return TensorDescriptor(
+        Memory(cache.data_ptr(), cache.dtype),
+        [pages * kv_heads * page_size, head_dim],
+        [head_dim, 1],
+        [min(page_size, BLOCK_N), BAND.value],
+        gl.NVMMASharedLayout(128, 16),
+    )

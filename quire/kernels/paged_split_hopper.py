@@ -5,12 +5,11 @@ who does what differs. Two programs to a multiprocessor take items in turn, an i
 program there: (kv head, sequence, lane). The copies run ahead from one item to the next, so memory
 does not wait for programs to begin. Nor for the kernel before: no early kernel since the last plain
 launches wrote other keys than the newest (`early.py`), so the first tiles are asked for before the
-wait. Where a program takes several items, all of them must have keys, which lanes may be without.
+wait.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -19,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
-from quire.kernels.hopper_ring import BAND, suits_hopper
+from quire.kernels.hopper_caches import BAND, KeptDescriptors, suits_hopper
 from quire.kernels.hopper_split_ring import (
     STAGES,
     TILE,
@@ -231,11 +230,10 @@ _launch = Launcher(_hopper_split_kernel)
 
 
 class HopperSplit:
-    """`split_attention` by this kernel, of single queries. Keeps the descriptors of the caches it
-    has seen, which cost more to make than to use."""
+    """`split_attention` by this kernel, of single queries."""
 
     def __init__(self) -> None:
-        self._descriptors: dict[tuple[int, torch.dtype, torch.Size], TensorDescriptor] = {}
+        self._descriptor_of = KeptDescriptors(_descriptor)
 
     def can_run(self, q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig) -> bool:
         """Whether this kernel takes these tensors; the bits are those of `split_attention`."""
@@ -243,7 +241,6 @@ class HopperSplit:
             suits_hopper(q, inputs)
             and grid.tiles is None
             and not grid.company
-            and (grid.lanes == 1 or _num_items(inputs, grid) <= PROGRAMS)
             and (config.split.block_m, config.block_n) == (BLOCK_M, BLOCK_N)
             and q.shape[1] // inputs.keys.shape[1] <= BLOCK_M
         )
@@ -261,13 +258,10 @@ class HopperSplit:
         _, kv_heads, page_size, head_dim = inputs.keys.shape
         assert q.is_contiguous() and out.is_contiguous()
         assert inputs.keys.is_contiguous() and inputs.values.is_contiguous()
-        items = _num_items(inputs, grid)
-        # A lane without keys would leave the two sides of the ring with different counts.
-        assert grid.lanes == 1 or items <= PROGRAMS, f"{grid.lanes=} {items=}"
         _launch(
-            (min(PROGRAMS, items), 1, 1),
+            (min(PROGRAMS, _num_items(inputs, grid)), 1, 1),
             (
-                q, self._descriptor(inputs.keys), self._descriptor(inputs.values),
+                q, self._descriptor_of(inputs.keys), self._descriptor_of(inputs.values),
                 inputs.page_table, inputs.rows, inputs.context_lens, out, grid.acc, grid.sums,
                 inputs.state_scale, inputs.table_stride, grid.num_tiles, grid.lanes,
                 grid.max_splits,
@@ -290,20 +284,18 @@ class HopperSplit:
             ),
         )  # fmt: skip
 
-    def _descriptor(self, cache: Tensor) -> TensorDescriptor:
-        key = (cache.data_ptr(), cache.dtype, cache.shape)
-        found = self._descriptors.get(key)
-        if found is None:
-            pages, kv_heads, page_size, head_dim = cache.shape
-            bands = head_dim // BAND.value
-            found = self._descriptors[key] = TensorDescriptor(
-                Memory(cache.data_ptr(), cache.dtype),
-                [bands, pages * kv_heads * page_size, BAND.value],
-                [BAND.value, head_dim, 1],
-                [bands, min(page_size, BLOCK_N), BAND.value],
-                gl.NVMMASharedLayout(128, 16, rank=3),
-            )
-        return found
+
+def _descriptor(cache: Tensor) -> TensorDescriptor:
+    """All columns of a box of tokens at once."""
+    pages, kv_heads, page_size, head_dim = cache.shape
+    bands = head_dim // BAND.value
+    return TensorDescriptor(
+        Memory(cache.data_ptr(), cache.dtype),
+        [bands, pages * kv_heads * page_size, BAND.value],
+        [BAND.value, head_dim, 1],
+        [bands, min(page_size, BLOCK_N), BAND.value],
+        gl.NVMMASharedLayout(128, 16, rank=3),
+    )
 
 
 def _num_items(inputs: PagedInputs, grid: SplitGrid) -> int:

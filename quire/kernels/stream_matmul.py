@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
-from quire.kernels.hopper_ring import BAND
+from quire.kernels.hopper_caches import BAND
 from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind
 from quire.kernels.rehearsal import Memory
 from quire.kernels.silu_mul import activated

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton.experimental.gluon")
 
 from quire.attn.triton import TritonAttention, TritonPlan
-from quire.kernels import hopper_ring, paged_split_hopper
+from quire.kernels import hopper_caches, paged_split_hopper
 from quire.kernels.paged_split import PagedInputs, SplitGrid
 from quire.kernels.paged_split_hopper import PROGRAMS, HopperSplit
 from quire.kernels.paged_tile import PagedConfig
@@ -23,8 +23,7 @@ KV_HEADS = 2
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> tuple[PagedInputs, SplitGrid, PagedConfig]:
     """What a step of two decodes asks of attention, as if this were Hopper."""
-    monkeypatch.setattr(hopper_ring, "has_hopper_kernels", lambda device: True)
-    monkeypatch.setattr(paged_split_hopper, "_launch", lambda *args: None)
+    monkeypatch.setattr(hopper_caches, "has_hopper_kernels", lambda device: True)
     case = make_case([64, 70], heads=(8, KV_HEADS), head_dim=128, dtype=DTYPE)
     backend = TritonAttention(DTYPE)
     batch = case.batch([1, 1], [64, 70], [0, 1])
@@ -38,35 +37,35 @@ def given(monkeypatch: pytest.MonkeyPatch) -> tuple[PagedInputs, SplitGrid, Page
 
 
 @pytest.mark.parametrize(
-    ("num_seqs", "lanes", "can_run", "is_faster"),
+    ("num_seqs", "lanes", "programs", "is_faster"),
     [
-        (1, 1, True, True),
-        (PROGRAMS // KV_HEADS, 1, True, True),
-        (4 * PROGRAMS // KV_HEADS, 1, True, True),
-        (4 * PROGRAMS // KV_HEADS + 1, 1, True, False),
-        (PROGRAMS // KV_HEADS // 2, 2, True, True),
-        (PROGRAMS // KV_HEADS // 2 + 1, 2, False, True),  # some programs would have two shares
-        (PROGRAMS // KV_HEADS // 16, 16, True, True),
+        (1, 1, KV_HEADS, True),
+        (PROGRAMS // KV_HEADS, 1, PROGRAMS, True),
+        (4 * PROGRAMS // KV_HEADS, 1, PROGRAMS, True),
+        (4 * PROGRAMS // KV_HEADS + 1, 1, PROGRAMS, False),
+        (3, 5, 15 * KV_HEADS, True),
+        (PROGRAMS // KV_HEADS // 2 + 1, 2, PROGRAMS, True),
+        (4 * PROGRAMS // KV_HEADS, 2, PROGRAMS, False),
     ],
 )
-def test_shares_of_a_context_have_a_program_each(
+def test_no_more_programs_than_fit_at_once(
     given: tuple[PagedInputs, SplitGrid, PagedConfig],
+    monkeypatch: pytest.MonkeyPatch,
     num_seqs: int,
     lanes: int,
-    can_run: bool,
+    programs: int,
     is_faster: bool,
 ) -> None:
     inputs, grid, config = given
+    launched = []
+    monkeypatch.setattr(paged_split_hopper, "_launch", lambda grid, *_: launched.append(grid))
     grid = replace(grid, num_tiles=num_seqs, lanes=lanes)
     q = torch.zeros(num_seqs, 8, 128, dtype=DTYPE)
     hopper = HopperSplit()
-    assert hopper.can_run(q, inputs, grid, config) == can_run
+    assert hopper.can_run(q, inputs, grid, config)
     assert hopper.is_faster(inputs, grid) == is_faster
-    if can_run:
-        hopper(q, inputs, grid, config, torch.empty_like(q))
-    else:
-        with pytest.raises(AssertionError, match="lanes"):
-            hopper(q, inputs, grid, config, torch.empty_like(q))
+    hopper(q, inputs, grid, config, torch.empty_like(q))
+    assert launched == [(programs, 1, 1)]
 
 
 def test_what_it_does_not_compute_is_declined(
