@@ -45,7 +45,7 @@ class AttnCaps:
     head_dims: frozenset[int] | None  # None: any
     page_sizes: frozenset[int] | None  # None: any
     graphs: bool  # decode plans may be replayed inside a captured graph
-    prompt_graphs: bool = False  # so may those of prompts: the backend is a PromptPlanner too
+    prompt_graphs: bool = False  # so may those with prompts: the backend is a PromptPlanner too
 
 
 class LayerCache(NamedTuple):
@@ -99,7 +99,7 @@ class AttentionBackend(Protocol):
 
 
 class PromptPlanner(Protocol):
-    """A backend whose plan of a prompt's step is data on the device, of a fixed size."""
+    """A backend whose plan of a step with prompts is data on the device, of a fixed size."""
 
     def fewest_tokens(self, spec: AttnSpec) -> int:
         """Fewer in a step are better planned as a few queries."""
@@ -114,6 +114,23 @@ class PromptPlanner(Protocol):
 
     def plan_prompt(self, batch: Batch, spec: AttnSpec, tiles: Tensor) -> object:
         """A plan that reads what to do from `prompt_tiles` on the device."""
+        ...
+
+    def mixed_tiles(
+        self,
+        query_lens: IntArray,
+        context_lens: IntArray,
+        num_singles: int,
+        most_prompts: int,
+        spec: AttnSpec,
+    ) -> IntArray:
+        """The work of up to `num_singles` sequences that feed one token and up to `most_prompts`
+        that feed more; its shape depends on those, the sum of tokens and the spec alone. The last
+        two sequences feed nothing; the last one has a key, the other none."""
+        ...
+
+    def plan_mixed(self, batch: Batch, spec: AttnSpec, tiles: Tensor, num_singles: int) -> object:
+        """A plan that reads what to do from `mixed_tiles` on the device."""
         ...
 
 

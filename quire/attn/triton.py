@@ -132,6 +132,36 @@ class TritonAttention:
     def plan_prompt(self, batch: Batch, spec: AttnSpec, tiles: Tensor) -> TritonPlan:
         return TritonPlan(batch, self._config_of(spec), None, tiles.view(-1, 3))
 
+    def mixed_tiles(
+        self,
+        query_lens: _Ints,
+        context_lens: _Ints,
+        num_singles: int,
+        most_prompts: int,
+        spec: AttnSpec,
+    ) -> _Ints:
+        """[tiles, 3]: `num_singles` for the split kernel, the rest for the prefill kernel. Those
+        too many are of the sequences that feed nothing: a program that finds no key ends at once,
+        but the prefill kernel must have one."""
+        tokens = self._config_of(spec).prefill.block_m // (spec.num_heads // spec.num_kv_heads)
+        few = _tiles(np.flatnonzero(query_lens == 1), query_lens, context_lens, 1)
+        many = _tiles(np.flatnonzero(query_lens > 1), query_lens, context_lens, tokens)
+        most = -(-int(query_lens.sum()) // tokens) + most_prompts
+        assert len(few) <= num_singles and len(many) <= most, f"{len(few)=} {len(many)=}"
+        tiles = np.zeros((num_singles + most, 3), np.int32)
+        tiles[:num_singles, 0], tiles[num_singles:, 0] = len(query_lens) - 2, len(query_lens) - 1
+        tiles[: len(few)], tiles[num_singles : num_singles + len(many)] = few, many
+        return tiles
+
+    def plan_mixed(
+        self, batch: Batch, spec: AttnSpec, tiles: Tensor, num_singles: int
+    ) -> TritonPlan:
+        tiles = tiles.view(-1, 3)
+        # One lane folds all splits of a tile, however many: nothing depends on how long they are.
+        grid = self._grid(batch, spec, tiles[:num_singles], 1, 1, 0)
+        grid = replace(grid, lanes=1, folds=True)
+        return TritonPlan(batch, self._config_of(spec), grid, tiles[num_singles:])
+
     def prepare(
         self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, plan: object, spec: AttnSpec
     ) -> Tensor:

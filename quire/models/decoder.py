@@ -168,26 +168,37 @@ class Decoder:
 
     def forward(self, ctx: ForwardContext, tail: Tail | None = None) -> Tensor:
         """Hidden states after the last norm, [tokens, hidden]; with a tail of its tokens alone."""
+        return self.read_out(*self.queries(ctx), ctx, tail)
+
+    def queries(self, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
+        """Up to the last layer's `store`: its queries, and the stream."""
         batch = ctx.batch
         x = F.embedding(batch.input_ids, self.embed)  # a plain launch, as `early.py` asks for
         if self.positions is not None:
             x = x + F.embedding(batch.positions, self.positions)
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
+        *before, last = self.blocks
         residual: Tensor | None = None
-        last = len(self.blocks) - 1
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(before):
             at = ctx.at(layer)
-            x, residual = block.store(x, residual, at)  # x holds the queries now
-            if tail is not None and layer == last:
-                if tail.is_empty:
-                    return residual[:0]
-                at = replace(at, plan=tail.plan())
-                # Plain launches: attention of single queries reads all but the newest keys early.
-                x, residual = tail.of(x), tail.of(residual)
-            x = block.attn.attend(x, at)
-            x, residual = block.feed_forward(x, residual)
-        x, _ = self.norm(x, residual)
+            q, residual = block.store(x, residual, at)
+            x, residual = block.feed_forward(block.attn.attend(q, at), residual)
+        return last.store(x, residual, ctx.at(len(before)))
+
+    def read_out(
+        self, q: Tensor, residual: Tensor, ctx: ForwardContext, tail: Tail | None
+    ) -> Tensor:
+        """What `forward` returns, from what `queries` does."""
+        last, at = self.blocks[-1], ctx.at(len(self.blocks) - 1)
+        if tail is not None:
+            if tail.is_empty:
+                return residual[:0]
+            at = replace(at, plan=tail.plan())
+            # Plain launches: attention of single queries reads all but the newest keys early.
+            q, residual = tail.of(q), tail.of(residual)
+        x, stream = last.feed_forward(last.attn.attend(q, at), residual)
+        x, _ = self.norm(x, stream)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

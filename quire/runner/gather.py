@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.forward import Batch
+from quire.runner.mixed_graphs import MixedSize
 from quire.runner.rows import RequestRows
 from quire.runner.upload import IntArray
 from quire.step import Work
@@ -22,11 +23,19 @@ from quire.step import Work
 
 class StepShape:
     """The host's view of one step: who feeds what, as arrays. Pads with the spare row: decodes to
-    `pad_to` rows, a prompt to `pad_tokens` by a sequence that feeds the rest."""
+    `pad_to` rows, a prompt to `pad_tokens` by a sequence that feeds the rest, and steps of both to
+    `mixed_size`: by one that feeds the rest, and some that feed nothing, the last with one key."""
 
     def __init__(
-        self, works: tuple[Work, ...], spare_row: int, pad_to: int = 0, pad_tokens: int = 0
+        self,
+        works: tuple[Work, ...],
+        spare_row: int,
+        pad_to: int = 0,
+        pad_tokens: int = 0,
+        mixed_size: MixedSize | None = None,
     ) -> None:
+        if mixed_size is not None:
+            pad_tokens = mixed_size.num_tokens
         num_pad = max(0, pad_to - len(works))
         columns = np.asarray([(w.row, w.start, w.num_tokens, w.sample) for w in works], np.int32)
         if num_pad:
@@ -35,9 +44,13 @@ class StepShape:
         if pad_tokens:
             rest = pad_tokens - sum(work.num_tokens for work in works)
             columns = np.concatenate((columns, np.asarray([[spare_row, 0, rest, 0]], np.int32)))
+        if mixed_size is not None:
+            empty = np.zeros((mixed_size.num_seqs - len(columns), 4), np.int32)
+            empty[:, 0], empty[-1, 1] = spare_row, 1
+            columns = np.concatenate((columns, empty))
         self.num_real = len(works)
         self.is_padded = pad_to > 0  # laid out for a captured graph
-        self.is_padded_prompt = pad_tokens > 0
+        self.mixed_size = mixed_size
         self.rows, self.starts, self.query_lens = columns[:, 0], columns[:, 1], columns[:, 2]
         self.context_lens = self.starts + self.query_lens
         self.query_ends = np.cumsum(self.query_lens, dtype=np.int32)
@@ -61,16 +74,16 @@ class StepShape:
 
     def stage(self, arrays: dict[str, IntArray]) -> None:
         """Add this step's lengths to its upload; before anything else, whose size varies: a
-        captured graph reads rows and positions where they lay when it was captured."""
+        captured graph reads them where they lay when it was captured."""
         arrays["rows"] = self.rows
         arrays["positions"] = self.starts if self.is_decode else self.positions()
-        arrays["sample_rows"] = self.rows[self.sampled]
-        arrays["sample_positions"] = self.context_lens[self.sampled]
-        arrays["sample_index"] = self.query_ends[self.sampled].astype(np.int64) - 1
         if not self.is_decode:
             arrays["token_rows"] = np.repeat(self.rows, self.query_lens)
             arrays["query_starts"] = np.concatenate(([np.int32(0)], self.query_ends))
             arrays["context_lens"] = self.context_lens
+        arrays["sample_rows"] = self.rows[self.sampled]
+        arrays["sample_positions"] = self.context_lens[self.sampled]
+        arrays["sample_index"] = self.query_ends[self.sampled].astype(np.int64) - 1
 
 
 class FedTokens(NamedTuple):

@@ -1,9 +1,10 @@
 """ModelRunner: StepPlan -> tensors -> model -> StepResult. Orchestration only, and no decisions.
 
 One forward serves any mix of prompt chunks and decodes, and ends with the rows that somebody reads
-(`tail.py`). Steps in which everyone decodes replay a captured graph on CUDA. Nothing here waits for
-the device: `execute` returns a pending result. The one exception are grammars (`masks.py`), which
-wait for the tokens of the step before while the device runs this one's forward.
+(`tail.py`). On CUDA, steps of not too many tokens replay captured graphs: of decodes, of a prompt,
+or of both (`graphs.py`, `prompt_graphs.py`, `mixed_graphs.py`). Nothing here waits for the device:
+`execute` returns a pending result. The one exception are grammars (`masks.py`), which wait for the
+tokens of the step before while the device runs this one's forward.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from quire.runner import rows as bits
 from quire.runner.gather import StepShape, decode_batches, fed_batches, ragged_batches
 from quire.runner.graphs import GraphCache
 from quire.runner.masks import GrammarMasks, StepMask
+from quire.runner.mixed_graphs import LONGEST, MOST_PROMPTS, MixedGraphs, MixedSize, Queries
 from quire.runner.pending import Draw, PendingStep, PromptPart
 from quire.runner.pooling import PooledPart, Pools
 from quire.runner.prompt_graphs import Inputs, PromptGraphs
@@ -70,6 +72,9 @@ class ModelRunner:
         if self.graphs is not None and backend.caps.prompt_graphs:
             fewest = prompt_planner(backend).fewest_tokens(spec)
             self.prompt_graphs = PromptGraphs(self.prompt_logits, self.graphs, fewest)
+        self.mixed_graphs: MixedGraphs | None = None
+        if self.graphs is not None and backend.caps.prompt_graphs:
+            self.mixed_graphs = MixedGraphs(self.mixed_queries, self.graphs)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingStep:
@@ -89,12 +94,12 @@ class ModelRunner:
             logits = logits[: shape.num_real]
             if len(shape.sampled) < shape.num_real:  # someone fed a prompt's last-but-one token
                 logits = logits[sent["sample_index"]]
-        elif self.prompt_graphs is not None and shape.is_padded_prompt:
+        elif self.prompt_graphs is not None and "tiles" in sent:
             logits = self.prompt_graphs.replay(sent, int(shape.context_lens[0]))
         else:
-            batches = self._batches(shape, sent)
-            tail = self._tail(plan, shape, sent, batches)
-            hidden = self._forward(batches, None, tail)
+            ctx, q, residual = self._queries(shape, sent)
+            tail = self._tail(plan, shape, sent, ctx.batch)
+            hidden = self.model.read_out(q, residual, ctx, tail)
             if tail is None:
                 prompts = self._prompt_parts(shape, hidden)
                 pooled = self.pools.take(shape, hidden)
@@ -116,18 +121,18 @@ class ModelRunner:
         arrays: dict[str, IntArray] = {}
         shape = None
         if plan.works:
-            pad_to = 0
             if self._can_replay(plan):
                 assert self.graphs is not None
                 pad_to = self.graphs.batch_bucket(len(plan.works))
-            pad_tokens = 0 if pad_to else self._prompt_size(plan)
-            shape = StepShape(plan.works, self.rows.max_rows, pad_to, pad_tokens)
-            shape.stage(arrays)
-            if pad_tokens:
+                shape = StepShape(plan.works, self.rows.max_rows, pad_to)
+                shape.stage(arrays)
+            elif size := self._prompt_size(plan):
+                shape = StepShape(plan.works, self.rows.max_rows, pad_tokens=size)
+                shape.stage(arrays)
                 lens = (shape.query_lens, shape.context_lens)
-                arrays["tiles"] = prompt_planner(self.backend).prompt_tiles(
-                    *lens, pad_tokens, self.spec
-                )
+                arrays["tiles"] = prompt_planner(self.backend).prompt_tiles(*lens, size, self.spec)
+            else:
+                shape = self._stage_mixed(plan, arrays)
         self.rows.stage(plan, arrays)
         if plan.page_copies:
             copies = np.asarray(plan.page_copies, dtype=np.int32)
@@ -163,6 +168,26 @@ class ModelRunner:
         if not work.sample or reads_hidden:
             return 0
         return self.prompt_graphs.size_for(work.num_tokens, work.start + work.num_tokens)
+
+    def _stage_mixed(self, plan: StepPlan, arrays: dict[str, IntArray]) -> StepShape:
+        """Add a step's lengths to its upload, padded if there is a graph for it."""
+        size = self._mixed_size(plan)
+        shape = StepShape(plan.works, self.rows.max_rows, mixed_size=size)
+        if size is not None:
+            arrays["mixed_tiles"] = prompt_planner(self.backend).mixed_tiles(
+                shape.query_lens, shape.context_lens, size.num_singles, MOST_PROMPTS, self.spec
+            )
+        shape.stage(arrays)
+        return shape
+
+    def _mixed_size(self, plan: StepPlan) -> MixedSize | None:
+        """What to pad a step of prompts and decodes to; None: there is no graph for it."""
+        num_prompts = sum(work.num_tokens > 1 for work in plan.works)
+        longest = max(work.start + work.num_tokens for work in plan.works)
+        if self.mixed_graphs is None or num_prompts == 0 or longest > LONGEST:
+            return None
+        singles = len(plan.works) - num_prompts
+        return self.mixed_graphs.size_for(singles, num_prompts, plan.num_tokens)
 
     def _reads_hidden(self, works: tuple[Work, ...]) -> bool:
         """Whether somebody whose row is set came for more than the tokens drawn."""
@@ -203,7 +228,7 @@ class ModelRunner:
         plan: StepPlan,
         shape: StepShape,
         sent: dict[str, Tensor],
-        batches: tuple[Batch, ...],
+        step: Batch,
     ) -> Tail | None:
         """What to keep in the last layer; None: everything."""
         num_dropped = shape.num_tokens - len(shape.sampled)
@@ -212,20 +237,39 @@ class ModelRunner:
 
         def planned() -> object:
             group = self.pool.group_of(self.model.spec.num_layers - 1)
-            batch = sampled_batch(self.rows, shape, sent, batches[group], group)
+            batch = sampled_batch(self.rows, shape, sent, step, group)
             return self.backend.plan(batch, self._group_specs[group])
 
         return Tail(sent["sample_index"], planned)
 
-    def _forward(
-        self, batches: tuple[Batch, ...], max_context: int | None, tail: Tail | None = None
-    ) -> Tensor:
+    def _planned(
+        self, batches: tuple[Batch, ...], max_context: int | None = None
+    ) -> ForwardContext:
         plans = tuple(
             self.backend.plan(batch, spec, max_context)
             for batch, spec in zip(batches, self._group_specs, strict=True)
         )
+        return ForwardContext(batches[0], self.backend, plans, self.pool)
+
+    def _queries(self, shape: StepShape, sent: dict[str, Tensor]) -> Queries:
+        """The step up to its last layer's attention."""
+        if shape.mixed_size is not None:
+            assert self.mixed_graphs is not None
+            return self.mixed_graphs.replay(sent, shape.mixed_size)
+        ctx = self._planned(self._batches(shape, sent))
+        return Queries(ctx, *self.model.queries(ctx))
+
+    def mixed_queries(self, sent: Inputs, num_singles: int) -> Queries:
+        """Of a padded step. Everything derives from the upload, so a graph can capture it."""
+        lens = np.zeros(len(sent["rows"]), dtype=np.int32)
+        batches = fed_batches(self.rows, sent, self.spec.page_size, lens, lens)
+        planner = prompt_planner(self.backend)
+        plans = tuple(
+            planner.plan_mixed(batch, spec, sent["mixed_tiles"], num_singles)
+            for batch, spec in zip(batches, self._group_specs, strict=True)
+        )
         ctx = ForwardContext(batches[0], self.backend, plans, self.pool)
-        return self.model.forward(ctx, tail)
+        return Queries(ctx, *self.model.queries(ctx))
 
     def decode_logits(
         self, row_ids: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
@@ -233,7 +277,7 @@ class ModelRunner:
         bound = np.full(row_ids.shape[0], max_context, dtype=np.int32)
         size = self.spec.page_size
         batches = decode_batches(self.rows, row_ids, positions, size, bound, shares_prefix)
-        return self.model.logits(self._forward(batches, max_context))
+        return self.model.logits(self.model.forward(self._planned(batches, max_context)))
 
     def prompt_logits(self, sent: Inputs, max_context: int) -> Tensor:
         """Of a padded prompt. Everything derives from the upload, so a graph can capture it."""

@@ -29,7 +29,8 @@ def min_dropped(device: torch.device) -> int:
 def sampled_batch(
     rows: RequestRows, shape: StepShape, sent: dict[str, Tensor], step: Batch, group: int
 ) -> Batch:
-    """One query for each token drawn in `step`, over its whole context, for one layer group."""
+    """One query for each token drawn in `step`, over its whole context, for one layer group; any
+    group's `step` will do."""
     kept, prompts = shape.sampled, step.host_prompt_lens
     fed_at = sent["sample_positions"] - 1  # what is drawn comes after the last token fed
     lens = shape.context_lens[kept]

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.runner import mixed_graphs
 from quire.runner.graphs import GraphCache
+from quire.runner.mixed_graphs import MOST_PROMPTS, MixedGraphs
 from quire.runner.prompt_graphs import STAGED, PromptGraphs
 
 LOGITS = torch.tensor([1.0, 2.0])
@@ -71,3 +73,36 @@ def test_few_tokens_are_left_to_the_plan_for_few(
     graphs = PromptGraphs(counted.step, decodes, fewest)
     assert [graphs.size_for(30, context=600) for _ in range(2)] == sizes
     assert [graphs.size_for(n, context=n) for n in (4, 513, 4, 513)] == [0] * 4
+
+
+def test_mixed_steps_without_room_for_a_graph(
+    decodes: GraphCache, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = MixedGraphs(counted.step, decodes)
+    monkeypatch.setattr(graphs, "_capture", counted.capture)
+    assert graphs.size_for(9, 2, 100) is None  # nobody waits for the first capture
+    size = graphs.size_for(9, 2, 100)
+    assert size == (128, 128)
+    inputs = dict.fromkeys(mixed_graphs.STAGED, torch.zeros(128))
+    assert graphs.replay(inputs, size) is LOGITS
+    assert graphs.size_for(9, 2, 100) is None, "tries again"
+    assert (counted.num_captures, counted.num_steps) == (1, 1)
+
+
+def test_which_mixed_steps_have_graphs(decodes: GraphCache) -> None:
+    graphs = MixedGraphs(lambda *_: None, decodes)
+    largest = mixed_graphs.SIZES[-1]
+
+    def size_for(*step: int) -> tuple[int, int] | None:
+        graphs.size_for(*step)
+        return graphs.size_for(*step)
+
+    assert size_for(0, 1, 64) == (64, 128)  # attention is laid out for some, be there any or not
+    assert size_for(128, 1, 430) == (432, 128)
+    assert size_for(128, 1, 431) == (432, 256)  # the one that pads feeds a single token, too
+    assert size_for(129, 1, 300) == (304, 256)
+    assert size_for(0, MOST_PROMPTS, 128) == (128, 128)
+    assert size_for(0, MOST_PROMPTS, 120) is None  # padding would be one prompt too many
+    assert size_for(0, MOST_PROMPTS + 1, 128) is None
+    assert size_for(0, 1, largest) == (largest, 128)
+    assert size_for(0, 1, largest + 1) is None

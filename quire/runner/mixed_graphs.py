@@ -1,0 +1,113 @@
+"""MixedGraphs: CUDA graphs of steps in which prompts and decodes meet.
+
+Launching such a step kernel by kernel takes the host longer than a few hundred tokens take the
+device. A graph is keyed by the tokens it is padded to and by how many single ones attention is laid
+out for. It ends where the last layer attends: what comes after is for the tokens that are sampled,
+as many as there are. Who feeds what is data on the device: the step's upload, read where it lay
+when the graph was captured, with sequences and tiles of attention up to a fixed number, of which
+those too many are empty. As graphs of prompts do (`prompt_graphs.py`), a size waits until it comes
+for the second time, and memory is that of the decodes' graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.forward import ForwardContext
+from quire.runner.graphs import GraphCache, run_aside
+
+# Tokens. Beyond 256 those at which the library's products are quick for their size, in models of 8B
+# and of 14B on an H200; beyond the last the device takes longer than the host.
+SIZES = (64, 128, 192, 256, 304, 336, 432, 528, 624, 720, 816, 1008)
+SINGLES = 128  # in steps of which attention is laid out
+MOST_PROMPTS = 8  # in a step, padding included
+LONGEST = 8192  # context that one program walks in a time that others take, too
+
+# What a step uploads before anything whose size varies.
+STAGED = ("mixed_tiles", "rows", "positions", "token_rows", "query_starts", "context_lens")
+
+Inputs = Mapping[str, Tensor]
+
+
+class Queries(NamedTuple):
+    """A step up to its last layer's attention."""
+
+    ctx: ForwardContext
+    q: Tensor  # [tokens, heads, dim]
+    residual: Tensor  # [tokens, hidden]
+
+
+MixedStep = Callable[[Inputs, int], Queries]  # (upload, single tokens to lay attention out for)
+
+
+class MixedSize(NamedTuple):
+    """What a graph is keyed by."""
+
+    num_tokens: int
+    num_singles: int
+
+    @property
+    def num_seqs(self) -> int:
+        """One for each token, one that feeds the padding, and two that feed nothing."""
+        return self.num_tokens + 3
+
+
+class Captured(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    inputs: Inputs
+    queries: Queries
+
+    def replay(self, inputs: Inputs) -> Queries:
+        for name, own in self.inputs.items():
+            if own.data_ptr() != inputs[name].data_ptr():
+                own.copy_(inputs[name])
+        self.graph.replay()
+        return self.queries
+
+
+class MixedGraphs:
+    def __init__(self, step: MixedStep, decodes: GraphCache) -> None:
+        self.step, self.decodes = step, decodes
+        self.graphs: dict[MixedSize, Captured] = {}
+        self._seen: set[MixedSize] = set()
+        self._too_large: set[MixedSize] = set()
+
+    def size_for(self, num_singles: int, num_prompts: int, num_tokens: int) -> MixedSize | None:
+        """What to pad a step to, if there is or should be a graph for it. `num_tokens` in all, of
+        which `num_singles` are fed alone."""
+        found = next((size for size in SIZES if size >= num_tokens), None)
+        if found is None or found - num_tokens > self.decodes.max_context:
+            return None
+        rest = found - num_tokens
+        if num_prompts + (rest > 1) > MOST_PROMPTS:
+            return None
+        num_singles += rest == 1
+        size = MixedSize(found, max(1, -(-num_singles // SINGLES)) * SINGLES)
+        if size not in self._seen:
+            self._seen.add(size)
+            return None
+        return None if size in self._too_large else size
+
+    def replay(self, inputs: Inputs, size: MixedSize) -> Queries:
+        """`inputs` are those of a step padded to `size`; a new graph keeps them. What is returned
+        is valid until the next step."""
+        captured = self.graphs.get(size)
+        if captured is None:
+            inputs = {name: inputs[name] for name in STAGED}
+            try:
+                captured = self.graphs[size] = self._capture(inputs, size.num_singles)
+            except torch.OutOfMemoryError:
+                self._too_large.add(size)
+                return self.step(inputs, size.num_singles)
+        return captured.replay(inputs)
+
+    def _capture(self, inputs: Inputs, num_singles: int) -> Captured:
+        run_aside(lambda: self.step(inputs, num_singles))  # the replay writes the same again
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.decodes.memory):
+            queries = self.step(inputs, num_singles)
+        return Captured(graph, inputs, queries)
