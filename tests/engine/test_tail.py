@@ -67,10 +67,10 @@ class Seen(NamedTuple):
 def watch(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPatch) -> Seen:
     seen = Seen([], [], [], [])
     model = engine.runner.model
-    forward, logits = model.forward, model.logits
+    read_out, logits = model.read_out, model.logits
 
-    def watched_forward(ctx: ForwardContext, tail: Tail | None = None) -> Tensor:
-        hidden = forward(ctx, tail)
+    def watched(q: Tensor, residual: Tensor, ctx: ForwardContext, tail: Tail | None) -> Tensor:
+        hidden = read_out(q, residual, ctx, tail)
         seen.fed.append(ctx.batch.num_tokens)
         seen.kept.append(None if tail is None else len(tail.index))
         assert len(hidden) == (ctx.batch.num_tokens if tail is None else len(tail.index))
@@ -80,7 +80,7 @@ def watch(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPat
         seen.logits.append(logits(hidden))
         return seen.logits[-1]
 
-    monkeypatch.setattr(model, "forward", watched_forward)
+    monkeypatch.setattr(model, "read_out", watched)
     monkeypatch.setattr(model, "logits", watched_logits)
     for request in requests:
         engine.core.add(request)

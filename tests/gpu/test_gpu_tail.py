@@ -69,14 +69,16 @@ def records(engine: Engine, some: list[Request]) -> dict[int, list[TokenLogprobs
 def count_tails(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows kept in each step that has a tail, filled as the engine runs."""
     kept: list[int] = []
-    forward = engine.runner.model.forward
+    read_out = engine.runner.model.read_out
 
-    def watched(ctx: ForwardContext, tail: Tail | None = None) -> torch.Tensor:
+    def watched(
+        q: torch.Tensor, residual: torch.Tensor, ctx: ForwardContext, tail: Tail | None
+    ) -> torch.Tensor:
         if tail is not None:
             kept.append(len(tail.index))
-        return forward(ctx, tail)
+        return read_out(q, residual, ctx, tail)
 
-    monkeypatch.setattr(engine.runner.model, "forward", watched)
+    monkeypatch.setattr(engine.runner.model, "read_out", watched)
     return kept
 
 
