@@ -150,6 +150,7 @@ class TritonAttention:
         assert len(few) <= num_singles and len(many) <= most, f"{len(few)=} {len(many)=}"
         tiles = np.zeros((num_singles + most, 3), np.int32)
         tiles[:num_singles, 0], tiles[num_singles:, 0] = len(query_lens) - 2, len(query_lens) - 1
+        few[:, 2] = 0  # no states are left in scratch
         tiles[: len(few)], tiles[num_singles : num_singles + len(many)] = few, many
         return tiles
 
@@ -157,9 +158,8 @@ class TritonAttention:
         self, batch: Batch, spec: AttnSpec, tiles: Tensor, num_singles: int
     ) -> TritonPlan:
         tiles = tiles.view(-1, 3)
-        # One lane folds all splits of a tile, however many: nothing depends on how long they are.
-        grid = self._grid(batch, spec, tiles[:num_singles], 1, 1, 0)
-        grid = replace(grid, lanes=1, folds=True)
+        # One lane folds all splits of a tile, however many: their bound and scratch are not read.
+        grid = replace(self._grid(batch, spec, tiles[:num_singles], 1, 1, 0), folds=True)
         return TritonPlan(batch, self._config_of(spec), grid, tiles[num_singles:])
 
     def prepare(

@@ -182,8 +182,10 @@ class Decoder:
         residual: Tensor | None = None
         for layer, block in enumerate(before):
             at = ctx.at(layer)
-            q, residual = block.store(x, residual, at)
-            x, residual = block.feed_forward(block.attn.attend(q, at), residual)
+            # One name for all, so that no tensor outlives its use: they are large.
+            x, residual = block.store(x, residual, at)
+            x = block.attn.attend(x, at)
+            x, residual = block.feed_forward(x, residual)
         return last.store(x, residual, ctx.at(len(before)))
 
     def read_out(

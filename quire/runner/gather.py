@@ -49,7 +49,8 @@ class StepShape:
             empty[:, 0], empty[-1, 1] = spare_row, 1
             columns = np.concatenate((columns, empty))
         self.num_real = len(works)
-        self.is_padded = pad_to > 0  # laid out for a captured graph
+        # Laid out for a captured graph, of decodes or of both.
+        self.is_padded_decode = pad_to > 0
         self.mixed_size = mixed_size
         self.rows, self.starts, self.query_lens = columns[:, 0], columns[:, 1], columns[:, 2]
         self.context_lens = self.starts + self.query_lens

@@ -1,4 +1,4 @@
-"""MixedGraphs: CUDA graphs of steps in which prompts and decodes meet.
+"""MixedGraphs: CUDA graphs of steps in which prompts and decodes meet, or prompts each other.
 
 Launching such a step kernel by kernel takes the host longer than a few hundred tokens take the
 device. A graph is keyed by the tokens it is padded to and by how many single ones attention is laid
@@ -11,7 +11,7 @@ for the second time, and memory is that of the decodes' graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,12 +19,13 @@ from torch import Tensor
 
 from quire.forward import ForwardContext
 from quire.runner.graphs import GraphCache, run_aside
+from quire.runner.prompt_graphs import SIZES as LONE_SIZES
 
 # Tokens. Beyond 256 those at which the library's products are quick for their size, in models of 8B
 # and of 14B on an H200; beyond the last the device takes longer than the host.
 SIZES = (64, 128, 192, 256, 304, 336, 432, 528, 624, 720, 816, 1008)
 SINGLES = 128  # in steps of which attention is laid out
-MOST_PROMPTS = 8  # in a step, padding included
+MOST_PROMPTS = 8  # in a step, padding of more than a token included
 LONGEST = 8192  # context that one program walks in a time that others take, too
 
 # What a step uploads before anything whose size varies.
@@ -76,16 +77,20 @@ class MixedGraphs:
         self._seen: set[MixedSize] = set()
         self._too_large: set[MixedSize] = set()
 
-    def size_for(self, num_singles: int, num_prompts: int, num_tokens: int) -> MixedSize | None:
-        """What to pad a step to, if there is or should be a graph for it. `num_tokens` in all, of
-        which `num_singles` are fed alone."""
+    def size_for(self, query_lens: Sequence[int], longest: int) -> MixedSize | None:
+        """What to pad a step to, if there is or should be a graph for it. Each sequence feeds so
+        many tokens; `longest` is the context of one."""
+        num_tokens = sum(query_lens)
         found = next((size for size in SIZES if size >= num_tokens), None)
-        if found is None or found - num_tokens > self.decodes.max_context:
+        num_prompts = sum(num > 1 for num in query_lens)
+        if found is None or num_prompts == 0 or longest > LONGEST:
             return None
+        if len(query_lens) == 1 and num_tokens <= LONE_SIZES[-1]:
+            return None  # has a graph of its own, when it is due
         rest = found - num_tokens
-        if num_prompts + (rest > 1) > MOST_PROMPTS:
+        if rest > self.decodes.max_context or num_prompts + (rest > 1) > MOST_PROMPTS:
             return None
-        num_singles += rest == 1
+        num_singles = len(query_lens) - num_prompts + (rest == 1)
         size = MixedSize(found, max(1, -(-num_singles // SINGLES)) * SINGLES)
         if size not in self._seen:
             self._seen.add(size)

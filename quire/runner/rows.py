@@ -21,7 +21,7 @@ from quire.step import Admission, StepPlan
 # What a row's sampling needs, as bits, so that a step's needs are one reduction.
 NOT_GREEDY, TOP_K, TOP_P, MIN_P, PENALTIES, EDITS, BAD_WORDS, LOGPROBS = (1 << i for i in range(8))
 PROMPT_LOGPROBS, GRAMMAR, POOLING = (1 << i for i in range(8, 11))
-HIDDEN = PROMPT_LOGPROBS | POOLING  # read hidden states, which a captured graph keeps inside
+HIDDEN = PROMPT_LOGPROBS | POOLING  # read hidden states, which graphs of decodes keep inside
 
 # Order of the sampling columns.
 TEMPERATURE, NUCLEUS, FLOOR, REPETITION, PRESENCE, FREQUENCY = range(6)

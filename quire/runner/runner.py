@@ -24,7 +24,7 @@ from quire.runner import rows as bits
 from quire.runner.gather import StepShape, decode_batches, fed_batches, ragged_batches
 from quire.runner.graphs import GraphCache
 from quire.runner.masks import GrammarMasks, StepMask
-from quire.runner.mixed_graphs import LONGEST, MOST_PROMPTS, MixedGraphs, MixedSize, Queries
+from quire.runner.mixed_graphs import MOST_PROMPTS, MixedGraphs, MixedSize, Queries
 from quire.runner.pending import Draw, PendingStep, PromptPart
 from quire.runner.pooling import PooledPart, Pools
 from quire.runner.prompt_graphs import Inputs, PromptGraphs
@@ -84,7 +84,7 @@ class ModelRunner:
             return PendingStep(())
         prompts: list[PromptPart] = []
         pooled: list[PooledPart] = []
-        if self.graphs is not None and shape.is_padded:
+        if self.graphs is not None and shape.is_padded_decode:
             logits = self.graphs.replay(
                 sent["rows"],
                 sent["positions"],
@@ -182,12 +182,11 @@ class ModelRunner:
 
     def _mixed_size(self, plan: StepPlan) -> MixedSize | None:
         """What to pad a step of prompts and decodes to; None: there is no graph for it."""
-        num_prompts = sum(work.num_tokens > 1 for work in plan.works)
-        longest = max(work.start + work.num_tokens for work in plan.works)
-        if self.mixed_graphs is None or num_prompts == 0 or longest > LONGEST:
+        if self.mixed_graphs is None:
             return None
-        singles = len(plan.works) - num_prompts
-        return self.mixed_graphs.size_for(singles, num_prompts, plan.num_tokens)
+        lens = [work.num_tokens for work in plan.works]
+        longest = max(work.start + work.num_tokens for work in plan.works)
+        return self.mixed_graphs.size_for(lens, longest)
 
     def _reads_hidden(self, works: tuple[Work, ...]) -> bool:
         """Whether somebody whose row is set came for more than the tokens drawn."""
@@ -261,7 +260,7 @@ class ModelRunner:
 
     def mixed_queries(self, sent: Inputs, num_singles: int) -> Queries:
         """Of a padded step. Everything derives from the upload, so a graph can capture it."""
-        lens = np.zeros(len(sent["rows"]), dtype=np.int32)
+        lens = np.zeros(len(sent["rows"]), dtype=np.int32)  # nobody plans by those of the host
         batches = fed_batches(self.rows, sent, self.spec.page_size, lens, lens)
         planner = prompt_planner(self.backend)
         plans = tuple(

@@ -80,29 +80,49 @@ def test_mixed_steps_without_room_for_a_graph(
 ) -> None:
     graphs = MixedGraphs(counted.step, decodes)
     monkeypatch.setattr(graphs, "_capture", counted.capture)
-    assert graphs.size_for(9, 2, 100) is None  # nobody waits for the first capture
-    size = graphs.size_for(9, 2, 100)
+    lens = [1] * 9 + [40, 51]
+    assert graphs.size_for(lens, 300) is None  # nobody waits for the first capture
+    size = graphs.size_for(lens, 300)
     assert size == (128, 128)
     inputs = dict.fromkeys(mixed_graphs.STAGED, torch.zeros(128))
     assert graphs.replay(inputs, size) is LOGITS
-    assert graphs.size_for(9, 2, 100) is None, "tries again"
+    assert graphs.size_for(lens, 300) is None, "tries again"
     assert (counted.num_captures, counted.num_steps) == (1, 1)
 
 
 def test_which_mixed_steps_have_graphs(decodes: GraphCache) -> None:
     graphs = MixedGraphs(lambda *_: None, decodes)
-    largest = mixed_graphs.SIZES[-1]
+    largest, alone = mixed_graphs.SIZES[-1], mixed_graphs.LONE_SIZES[-1]
 
-    def size_for(*step: int) -> tuple[int, int] | None:
-        graphs.size_for(*step)
-        return graphs.size_for(*step)
+    def size_for(singles: int, *prompts: int, longest: int = 999) -> tuple[int, int] | None:
+        lens = [1] * singles + list(prompts)
+        graphs.size_for(lens, longest)
+        return graphs.size_for(lens, longest)
 
-    assert size_for(0, 1, 64) == (64, 128)  # attention is laid out for some, be there any or not
-    assert size_for(128, 1, 430) == (432, 128)
-    assert size_for(128, 1, 431) == (432, 256)  # the one that pads feeds a single token, too
-    assert size_for(129, 1, 300) == (304, 256)
-    assert size_for(0, MOST_PROMPTS, 128) == (128, 128)
-    assert size_for(0, MOST_PROMPTS, 120) is None  # padding would be one prompt too many
-    assert size_for(0, MOST_PROMPTS + 1, 128) is None
-    assert size_for(0, 1, largest) == (largest, 128)
-    assert size_for(0, 1, largest + 1) is None
+    assert size_for(1, 63) == (64, 128)  # attention is laid out for some, be there any or not
+    assert size_for(0, 30, 34) == (64, 128)
+    assert size_for(64) is None  # a step of decodes
+    assert size_for(128, 302) == (432, 128)
+    assert size_for(128, 303) == (432, 256)  # the one that pads feeds a single token, too
+    assert size_for(129, 171) == (304, 256)
+    assert size_for(0, *[128 // MOST_PROMPTS] * MOST_PROMPTS) == (128, 128)
+    assert size_for(0, *[15] * MOST_PROMPTS) is None  # padding would be one prompt too many
+    assert size_for(0, *[8] * (MOST_PROMPTS + 1)) is None
+    assert size_for(0, alone) is None, "a lone prompt has graphs of its own"
+    assert size_for(0, alone + 1) == (528, 128)
+    assert size_for(0, largest) == (largest, 128)
+    assert size_for(0, largest + 1) is None
+    assert size_for(9, 50, longest=mixed_graphs.LONGEST) == (64, 128)
+    assert size_for(9, 50, longest=mixed_graphs.LONGEST + 1) is None
+
+
+def test_padding_of_mixed_steps_fits_a_row(
+    monkeypatch: pytest.MonkeyPatch, counted: Counted
+) -> None:
+    """Red when the sequence that pads would run past its row of the page table."""
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    decodes = GraphCache(counted.step, max_batch=8, max_context=32, spare_row=8)
+    graphs = MixedGraphs(lambda *_: None, decodes)
+    for lens, size in (([10, 10], None), ([16, 16], (64, 128)), ([20, 20], (64, 128))):
+        graphs.size_for(lens, 20)
+        assert graphs.size_for(lens, 20) == size

@@ -7,6 +7,8 @@ plan on the device leaves out a tile, or when an upload's place depends on who i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -36,7 +38,7 @@ class EagerMixed:
     def __init__(self, runner: ModelRunner, size: MixedSize) -> None:
         self.runner, self.size, self.num_replays = runner, size, 0
 
-    def size_for(self, num_singles: int, num_prompts: int, num_tokens: int) -> MixedSize:
+    def size_for(self, query_lens: Sequence[int], longest: int) -> MixedSize:
         return self.size
 
     def replay(self, sent: Inputs, size: MixedSize) -> Queries:

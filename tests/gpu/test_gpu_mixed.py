@@ -46,7 +46,7 @@ def test_same_tokens_with_and_without_graphs(family: str, budget: int) -> None:
 
 
 def test_whoever_reads_hidden_states_gets_them() -> None:
-    """Logprobs of prompts, whose rows lie between padding and decodes."""
+    """Logprobs of prompts, whose rows lie between decodes and padding."""
     model = model_of("llama")
     found: list[dict[tuple[int, int], float]] = []
     for eager in (True, False):
@@ -70,14 +70,29 @@ def some_requests(round: int) -> list[Request]:
 
 
 def test_other_graphs_between_do_no_harm() -> None:
-    """Graphs of decodes, of prompts and of both share their memory. Red when a graph still counts
-    on numbers that another one's replay has overwritten."""
+    """Graphs of decodes, of prompts and of both share their memory. Red when one keeps numbers from
+    replay to replay in memory that another one writes."""
     model = model_of("qwen3")
     plain, engine = engine_of(model, enforce_eager=True), engine_of(model)
     for round in range(9):
         assert run(engine, some_requests(round)) == run(plain, some_requests(round))
-    graphs = engine.runner.graphs
-    assert graphs is not None and graphs.graphs and mixed_of(engine).graphs
+    graphs, prompt_graphs = engine.runner.graphs, engine.runner.prompt_graphs
+    assert graphs is not None and prompt_graphs is not None
+    assert graphs.graphs and prompt_graphs.graphs and mixed_of(engine).graphs
+
+
+def test_contexts_of_several_splits_and_many_decodes() -> None:
+    """Red when a replay folds splits otherwise, or lays attention out for too few single tokens."""
+    model = model_of("llama")
+    long, short = prompts(8, seed=1, low=600, high=900), prompts(190, seed=2, low=2, high=9)
+    found = []
+    for eager in (True, False):
+        sizes = {"max_num_seqs": 200, "max_num_batched_tokens": 1008, "kv_cache_memory": 1 << 27}
+        engine = engine_of(model, enforce_eager=eager, **sizes)
+        requests = [make(i, p, 60) for i, p in enumerate([*short, *long])]
+        found.append(run(engine, requests))
+    assert found[0] == found[1]
+    assert 256 in {size.num_singles for size in mixed_of(engine).graphs}
 
 
 def test_a_capture_without_memory_is_given_up() -> None:
