@@ -11,7 +11,7 @@ for the second time, and memory is that of the decodes' graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from quire.forward import ForwardContext
 from quire.runner.graphs import GraphCache, run_aside
 from quire.runner.prompt_graphs import SIZES as LONE_SIZES
+from quire.runner.prompt_graphs import Inputs, bring
 
 # Tokens. Beyond 256 those at which the library's products are quick for their size, in models of 8B
 # and of 14B on an H200; beyond the last the device takes longer than the host.
@@ -30,8 +31,6 @@ LONGEST = 8192  # context that one program walks in a time that others take, too
 
 # What a step uploads before anything whose size varies.
 STAGED = ("mixed_tiles", "rows", "positions", "token_rows", "query_starts", "context_lens")
-
-Inputs = Mapping[str, Tensor]
 
 
 class Queries(NamedTuple):
@@ -63,9 +62,7 @@ class Captured(NamedTuple):
     queries: Queries
 
     def replay(self, inputs: Inputs) -> Queries:
-        for name, own in self.inputs.items():
-            if own.data_ptr() != inputs[name].data_ptr():
-                own.copy_(inputs[name])
+        bring(inputs, self.inputs)
         self.graph.replay()
         return self.queries
 

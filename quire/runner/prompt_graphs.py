@@ -30,6 +30,13 @@ Inputs = Mapping[str, Tensor]
 PromptStep = Callable[[Inputs, int], Tensor]  # (upload, max_context) -> logits
 
 
+def bring(inputs: Inputs, to: Inputs) -> None:
+    """An upload to where a graph reads it, should it lie elsewhere."""
+    for name, place in to.items():
+        if place.data_ptr() != inputs[name].data_ptr():
+            place.copy_(inputs[name])
+
+
 @dataclass(slots=True)
 class CapturedPrompt:
     graph: torch.cuda.CUDAGraph
@@ -37,9 +44,7 @@ class CapturedPrompt:
     logits: Tensor  # [1, vocab]
 
     def replay(self, inputs: Inputs) -> Tensor:
-        for name, own in self.inputs.items():
-            if own.data_ptr() != inputs[name].data_ptr():
-                own.copy_(inputs[name])
+        bring(inputs, self.inputs)
         self.graph.replay()
         return self.logits
 

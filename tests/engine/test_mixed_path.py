@@ -22,10 +22,12 @@ from quire.params import SamplingParams
 from quire.request import RequestId
 from quire.runner import runner as runner_module
 from quire.runner.gather import StepShape
-from quire.runner.mixed_graphs import STAGED, Inputs, MixedSize, Queries
+from quire.runner.mixed_graphs import STAGED, MixedSize, Queries
+from quire.runner.prompt_graphs import Inputs
 from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
 from quire.step import Admission, PageWrite, StepPlan, Work
+from tests.engine.test_prompt_path import seen_by_sampler
 from tests.hf import tiny_engine, tiny_model
 
 TILES = PagedConfig(16, 16, Launch(16, 4, 2), Launch(16, 4, 2))
@@ -78,14 +80,7 @@ def steps(page_size: int, num_groups: int) -> list[StepPlan]:
 
 def logits_of(runner: ModelRunner, size: MixedSize | None) -> list[Tensor]:
     """Of each step; the last two padded to `size` unless that is None."""
-    seen: list[Tensor] = []
-    sampler = runner.sampler
-
-    def spy(logits: Tensor, inputs: object) -> object:
-        seen.append(logits.clone())
-        return sampler(logits, inputs)
-
-    runner.sampler = spy
+    seen = seen_by_sampler(runner)
     first, *others = steps(runner.spec.page_size, len(runner.pool.groups))
     runner.execute(first).result()
     if size is not None:

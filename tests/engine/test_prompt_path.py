@@ -39,6 +39,19 @@ class EagerPrompts:
         return self.runner.prompt_logits({name: sent[name] for name in STAGED}, MAX_LEN)
 
 
+def seen_by_sampler(runner: ModelRunner) -> list[Tensor]:
+    """Logits of each step from now on."""
+    seen: list[Tensor] = []
+    sampler = runner.sampler
+
+    def spy(logits: Tensor, inputs: object) -> object:
+        seen.append(logits.clone())
+        return sampler(logits, inputs)
+
+    runner.sampler = spy
+    return seen
+
+
 def logits_of(family: str, num_tokens: int, size: int) -> tuple[Tensor, Tensor]:
     """Logits after a prompt, padded to `size` unless that is 0, and the pages it left."""
     plain = tiny_engine(tiny_model(family)).runner
@@ -51,14 +64,7 @@ def logits_of(family: str, num_tokens: int, size: int) -> tuple[Tensor, Tensor]:
     tokens = [(5 * i) % 90 + 3 for i in range(num_tokens)]
     admission = plan.admissions[0]
     plan = type(plan)(plan.works, (admission._replace(tokens=tokens),), plan.page_writes)
-    seen: list[Tensor] = []
-    sampler = runner.sampler
-
-    def spy(logits: Tensor, inputs: object) -> object:
-        seen.append(logits.clone())
-        return sampler(logits, inputs)
-
-    runner.sampler = spy
+    seen = seen_by_sampler(runner)
     if size:
         runner.prompt_graphs = EagerPrompts(runner, size)
     runner.execute(plan).result()

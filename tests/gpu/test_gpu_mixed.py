@@ -13,7 +13,8 @@ if not torch.cuda.is_available():
 
 from quire.engine.build import Engine
 from quire.request import Request
-from quire.runner.mixed_graphs import Inputs, MixedGraphs, Queries
+from quire.runner.mixed_graphs import MixedGraphs, Queries
+from quire.runner.prompt_graphs import Inputs
 from tests.gpu import test_gpu_kinds as kinds
 from tests.gpu import test_gpu_moe as moe
 from tests.gpu.test_engine_gpu import FAMILIES, engine_of, make, model_of, prompts, run
