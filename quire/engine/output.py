@@ -36,10 +36,10 @@ class Answer:
             if params.stop_strings:
                 self._stops = StopMatcher(params.stop_strings, params.include_stop_str_in_output)
 
-    def take(self, event: TokenEvent) -> tuple[StreamEvent | None, bool]:
-        """Fold an event in: (what to show, whether a stop string ended it)."""
+    def take(self, event: TokenEvent, is_watched: bool) -> tuple[StreamEvent | None, bool]:
+        """Fold an event in: (what to show if somebody watches, whether a stop string ended it)."""
         output = self.output
-        if output.finished:
+        if output.finish_reason is not None:
             return None, False  # the stop string was found before this event was settled
         output.token_ids.extend(event.tokens)
         for record in event.logprobs:
@@ -55,9 +55,12 @@ class Answer:
             delta += self._flush()
             output.finish_reason = event.finish
             output.stop_reason = event.error if event.error is not None else event.stop_reason
-        self._text.append(delta)
-        if output.finished:
+        if delta:
+            self._text.append(delta)
+        if output.finish_reason is not None:
             output.text = "".join(self._text)
+        if not is_watched:
+            return None, matched is not None
         shown = StreamEvent(
             delta, list(event.tokens), output.index, output.finish_reason, output.stop_reason
         )
@@ -115,9 +118,10 @@ class Conversation:
             self.embedding = list(event.pooled)
         if not event.tokens and event.finish is None:
             return False
-        shown, stop = self.answers[event.request_id].take(event)
-        if self.inbox is not None and shown is not None:
-            self.inbox.append(shown)
+        inbox = self.inbox
+        shown, stop = self.answers[event.request_id].take(event, inbox is not None)
+        if inbox is not None and shown is not None:
+            inbox.append(shown)
         return stop
 
     def result(self) -> RequestOutput:

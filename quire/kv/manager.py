@@ -350,16 +350,19 @@ class KVManager:
         columns = sum(len(table) for held in self._held.values() for table in held.tables)
         return columns * self.page_size
 
-    def common_page(self, request_id: RequestId) -> int | None:
-        """The page at the end of the request's first WORTH_SHARING tokens in the layers that see
-        everything, if others hold it too; then all pages before it are common as well."""
+    def common_pages(self, request_ids: Iterable[RequestId]) -> list[int | None]:
+        """For each request the page at the end of its first WORTH_SHARING tokens in the layers that
+        see everything, if others hold it too; then all pages before it are common as well."""
         if self.windows[0] is not None:  # no layer does
-            return None
-        pages = self._held[request_id].tables[0]
+            return [None for _ in request_ids]
+        held, refs = self._held, self.allocator.refs
         column = max(WORTH_SHARING // self.page_size, 1) - 1
-        if len(pages) <= column or self.allocator.refs[pages[column]] < 2:
-            return None
-        return pages[column]
+        found: list[int | None] = []
+        for request_id in request_ids:
+            pages = held[request_id].tables[0]
+            is_common = len(pages) > column and refs[pages[column]] > 1
+            found.append(pages[column] if is_common else None)
+        return found
 
     @property
     def num_available(self) -> int:

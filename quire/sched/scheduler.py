@@ -113,10 +113,11 @@ class Scheduler:
         """Whether many decodes share their first pages; if so those that do become neighbours."""
         if any(work.num_tokens > 1 for work in works):
             return False
-        pages = {work.row: self.kv.common_page(work.request_id) for work in works}
-        if sum(page is not None for page in pages.values()) < WORTH_SHARING_AMONG:
+        pages = self.kv.common_pages([work.request_id for work in works])
+        if len(pages) - pages.count(None) < WORTH_SHARING_AMONG:
             return False
-        works.sort(key=lambda work: pages[work.row] or 0)
+        page_of = dict(zip([work.row for work in works], pages, strict=True))
+        works.sort(key=lambda work: page_of[work.row] or 0)
         return True
 
     def _plan_decodes(self, budget: int, works: dict[RequestId, Work]) -> tuple[int, list[Request]]:
