@@ -19,7 +19,7 @@ import pytest
 
 from tests.e2e.harness import Served
 
-NUM_EXAMPLES = os.environ.get("QUIRE_TEST_EXAMPLES", "4")
+NUM_EXAMPLES = os.environ.get("QUIRE_TEST_EXAMPLES", "3")
 # Endless by design, or it stops the server from answering the others.
 LEFT_OUT = r"^/(inside|admin/(pause|profile))$"
 CHECKS = (

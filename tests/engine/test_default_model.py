@@ -20,7 +20,7 @@ import transformers
 from quire import LLM, RequestOutput, SamplingParams
 from quire.load.gguf_checkpoint import GGUFCheckpoint
 
-NUM_TOKENS = 64
+NUM_TOKENS = 40
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 STORY = (

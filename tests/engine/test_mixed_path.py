@@ -91,28 +91,23 @@ def logits_of(runner: ModelRunner, size: MixedSize | None) -> list[Tensor]:
     return seen
 
 
-@pytest.mark.parametrize(
-    ("family", "num_tokens", "drops"), [("llama-gqa", 6, False), ("gemma2", 8, True)]
-)
-def test_a_padded_step_says_what_the_plain_one_does(
-    monkeypatch: pytest.MonkeyPatch, family: str, num_tokens: int, drops: bool
-) -> None:
+def test_a_padded_step_says_what_the_plain_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 6 tokens a single one is left to pad the second step. gemma2 has windows, which make two
     layer groups, and soft caps."""
     monkeypatch.setattr(runner_module, "MOST_PROMPTS", 2)  # fewer empty tiles to interpret
-    plain = tiny_engine(tiny_model(family)).runner
+    plain = tiny_engine(tiny_model("gemma2")).runner
     model, heads, groups = plain.model, plain.spec, plain.pool.groups
     pages = -(-MAX_LEN // heads.page_size)
     found = []
     for backend, size in (
         (plain.backend, None),
-        (TritonAttention(torch.float32, TILES), MixedSize(num_tokens, 3)),
+        (TritonAttention(torch.float32, TILES), MixedSize(6, 3)),
     ):
         rows = RequestRows(MAX_ROWS, MAX_LEN, pages, model.device, len(groups))
         num_pages = 1 + len(groups) * MAX_ROWS * pages
         pool = PagePool(backend, heads, groups, num_pages, model.dtype, model.device)
         runner = ModelRunner(model, backend, heads, pool, rows, use_graphs=False)
-        runner.min_dropped = 1 if drops else 1000
+        runner.min_dropped = 1  # rows, for the last layer to leave them out
         found.append(logits_of(runner, size))
     assert [len(logits) for logits in found[1]] == [2, 2, 3]
     for ours, theirs in zip(*found, strict=True):
