@@ -44,6 +44,8 @@ class Traffic:
             self.core.add(self.request(128, self.num_steps + 100))
         while self.core.scheduler.stats().num_waiting:
             self.core.step()
+        for _ in range(4):  # the device is behind by the prompts just fed
+            self.core.step()
         arrivals = [self.request(self.random.randint(60, 400), 6) for _ in range(self.num_steps)]
         last = time.perf_counter()
         for step, arrival in enumerate(arrivals):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ BLANKS = {
     if byte_level().decode([token]).isspace()
 }
 PROMPTS = ["the quick", "fox", "def main():\n    return", "naïve", "the quick brown fox jumps over"]
+needs_grammars = pytest.mark.skipif(
+    not all(map(find_spec, ("llguidance", "jsonschema"))), reason="needs llguidance and jsonschema"
+)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +107,7 @@ def test_kernel(vocab_size: int, dtype: torch.dtype) -> None:
     assert torch.equal(got.cpu(), want)
 
 
+@needs_grammars
 def test_graphs_and_overlap_change_nothing(make: Callable[..., LLM]) -> None:
     """Red when the mask of step n + 1 is made before the token of step n was seen."""
     llm = make()
@@ -115,6 +120,7 @@ def test_graphs_and_overlap_change_nothing(make: Callable[..., LLM]) -> None:
     assert tokens(eager) == whole, "graphs or chunks change tokens"
 
 
+@needs_grammars
 def test_neighbours_do_not_notice(make: Callable[..., LLM]) -> None:
     llm = make()
     whole = tokens(llm)
@@ -124,6 +130,7 @@ def test_neighbours_do_not_notice(make: Callable[..., LLM]) -> None:
     assert [output.outputs[0].token_ids for output in outputs] == [whole[i] for i in free]
 
 
+@needs_grammars
 def test_preemption(make: Callable[..., LLM]) -> None:
     large = make(max_model_len=200)
     whole = tokens(large)
@@ -133,6 +140,7 @@ def test_preemption(make: Callable[..., LLM]) -> None:
     assert small.stats().num_preempted > 0, "the pool was meant to be too small"
 
 
+@needs_grammars
 def test_failures_stay_alone(make: Callable[..., LLM]) -> None:
     yes = StructuredOutputsParams(choice=["yes"])
     base = SamplingParams(max_tokens=10, structured_outputs=yes)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jsonschema
 import numpy as np
 
 from quire.grammar.matcher import GrammarCompiler, Matcher, num_words
@@ -28,6 +27,8 @@ class Wish:
 
 def _schema(name: str, schema: dict[str, Any]) -> Wish:
     def holds(text: str) -> bool:
+        import jsonschema  # other cases do without
+
         try:
             jsonschema.validate(json.loads(text), schema)
         except (ValueError, jsonschema.ValidationError):
