@@ -260,12 +260,14 @@ class LLM:
         return [_pooled(conversation) for conversation in conversations]
 
     def _run(self, conversations: Sequence[Conversation], show: bool) -> None:
+        from quire.engine.heap import heap_at_rest
+
         try:
             for conversation in conversations:
                 self._start(conversation)
             num_open = len(conversations)
             mine = {id(conversation) for conversation in conversations}
-            with _progress(num_open, show) as advance:
+            with heap_at_rest(), _progress(num_open, show) as advance:
                 while num_open:
                     for conversation in self._pump():
                         if id(conversation) in mine:
