@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from quire.config import Decision, EngineArgs
+from quire.engine.collector import no_full_collection
 from quire.errors import BadRequest, EngineDead, NotSupported
 from quire.outputs import (
     ClassificationOutput,
@@ -75,6 +76,7 @@ class LLM:
 
     # ------------------------------------------------------------ generate
 
+    @no_full_collection()
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -253,6 +255,7 @@ class LLM:
             )
         return self._verdict
 
+    @no_full_collection()
     def _pool(self, prompts: Any, pooling: str, show: bool) -> list[PoolingRequestOutput]:
         params = SamplingParams(pooling=pooling, temperature=0.0, detokenize=False)
         conversations = [self._conversation(prompt, params, 0) for prompt in _prompt_list(prompts)]
@@ -260,14 +263,12 @@ class LLM:
         return [_pooled(conversation) for conversation in conversations]
 
     def _run(self, conversations: Sequence[Conversation], show: bool) -> None:
-        from quire.engine.heap import heap_at_rest
-
         try:
             for conversation in conversations:
                 self._start(conversation)
             num_open = len(conversations)
             mine = {id(conversation) for conversation in conversations}
-            with heap_at_rest(), _progress(num_open, show) as advance:
+            with _progress(num_open, show) as advance:
                 while num_open:
                     for conversation in self._pump():
                         if id(conversation) in mine:

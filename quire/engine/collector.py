@@ -1,0 +1,31 @@
+"""no_full_collection: while a batch runs, the garbage collector walks young objects only.
+
+A full collection walks every container of the process, and torch brings hundreds of thousands: once
+in some thousand steps everybody's next token would come 40 to 190 ms late. Steps leave no cycles
+behind, so nothing is lost by waiting for the end of the batch.
+
+The engine process of a server, whose heap is its own, freezes it instead (`server/engine_main.py`).
+In a caller's process that would hide his own garbage: freezing forgets how many objects are due, so
+that a loop of small batches would never see a full collection.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+NEVER = 1 << 30
+
+
+@contextmanager
+def no_full_collection() -> Iterator[None]:
+    young, middle, full = gc.get_threshold()
+    if full == NEVER:  # another thread's batch, which will put it back
+        yield
+        return
+    gc.set_threshold(young, middle, NEVER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, middle, full)
