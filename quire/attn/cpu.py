@@ -29,8 +29,9 @@ from quire.forward import Batch
 from quire.kv.allocator import SCRATCH_PAGE
 
 MAX_PADDING = 1.25  # longest over shortest context allowed in one padded group
-KEY_ALIGN, KEY_BLOCK = 16, 512
 KEY_BLOCK = 512  # keys the library's kernel folds at a time
+KEY_ALIGN = 16
+MAX_KEY_TAIL = 128  # keys of a last block that every CPU's library sums in one piece
 MAX_MASK_ROWS = 512  # queries of one masked call: bounds the mask, which is queries x keys
 
 
@@ -127,10 +128,13 @@ def _aligned(num: int, unit: int) -> int:
 
 
 def _key_room(num: int) -> int:
-    """Keys to hand over for so many: the library walks them in blocks of KEY_BLOCK, and sums a
-    block of more than half in two pieces whose border would follow the count."""
+    """Keys to hand over when `num` are wanted.
+
+    The library walks keys in blocks of KEY_BLOCK. It sums a longer last block in two pieces whose
+    border follows its length (from 193 keys on with some CPUs, from 257 with others), so a longer
+    one is filled up."""
     tail = num % KEY_BLOCK
-    return num - tail + KEY_BLOCK if tail > KEY_BLOCK // 2 else _aligned(num, KEY_ALIGN)
+    return num - tail + KEY_BLOCK if tail > MAX_KEY_TAIL else _aligned(num, KEY_ALIGN)
 
 
 def _row_align(spec: AttnSpec) -> int:
@@ -184,7 +188,7 @@ def _decode_group(
 
 
 def _hidden(ages: Tensor, spec: AttnSpec) -> Tensor:
-    """Whether a query sees a key that lies so many positions before it."""
+    """True where a key is masked: it lies after the query, or `window` or more before it."""
     return ages < 0 if spec.window is None else (ages < 0) | (ages >= spec.window)
 
 
