@@ -1,8 +1,8 @@
 """The table of metrics: every name, its kind, labels, buckets and meaning, in one place.
 
 `metrics.py` collects the values, `exposition.py` writes them out and `metrics_doc.py` makes
-docs/metrics.md; all three go by this table. Metrics that vLLM has too carry its names, labels and
-bucket edges, so that boards and autoscalers written for it go on working.
+docs/metrics.md; all three read this table. Metrics that vLLM has too carry its names, labels and
+bucket edges, so that dashboards and autoscalers written for vLLM keep working.
 """
 
 from __future__ import annotations
