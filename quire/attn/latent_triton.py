@@ -2,7 +2,7 @@
 
 `TritonAttention` lays out tiles, splits and scratch of the absorbed form. It is told that every
 part of the query heads has a kv head of its own; only the kernels know that all parts read the same
-pages. Prompts in expanded form go through `latent_expanded.py`.
+pages. Prompts in expanded form go through `kernels/latent_expanded.py`.
 """
 
 from __future__ import annotations
