@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 SCRATCH_STEP = 1 << 22  # floats: scratch grows by multiples of 16 MB
 COMPANY_LANES = 2  # fewest lanes of sequences that share a prefix, where no lane folds its splits
 # The longest run of one lane, in splits of the smallest size. A long context among many short ones
-# would otherwise still run when all others are done. Short contexts do not differ by much.
+# would otherwise still run when all others are done.
 LONGEST_WALK = 16
-SHORT_WALK = 4
+SHORT_WALK = 4  # contexts up to here do not differ by much
 
 _Ints = NDArray[np.signedinteger[Any]]
 
