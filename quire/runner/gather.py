@@ -137,7 +137,7 @@ def decode_batches(
     host_context_lens: IntArray,
     shares_prefix: bool = False,
 ) -> tuple[Batch, ...]:
-    """Sequences of one token each. All derives from two device vectors, so a graph can capture it."""
+    """Sequences of one token each. All derives from two device vectors: a graph can capture it."""
     num_seqs = row_ids.shape[0]
     fed = fed_tokens(rows, row_ids, positions, page_size)
     first = Batch(
