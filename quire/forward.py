@@ -43,7 +43,7 @@ class Batch:
     # The same lengths on the host, for planning without a device sync.
     host_query_lens: np.ndarray[Any, Any]  # [seqs] int32
     host_context_lens: np.ndarray[Any, Any]  # [seqs] int32
-    host_prompt_lens: np.ndarray[Any, Any] | None = None  # [seqs] int32; see `latent_forms.py`
+    host_prompt_lens: np.ndarray[Any, Any] | None = None  # [seqs] int32; see `attn/latent_forms.py`
     # Many neighbours have the same pages in front: worth reading those once for all of them.
     shares_prefix: bool = False
 

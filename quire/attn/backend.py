@@ -1,8 +1,8 @@
 """AttentionBackend: the seam between the model's layers and the kernels that read the page pool.
 
 `plan` runs once a step; `prepare` and `run` once a layer. A backend owns the layout of a layer's
-cache (`cache_shape`) because the best order of page, head and token differs between devices, and
-therefore also the writing of keys and values into it. `reference.py` is the oracle for every
+cache (`cache_shape`), because the best order of page, head and token differs between devices. So it
+also writes the keys and values. `reference.py` is the oracle for every
 other backend; `select.py` picks one with a reason.
 """
 
@@ -32,7 +32,7 @@ class AttnSpec:
     page_size: int
     window: int | None = None  # last positions a query sees, its own included; None: all
     softcap: float | None = None  # logits become cap * tanh(logits / cap)
-    # Values are the first numbers of the keys, which alone are stored; None: stored apart.
+    # Values are the first `value_dim` numbers of the keys, and only keys are stored; None: both.
     value_dim: int | None = None
 
 
@@ -45,7 +45,7 @@ class AttnCaps:
     head_dims: frozenset[int] | None  # None: any
     page_sizes: frozenset[int] | None  # None: any
     graphs: bool  # decode plans may be replayed inside a captured graph
-    prompt_graphs: bool = False  # so may those with prompts: the backend is a PromptPlanner too
+    prompt_graphs: bool = False  # so may plans with prompts: the backend is a PromptPlanner too
 
 
 class LayerCache(NamedTuple):
@@ -102,14 +102,15 @@ class PromptPlanner(Protocol):
     """A backend whose plan of a step with prompts is data on the device, of a fixed size."""
 
     def fewest_tokens(self, spec: AttnSpec) -> int:
-        """Fewer in a step are better planned as a few queries."""
+        """Fewest tokens of a prompt to plan this way; fewer are better planned as few queries."""
         ...
 
     def prompt_tiles(
         self, query_lens: IntArray, context_lens: IntArray, num_tokens: int, spec: AttnSpec
     ) -> IntArray:
-        """The work of two sequences that feed `num_tokens` together; its shape depends on those
-        and on the spec alone."""
+        """Tiles of two sequences that feed `num_tokens` together.
+
+        The shape depends on `num_tokens` and the spec alone."""
         ...
 
     def plan_prompt(self, batch: Batch, spec: AttnSpec, tiles: Tensor) -> object:
@@ -124,9 +125,10 @@ class PromptPlanner(Protocol):
         most_prompts: int,
         spec: AttnSpec,
     ) -> IntArray:
-        """The work of up to `num_singles` sequences that feed one token and up to `most_prompts`
-        that feed more; its shape depends on those, the sum of tokens and the spec alone. The last
-        two sequences feed nothing; the last one has a key, the other none."""
+        """Tiles of up to `num_singles` sequences of one token and up to `most_prompts` of more.
+
+        The shape depends on these numbers, the sum of tokens and the spec alone. The last two
+        sequences feed nothing; the last one has one key, the other none."""
         ...
 
     def plan_mixed(self, batch: Batch, spec: AttnSpec, tiles: Tensor, num_singles: int) -> object:

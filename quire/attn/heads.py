@@ -1,5 +1,7 @@
-"""Plain-torch head transform: split, per-head norm, rotary embedding. Shared by the backends
-that do not fuse it; the CUDA kernel in `kernels/` computes the same."""
+"""Plain-torch head transform: split, per-head norm, rotary embedding.
+
+Shared by the backends that do not fuse it; `kernels/rope_kv_write.py` computes the same on CUDA.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from quire.attn.backend import AttnSpec, HeadTransform
 
 
 class Rotation(NamedTuple):
-    """Rotary factors of a step's tokens, both halves spelt out: [tokens, 1, dim] f32, or None."""
+    """Rotary factors of a step's tokens, both halves: [tokens, 1, dim] f32; None: no rotation."""
 
     cos: Tensor | None
     sin: Tensor | None  # negative in the first half: the sign of the half that is swapped in

@@ -1,7 +1,7 @@
-"""Latent attention: what is cached of a token is one vector, not the keys and values of all heads.
+"""Latent attention: the cache keeps one vector of a token, not the keys and values of all heads.
 
-A slot holds [latent | rotated key]. Every head's key is a product of the latent beside the rotated
-key, its value another product of the latent, and there are two forms of computing with them:
+A slot holds [latent | rotated key]. A head's key is a product of the latent, followed by the
+rotated key; its value is another product of the latent. There are two ways to compute with them:
 
     absorbed  the key product is applied to the query instead, the value product to the result: all
               heads then share the pages as they lie, and attention has one kv head whose values are

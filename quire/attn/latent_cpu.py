@@ -1,9 +1,9 @@
-"""LatentCpu: latent attention from `CpuAttention`, whose one kv head reads its keys as values too.
+"""LatentCpu: latent attention from `CpuAttention` with one kv head, whose keys are its values too.
 
-Absorbed for every token: the products around attention cost a CPU far more than attention itself
-until contexts are long, and one form keeps all promises about bits. The last numbers of a result,
-weighted sums of rotated keys, mean nothing and are cut off; that is cheaper than copying the
-latents apart.
+Every token takes the absorbed form. Until contexts are long, the products around attention cost a
+CPU far more than attention itself, and with one form bits cannot depend on the schedule. The last
+numbers of a result are weighted sums of rotated keys. They mean nothing and are cut off, which is
+cheaper than copying the latents out of the slots.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Which form of latent attention a token takes: absorbed, unless the batch says where prompts end.
 
-A token's bits must not depend on how it was scheduled, so the form may not follow from how many
-tokens a step feeds. Absorbed everywhere is the rule that needs nothing more. With the lengths of
-prompts in the batch, positions below them are expanded and generated ones absorbed, whatever the
-chunk, also when they are computed again after preemption; pages of generated tokens must then not
-be served as a prefix of other prompts, where the same tokens would have been expanded.
+A token's bits must not depend on how it was scheduled, so the form must not depend on how many
+tokens a step feeds. The simplest rule is to absorb every token. If the batch has the prompts'
+lengths, prompt positions are expanded and generated ones absorbed, whatever the chunk, also when
+they are computed again after preemption. Pages of generated tokens must then not serve as a prefix
+of other prompts, where the same tokens would have been expanded.
 """
 
 from __future__ import annotations

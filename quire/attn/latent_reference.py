@@ -84,7 +84,7 @@ def _context(cache: LayerCache, batch: Batch, seq: int) -> Tensor:
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """The queries are the last len(q) positions of the context; one kv head is everybody's."""
+    """The queries are the last len(q) positions of the context; all heads share one kv head."""
     k, v = (x.expand(-1, q.shape[1], -1) for x in (k, v))
     logits = torch.einsum("qhd,khd->hqk", q, k) * scale
     future = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)

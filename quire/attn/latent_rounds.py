@@ -70,7 +70,7 @@ def _packed(seqs: _Ints, keys: _Ints) -> list[_Ints]:
 
 
 def _tiles(first: int, length: int, end: int, tokens: int, low: int, base: int) -> _Ints:
-    """Tiles of one sequence that see keys from `low` on; the last column is filled in later."""
+    """Tiles of one sequence that see keys from `low` on; `_round` fills in the last column."""
     start = np.arange(0, length, tokens)
     count = np.minimum(tokens, length - start)
     position = end - length + start

@@ -1,8 +1,8 @@
 """LatentTriton: latent attention on CUDA whose bits do not depend on the batch.
 
-Tiles, splits and scratch of the absorbed form are laid out by `TritonAttention`, which is told that
-every part of the query heads has a kv head of its own; that they all read the same pages is known
-to the kernels alone. Prompts in expanded form go through `latent_expanded.py`.
+`TritonAttention` lays out tiles, splits and scratch of the absorbed form. It is told that every
+part of the query heads has a kv head of its own; only the kernels know that all parts read the same
+pages. Prompts in expanded form go through `kernels/latent_expanded.py`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LatentTriton(LatentAttention):
             heads = replace(
                 spec, num_kv_heads=parts, head_dim=spec.value_dim, value_dim=None, window=None
             )
-            # No kernel reads latents that are shared once for all: nothing to leave to it.
+            # There is no kernel that reads shared latents once for several sequences.
             absorbed_batch = replace(forms.absorbed.batch, shares_prefix=False)
             absorbed = layout.plan(absorbed_batch, heads, max_context)
         return LatentPlan(batch, *forms, absorbed_plan=absorbed, expanded_plan=expanded)

@@ -2,8 +2,8 @@
 
 `plan` sorts the sequences of a step into two kernels: those whose queries fit one tile (decodes,
 short drafts) take the split kernel, long chunks take the prefill kernel. Both follow the fixed
-tiles and splits of `kernels/paged_tile.py`, so the choice is about speed only. So do two more that
-do the same work on Hopper where their layouts fit.
+tiles and splits of `kernels/paged_tile.py`, so the choice affects speed only. On Hopper two more
+kernels do the same work, where their layouts fit.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from quire.kernels.paged_split_hopper import HopperSplit
 
 SCRATCH_STEP = 1 << 22  # floats: scratch grows by multiples of 16 MB
-COMPANY_LANES = 2  # at least, of sequences that share a prefix: nothing is folded there anyway
-# Of one lane, in least splits: a long context among many short ones would end alone; short ones do
-# not differ by much.
+COMPANY_LANES = 2  # fewest lanes of sequences that share a prefix, where no lane folds its splits
+# The longest run of one lane, in splits of the smallest size. A long context among many short ones
+# would otherwise still run when all others are done.
 LONGEST_WALK = 16
-SHORT_WALK = 4
+SHORT_WALK = 4  # contexts up to here do not differ by much
 
 _Ints = NDArray[np.signedinteger[Any]]
 
@@ -122,8 +122,9 @@ class TritonAttention:
     def prompt_tiles(
         self, query_lens: _Ints, context_lens: _Ints, num_tokens: int, spec: AttnSpec
     ) -> _Ints:
-        """[tiles, 3] for the prefill kernel, few queries or many: no path changes a bit. Those too
-        many are the first one again."""
+        """[tiles, 3] for the prefill kernel, whatever the number of queries: no path changes a bit.
+
+        The padding repeats the first tile."""
         tokens = self._config_of(spec).prefill.block_m // (spec.num_heads // spec.num_kv_heads)
         tiles = _tiles(np.arange(2), query_lens, context_lens, tokens)
         most = -(-num_tokens // tokens) + 1
@@ -140,9 +141,10 @@ class TritonAttention:
         most_prompts: int,
         spec: AttnSpec,
     ) -> _Ints:
-        """[tiles, 3]: `num_singles` for the split kernel, the rest for the prefill kernel. Those
-        too many are of the sequences that feed nothing: a program that finds no key ends at once,
-        but the prefill kernel must have one."""
+        """[tiles, 3]: `num_singles` for the split kernel, the rest for the prefill kernel.
+
+        The padding belongs to the sequences that feed nothing. A split program without keys ends
+        at once; the prefill kernel needs at least one key."""
         tokens = self._config_of(spec).prefill.block_m // (spec.num_heads // spec.num_kv_heads)
         few = _tiles(np.flatnonzero(query_lens == 1), query_lens, context_lens, 1)
         many = _tiles(np.flatnonzero(query_lens > 1), query_lens, context_lens, tokens)
@@ -158,7 +160,7 @@ class TritonAttention:
         self, batch: Batch, spec: AttnSpec, tiles: Tensor, num_singles: int
     ) -> TritonPlan:
         tiles = tiles.view(-1, 3)
-        # One lane folds all splits of a tile, however many: their bound and scratch are not read.
+        # One lane folds all splits of a tile, so the bound on splits and the scratch are not read.
         grid = replace(self._grid(batch, spec, tiles[:num_singles], 1, 1, 0), folds=True)
         return TritonPlan(batch, self._config_of(spec), grid, tiles[num_singles:])
 
@@ -212,7 +214,7 @@ class TritonAttention:
     def _prefill(
         self, q: Tensor, inputs: PagedInputs, tiles: Tensor, config: PagedConfig, out: Tensor
     ) -> None:
-        """The same bits by whichever kernel is the faster one."""
+        """Run the faster prefill kernel; both give the same bits."""
         hopper = self._hopper_prefill
         if hopper is not None and hopper.can_run(q, inputs, config):
             hopper(q, inputs, tiles, config, out)
@@ -222,7 +224,7 @@ class TritonAttention:
     def _split(
         self, q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig, out: Tensor
     ) -> None:
-        """The same bits by whichever kernel is the faster one, here too."""
+        """Run the faster split kernel; both give the same bits."""
         hopper = self._hopper_split
         if hopper and hopper.can_run(q, inputs, grid, config) and hopper.is_faster(inputs, grid):
             hopper(q, inputs, grid, config, out)
@@ -277,9 +279,11 @@ class TritonAttention:
 
 
 def lanes_of(programs: int, max_splits: int, config: PagedConfig) -> int:
-    """How many share the splits of a tile. Where tiles fill the chip one does all, and leaves no
-    states to merge; long contexts may differ by much, so that it takes twice as many then for the
-    programs to end together."""
+    """How many lanes share the splits of a tile.
+
+    Where tiles fill the chip one lane does all splits and leaves no states to merge. Long contexts
+    may differ much in length; that then takes twice as many tiles, so that programs end together.
+    """
     longest = config.splits.start(max_splits) // config.split_size
     fewest = -(-longest // LONGEST_WALK)
     if config.folds and programs >= config.programs * (1 if longest <= SHORT_WALK else 2):
@@ -300,8 +304,9 @@ def _widened(config: PagedConfig, group: int) -> PagedConfig:
 
 
 def _tiles(seqs: _Ints, lens: _Ints, contexts: _Ints, tokens: int) -> _Ints:
-    """Cut the sequences' queries into tiles: [tiles, 3] of sequence, first token, keys seen. Those
-    with most keys come first, so that the programs end together."""
+    """Cut the sequences' queries into tiles: [tiles, 3] of sequence, first token, keys seen.
+
+    Tiles with most keys come first, so that the programs end together."""
     counts = -(-lens[seqs] // tokens)
     seq = np.repeat(seqs, counts)
     first = np.arange(len(seq)) - np.repeat(np.cumsum(counts) - counts, counts)

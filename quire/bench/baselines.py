@@ -18,7 +18,7 @@ from quire.step import Admission, PageWrite, StepPlan, StepResult, TokenEvent, W
 
 
 class CacheUse(NamedTuple):
-    """A look at the cache: slots of tokens, and requests in the batch."""
+    """The state of the cache: token slots reserved and used, and requests in the batch."""
 
     reserved: int
     used: int

@@ -78,7 +78,7 @@ def drive(core: EngineCore, jobs: Sequence[Job], look: Callable[[], CacheUse]) -
 
 
 def paged_use(scheduler: Scheduler) -> CacheUse:
-    """The same look at a page pool. A page that several requests share counts once."""
+    """The `CacheUse` of a page pool. A page that several requests share counts once."""
     stats = scheduler.stats()
     reserved = stats.pages_live * scheduler.kv.page_size
     return CacheUse(reserved, reserved - stats.slots_wasted, stats.num_running)

@@ -85,7 +85,7 @@ def merged_results(paths: Sequence[Path]) -> Record:
 
 
 def _replace(records: Record, name: str, record: Record) -> None:
-    """The later one stands, unless it only says that there was no time for it."""
+    """Take the later record, unless it only says that there was no time for the row."""
     if not ("skipped" in record and "value" in records.get(name, {})):
         records[name] = record
 
@@ -116,7 +116,7 @@ class SuiteRun:
         return self.file.data
 
     def _in_time(self, rows: list[Row]) -> list[Row]:
-        """Rows worth starting a process for; those behind them are looked at again by it."""
+        """Rows that still have time; others are noted as skipped. The child checks again."""
         left = self.seconds_left
         for row in rows:
             if row.need_s > left:
@@ -156,15 +156,15 @@ class SuiteRun:
                 self._measure(shape, model, waiting, self._engine_options(rows))
             except ChildFailed as error:
                 record = {"error": str(error), "trace": error.trace}
-                # Whatever it was about to measure is what it died of. An engine that never came
-                # up will not come up for the other rows either.
+                # The row it was about to measure is to blame. An engine that never came up will not
+                # come up for the other rows either.
                 num_lost = 1 if shape in self.ready else len(waiting)
                 for row in waiting[:num_lost]:
                     self._note(row, record)
                 waiting = waiting[num_lost:]
 
     def _measure(self, shape: str, model: str, waiting: list[Row], options: Record) -> None:
-        """Rows in one process; each leaves the list when its figure is there."""
+        """Measure rows in one process; each leaves `waiting` when its figure is there."""
         self.ready.discard(shape)
         task = {
             "model": model,

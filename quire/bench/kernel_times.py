@@ -1,8 +1,8 @@
 """Kernel times: from what a profiler saw to time by kind of work. Pure, no torch.
 
-A kernel's time here is what it adds to the step: kernels that start early, while the one before
-still runs, are charged from its end on. So times add up, and what is missing to the whole is time
-in which no kernel ran.
+A kernel's time here is what it adds to the step: a kernel that starts while the one before still
+runs is charged from the end of that one. So times add up, and the rest of the step is time in which
+no kernel ran.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Share:
 
 
 def own_times(spans: Iterable[Span]) -> list[Slice]:
-    """In order of their start, each charged from the end of those before it.
+    """Times in order of start, each charged from the end of the kernels before it.
 
     >>> own_times([Span("b", 3, 9), Span("a", 0, 5), Span("c", 6, 8)])
     [Slice(name='a', micros=5.0), Slice(name='b', micros=4.0), Slice(name='c', micros=0.0)]
@@ -102,10 +102,10 @@ def shares(slices: Sequence[Slice], num_steps: int, num_layers: int) -> list[Sha
 
 
 def _kinds(slices: Sequence[Slice], num_steps: int, num_layers: int) -> list[str]:
-    """Products have one kernel for all weights: which it was is told by their order in the step.
+    """The kind of each slice. Products share one kernel; their order in the step tells them apart.
 
-    That needs as many as a dense model has, four in each layer and the head; otherwise they stay
-    together.
+    That needs as many products as a dense model has, four in each layer and the head; otherwise
+    they all stay "products".
     """
     kinds = [kind_of(piece.name) for piece in slices]
     *inner, head = PRODUCTS

@@ -28,7 +28,7 @@ from quire.runner.runner import ModelRunner
 from quire.sched.scheduler import Scheduler
 
 NOT_ON_CPU = "needs a CUDA device"
-# A row's one contiguous run cannot stand for the tables of several layer groups.
+# A contiguous run of cache for each row cannot replace the tables of several layer groups.
 NOT_WITH_GROUPS = "needs one page table for all layers; those of this model see different distances"
 
 
@@ -203,7 +203,7 @@ class Ladder:
 def _build(args: EngineArgs, options: LadderOptions) -> tuple[Engine, int]:
     """An engine whose pool holds `budget_rows` full-length requests, each fed whole in one step,
     and not one page more."""
-    # Rungs have a prefix cache or none; with one, latents take the form that all rungs can share.
+    # Some rungs have a prefix cache. With it on here, latents take the form that suits all rungs.
     args = replace(args, skip_tokenizer_init=True, enforce_eager=True, enable_prefix_caching=True)
     checkpoint = open_model(args).checkpoint
     spec = spec_of(checkpoint.config)

@@ -1,8 +1,8 @@
-"""What the machine at hand can do, measured beside the rows: two of one type differ by several
-percent, and a warm chip is slower than a cool one.
+"""What the machine at hand can do, measured beside the rows.
 
-A plain reduction says how fast memory is read, a square product what the matrix units give, and a
-row of empty launches how quick the host is.
+Two machines of one type differ by several percent, and a warm chip is slower than a cool one.
+A plain reduction measures how fast memory is read, a square product the matrix units, and a series
+of empty launches the host.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rates(NamedTuple):
 
 
 def machine_rates(memory: Tensor) -> Rates:
-    """`memory` is only read: a large tensor that is there anyway, such as the page pool's."""
+    """`memory` is a large tensor, such as the page pool's; it is only read."""
     import torch
 
     device = memory.device

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """The first column is text, the others stand to the right.
+    """The first column is text, the others are aligned to the right.
 
     >>> print(markdown_table(("what", "ms"), [("decode", 4.5)]))
     | what | ms |
@@ -20,7 +20,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> 
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Few significant digits, thousands apart; nothing known is a dash.
+    """A few significant digits, with commas between thousands; None is a dash.
 
     >>> number(4.5123), number(11857.2), number(0.28311), number(None)
     ('4.512', '11,857', '0.2831', '-')

@@ -104,6 +104,6 @@ def measure_latency(llm: LLM, num_prompt: int, num_output: int, repeats: int = 3
 
 
 def warm_up(llm: LLM) -> None:
-    """Threads, kernels and buffers come to life on a request nobody counts."""
+    """Start threads, compile kernels and allocate buffers with a request that is not counted."""
     llm.generate({"prompt_token_ids": [0] * 8}, greedy(4), use_tqdm=False)
     llm.reset_prefix_cache()

@@ -1,9 +1,9 @@
 """Profile: where the time of a decode step or of a prefill goes, kernel by kernel.
 
-Steps are timed twice, once undisturbed and once under torch's profiler, which sees the kernels
-inside a replayed graph too. Each kind of work stands beside what `roofline.py` says it must move
-and compute; time in which no kernel ran is a line of its own. On a CPU the lines are operators, and
-the rest is Python. `kernel_times.py` does the sums.
+Steps are timed twice, once undisturbed and once under torch's profiler, which also sees the kernels
+inside a replayed graph. Each kind of work is shown with what `roofline.py` says it must move and
+compute. Time in which no kernel ran has its own line. On a CPU the lines are operators, and the
+rest is Python. `kernel_times.py` does the sums.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Profiler:
                 raise BadRequest(f"got {name} {value}, but this engine takes at most {most}")
 
     def _num_output(self, batch: int, options: ProfileOptions) -> int:
-        """Enough for nobody to finish: the first decode while the last still read their prompts."""
+        """Enough tokens that no request finishes while the last ones still read their prompts."""
         budget = self.llm._engine.config.sched.max_num_batched_tokens
         num_reading = 2 * (batch * options.context // budget + 2)
         return num_reading + WARM_STEPS + 2 * options.steps + 2
@@ -178,7 +178,7 @@ class Profiler:
             torch.cuda.synchronize()
 
     def _watch(self, work: Callable[[], None]) -> tuple[list[Slice], float]:
-        """Slices of everything that ran, in order, and the seconds it took to watch it."""
+        """Slices of everything that ran, in order, and the seconds it took under the profiler."""
         activity = ProfilerActivity.CUDA if self.is_cuda else ProfilerActivity.CPU
         with profile(activities=[activity]) as watched:
             seconds = self._time(work)

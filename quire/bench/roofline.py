@@ -1,10 +1,10 @@
 """Roofline: what a step must move and compute, and the least time a device needs for that.
 
-Counted are each weight once a step, the keys and values of each request once, and the operations of
-products and attention. Norms, activations and sampling could stay on the chip, so their floor is
-nothing. The last layer is counted for every token, as in the model's own definition, though a
-prompt's step leaves most of it out (`runner/tail.py`): some 3 % of an 8B's. Arithmetic on a
-`ModelSpec` alone, no torch; `suite_limits.py` applies it to workloads, `profile.py` to kernels.
+A step counts each weight once, the keys and values of each request once, and the operations of
+products and attention. Norms, activations and sampling could stay on the chip, so their floor is 0.
+The last layer counts for every token, as in the model's definition, although a prompt's step leaves
+most of it out (`runner/tail.py`): some 3 % of an 8B model. Arithmetic on a `ModelSpec` alone, no
+torch; `suite_limits.py` applies it to workloads, `profile.py` to kernels.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Load:
         return Load(self.num_bytes + other.num_bytes, self.num_flops + other.num_flops)
 
     def seconds(self, ceilings: Ceilings) -> float:
-        """Moving and computing overlap at best, so the longer of the two."""
+        """The longer of moving and computing: at best the two overlap."""
         return max(self.num_bytes / ceilings.bandwidth, self.num_flops / ceilings.flops)
 
 
@@ -58,7 +58,7 @@ def total(loads: Iterable[Load]) -> Load:
 
 
 def step_loads(spec: ModelSpec, feeds: Sequence[Feed], itemsize: int) -> Mapping[str, Load]:
-    """By kind of work, all layers together; every request draws one token.
+    """Loads by kind of work, all layers together; every request draws one token.
 
     `itemsize` is the size of a weight and of a cache entry in bytes.
     """
@@ -125,7 +125,7 @@ def attention_load(spec: ModelSpec, feeds: Sequence[Feed], itemsize: int) -> Loa
 
 
 def _experts(spec: ModelSpec, tokens: int, num_layers: int, itemsize: int) -> Load:
-    """Experts read are those that somebody visits, tokens choosing evenly."""
+    """Reads the experts that some token visits, if tokens choose evenly."""
     moe = spec.moe
     assert moe is not None
     num, top = moe.router.num_experts, moe.router.top_k

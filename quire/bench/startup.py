@@ -24,7 +24,7 @@ TRACE_LINES = 40
 
 
 class ChildFailed(QuireError):
-    """A process that was to measure something ended badly; `trace` is what it said last."""
+    """A measuring process failed; `trace` is the end of its output."""
 
     def __init__(self, message: str, trace: list[str]) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ def child_records(
 ) -> Iterator[dict[str, Any]]:
     """The JSON lines that `python -m module TASK` prints, as they come.
 
-    When the process fails, what it said last is raised after the last line.
+    Raises ChildFailed with the end of its output, after the last line, if the process fails.
     """
     command = [sys.executable, "-m", module, json.dumps(task)]
     if kernels is not None:

@@ -42,9 +42,9 @@ class Row:
     prompt: int = 0
     output: int = 1
     repeats: int = 3
-    need_s: float = 20.0  # left on the clock, or the row is not begun
-    # The same prompts every time, which the prefix cache holds: half a percent of the noise of
-    # reading 256,000 tokens is as much as a decode step.
+    need_s: float = 20.0  # the row starts only if this much time is left
+    # The same prompts every time, held by the prefix cache: half a percent of noise in reading
+    # 256,000 tokens is as much as a decode step.
     is_cached: bool = False
 
     @property
@@ -65,7 +65,7 @@ class Suite:
     is_rehearsal: bool = False
 
     def max_model_len(self, rows: Sequence[Row]) -> int:
-        """Of the one engine that serves these rows of one shape: the longest decides."""
+        """For the one engine that serves these rows of one shape; the longest row decides."""
         longest = max(row.prompt + row.output for row in rows)
         wanted = USUAL_LEN if longest <= USUAL_LEN else LONG_LEN
         return min(wanted, int(self.shapes[rows[0].shape]["max_position_embeddings"]))
@@ -83,7 +83,7 @@ class Suite:
 
 
 def h200_suite() -> Suite:
-    """Everything, in the order in which it is measured: a shape's rows one after the other."""
+    """All rows in the order they are measured: start-up, then shape by shape."""
     return Suite((*_starts(), *_rows_8b(), *_rows_small(), *_rows_14b()), SHAPES)
 
 

@@ -2,8 +2,8 @@
 
 Timing is wall clock around `LLM.generate`. A decode step is (time of N tokens - time of 1) /
 (N - 1), of medians. Prompts are fresh random tokens every time, so a prefix cache cannot help
-except where the row is about it or says so. The process ends with its shape, which gives the
-device's memory back whatever happened; `h200.py` is the parent that reads the lines.
+except where the row is about it or says so. The process ends with its shape, which frees the
+device's memory whatever happened; `h200.py` is the parent that reads the lines.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Workbench:
         return self.time(asked, [num_output] * row.requests, 0.0).seconds
 
     def warm_up(self, num_requests: int) -> None:
-        """Kernels and graphs come to life."""
+        """Compile kernels and capture graphs."""
         self.time([self.tokens(32)], [1], 0.0)
         self.time([self.tokens(64) for _ in range(num_requests)], [8] * num_requests, 0.0)
 
@@ -118,7 +118,7 @@ def _throughput(bench: Workbench, row: Row, run: int) -> Timed:
 
 
 def main(task: Record) -> None:
-    """`task`: model, options of the engine, num_warm, rows as dictionaries, seconds there are."""
+    """`task` has model, engine options, num_warm, rows as dictionaries, and the seconds left."""
     begin = time.perf_counter()
     from quire.bench.machine import machine_rates
     from quire.bench.offline import vocab_size

@@ -1,7 +1,7 @@
 """Limits: the least time, or the most tokens a second, that a device allows for a row of the suite.
 
-Decode and prefill rows have one kind of step, so their bytes and operations also tell what was
-achieved. A throughput row is bounded more loosely: there are at least as many steps as the longest
+Decode and prefill rows have one kind of step, so their bytes and operations also give the rates
+achieved. A throughput row has a looser bound: there are at least as many steps as the longest
 answer has tokens, each reads all weights, and every answer reads its own past at every token.
 """
 
@@ -35,7 +35,7 @@ def step_load(row: Row, spec: ModelSpec) -> Load | None:
 
 
 def limit_of(row: Row, spec: ModelSpec, ceilings: Ceilings) -> float | None:
-    """In the row's unit; None where the device is not what limits."""
+    """The limit in the row's unit; None where the device is not the limit."""
     step = step_load(row, spec)
     if step is not None:
         return step.seconds(ceilings) * 1e3

@@ -1,7 +1,7 @@
 """Workloads: what is asked of an engine. Random token ids, lengths drawn from a seeded generator.
 
-Texts would bring a tokenizer into the measurement and end sequences at their own moment; ids with
-fixed output lengths make every run of every engine do the same work.
+Texts would bring a tokenizer into the measurement, and answers would end at different lengths. With
+ids and fixed output lengths every run of every engine does the same work.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def random_jobs(
 
 
 def skewed_jobs(count: int, max_len: int, vocab_size: int, seed: int = 0) -> list[Job]:
-    """Something for every technique to gain from, scaled to contexts of `max_len` tokens.
+    """Jobs from which every technique of the ladder gains, scaled to contexts of `max_len` tokens.
 
     All prompts share a prefix of max_len / 4 (a system prompt). Every eighth brings a long text of
     its own; every fourth answer is about five times as long as the others.

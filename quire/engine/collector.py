@@ -4,9 +4,9 @@ A full collection walks every container of the process, and torch brings hundred
 in some thousand steps everybody's next token would come 40 to 190 ms late. Steps leave no cycles
 behind, so nothing is lost by waiting for the end of the batch.
 
-The engine process of a server, whose heap is its own, freezes it instead (`server/engine_main.py`).
-In a caller's process that would hide his own garbage: freezing forgets how many objects are due, so
-that a loop of small batches would never see a full collection.
+The engine process of a server owns its heap and freezes it instead (`server/engine_main.py`). In a
+caller's process that would hide the caller's garbage: freezing resets the count of objects that
+triggers a full collection, so a loop of small batches would never have one.
 """
 
 from __future__ import annotations

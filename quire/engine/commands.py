@@ -129,7 +129,7 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """Sent every second from a thread of its own: alive, and how long since the last progress."""
+    """Sent every second from its own thread: the process lives, and when it last made progress."""
 
     counts: dict[str, float]
     has_work: bool
@@ -163,9 +163,9 @@ def submit_of(leader: Request) -> Submit:
 
 
 def check_ids(request: Request, vocab_size: int) -> None:
-    """The last look before the device, where an id outside the vocabulary faults for everyone.
+    """The last check before the device, where an id outside the vocabulary is a fault for everyone.
 
-    `Intake` has checked this; raises BadRequest should a request ever come another way.
+    `Intake` has checked this already; raises BadRequest for a request that came another way.
     """
     tokens = request.tokens
     if not tokens or min(tokens) < 0 or max(tokens) >= vocab_size:

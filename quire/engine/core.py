@@ -3,7 +3,7 @@
 With `overlap` the same calls run with one step of lag: step n + 1 is planned and launched before
 the result of step n is looked at, so the device never waits for Python. The scheduler counts
 what is in flight; this file only decides when a result is settled. A request with a grammar first
-waits in `grammar/pending.py` until that is compiled.
+waits in `grammar/pending.py` until the grammar is compiled.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class EngineCore:
         return grammars.collect(self.scheduler.add) if len(grammars) else []
 
     def abandon(self) -> None:
-        """A step was lost to an error: results still in flight belong to nobody."""
+        """Forget results in flight: a step was lost to an error."""
         self._inflight.clear()
 
     def _idle(self) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 IDLE_WAIT_S = 0.5
 CHECK_EVERY_S = 10.0  # idle bookkeeping checks walk every page: not after each short request
-CHECK_LATEST_S = 60.0  # after that a check goes on though somebody came
+CHECK_LATEST_S = 60.0  # a check this late does not stop when a command arrives
 STUCK = 71  # exit code
 MAX_UNSENT = 256 << 20  # bytes a peer may leave unread before it counts as gone
 
@@ -98,8 +98,8 @@ class Peer:
 
 
 class Patience(NamedTuple):
-    """How long a step may take before stacks are printed, and before the process gives up; and
-    how long a request may wait to start."""
+    """How long a step may take before stacks are printed (`dump_s`) and before the process exits
+    (`exit_s`), and how long a request may wait to start (`queue_s`)."""
 
     dump_s: float
     exit_s: float
@@ -217,8 +217,9 @@ class EngineProcess:
         self._wake.clear()
 
     def _check_pages(self) -> None:
-        """All of them, unless somebody comes meanwhile; then again at the next quiet moment. Where
-        none is long enough, somebody waits for it, a fraction of a second once in a while."""
+        """Check the page bookkeeping; stop when a command arrives and begin again when idle.
+
+        A check that is overdue does not stop, so a request may wait a fraction of a second."""
         is_overdue = time.monotonic() > self._next_check + CHECK_LATEST_S
         for _ in check_in_slices(self.core.scheduler.kv):
             if self._wake.is_set() and not is_overdue:
@@ -226,7 +227,7 @@ class EngineProcess:
         self._next_check = time.monotonic() + CHECK_EVERY_S
 
     def _expire_waiting(self) -> None:
-        """End requests that have waited too long to start. Those that ran once are kept."""
+        """End requests that have waited too long to start. A preempted request has started."""
         now = time.monotonic()
         if now < self._next_expiry:
             return

@@ -1,8 +1,8 @@
-"""Snapshots: what the engine is doing right now, as plain data for somebody who watches.
+"""Snapshots: what the engine is doing right now, as plain data for the page that watches it.
 
-The pool as a grid, the prefix tree folded, the running requests as lanes with what the last step
-fed them, and the head of the waiting line. Called between steps by the thread that steps; it
-looks and changes nothing. The two expensive pictures live in `obs/pool_picture.py` and
+A snapshot has the pool as a grid, the folded prefix tree, the running requests as lanes with what
+the last step fed them, and the head of the waiting line. The thread that steps calls it between
+steps; it changes nothing. The two expensive pictures live in `obs/pool_picture.py` and
 `obs/tree_picture.py`.
 """
 
@@ -26,7 +26,7 @@ Snapshot = dict[str, Any]  # JSON: numbers, strings, lists and dictionaries of t
 
 
 class Snapshots:
-    """Make one when the first watcher comes, drop it when the last one goes.
+    """Create one for the first watcher, drop it after the last.
 
     >>> snapshots = Snapshots(core)                                             # doctest: +SKIP
     >>> snapshots.observe(plan, seconds=0.014)                                  # doctest: +SKIP

@@ -2,8 +2,8 @@
 
     frame = length of what follows, uint32 little endian | version, uint8 | msgpack of one message
 
-Both ends belong to us and talk over a unix socket, yet every frame is bounded and typed: what is
-too long, of another version or not one of the known messages ends the connection, nothing else.
+Both ends belong to us and talk over a unix socket, yet every frame is bounded and typed. A frame
+that is too long, of another version or not a known message ends the connection and nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Codec(Generic[T]):
     """Frames of one union of messages, in one direction."""
 
     def __init__(self, messages: Any) -> None:
-        """`messages` is the union of all T; a union is no type to the checker."""
+        """`messages` is the union of all T, which has no type of its own for the checker."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(messages)
 

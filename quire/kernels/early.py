@@ -30,7 +30,7 @@ def let_next_start(EARLY: tl.constexpr):
 
 @triton.jit
 def wait_for_last(EARLY: tl.constexpr):
-    """Until the kernel before has written its results."""
+    """Wait until the kernel before has written its results."""
     if EARLY:
         gdc_wait()
 
@@ -39,11 +39,12 @@ def wait_for_last(EARLY: tl.constexpr):
 def wait_for_inputs(EARLY: tl.constexpr):
     """First line of a kernel's work: let the next one start, then wait for the one before.
 
-    A kernel may take the two apart and read between them what no kernel of the chain wrote: weights
-    and tables, a step's positions, slots, lengths and page tables, and keys and values but the
-    newest. Whatever wrote those must be followed by another plain launch before the chain begins,
-    in a step the one that embeds, before a prompt's last layer those that pick its queries: plain
-    launches wait for all before them, early ones may begin while the last plain one ends."""
+    A kernel may call the two halves separately. Between them it may read what no kernel of the
+    chain writes: weights, tables, the step's positions, slots, lengths and page tables, and all
+    keys and values but the newest. A plain launch waits for everything before it, but an early
+    kernel may begin while the last plain launch ends. So whatever writes these inputs must be
+    followed by one more plain launch before the chain begins: the embedding in a step, the choice
+    of queries before a prompt's last layer."""
     let_next_start(EARLY)
     wait_for_last(EARLY)
 

@@ -1,8 +1,8 @@
 """Grouped matmul: each row times the weight of its expert, for rows sorted by expert.
 
-A tile is up to `block_m` sorted rows of one expert by `block_n` rows of its weight. How many tiles
-an expert needs is known on the device alone, so the grid covers the most there could be, each
-program looks up whose tile it is, and programs without one leave. As in `matmul.py` an output is
+A tile is up to `block_m` sorted rows of one expert by `block_n` rows of its weight. Only the device
+knows how many tiles an expert needs. So the grid covers the largest possible number, each program
+looks up its tile, and programs without one return. As in `matmul.py` an output is
 one chain of fp32 matrix-unit additions over increasing k whatever the tile, so a row's bits depend
 on that row and its expert only; tiles may follow the number of rows freely. A bias is added to
 the finished sum, before its only rounding.
@@ -57,7 +57,7 @@ def pick_tile(num_pairs: int, num_experts: int) -> GroupTile:
 
 
 def max_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
-    """The most tiles any routing needs: one for each expert that has a row, and full ones.
+    """The most tiles that any routing needs: one for each expert with a row, the rest full.
 
     >>> max_tiles(3, 8, 16), max_tiles(8, 8, 16), max_tiles(40, 8, 16)
     (3, 8, 10)
@@ -68,7 +68,7 @@ def max_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
 
 @triton.jit
 def _own_rows(counts, tile, NUM: tl.constexpr, PAD: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Whose tile this is (at least NUM: nobody's), its first sorted row and how many it has."""
+    """(expert of this tile, its first sorted row, its number of rows); expert >= NUM: no tile."""
     expert = tl.arange(0, PAD)
     rows = tl.load(counts + expert, mask=expert < NUM, other=0)
     tiles = (rows + BLOCK_M - 1) // BLOCK_M

@@ -1,6 +1,6 @@
-"""Where kernels for Hopper run: on that chip, with a Triton whose Gluon they are written in.
+"""Whether the Hopper kernels can run: they need that chip and a Triton whose Gluon we know.
 
-Modules written in Gluon are imported only where this says yes.
+Modules written in Gluon are imported only where `has_hopper_kernels` is true.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Caches as Hopper's attention kernels copy them: what is asked of tensors, and the descriptors
-that the copy engine reads."""
+"""Caches for Hopper's attention kernels: which tensors they accept, and the descriptors that the
+copy engine reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAND = gl.constexpr(64)  # columns of a copied box: 128 bytes, the span of the s
 
 
 def suits_hopper(q: Tensor, inputs: PagedInputs) -> bool:
-    """Whether attention kernels for Hopper can copy such tensors and compute what is asked."""
+    """Whether the Hopper kernels can copy these tensors and compute this kind of attention."""
     _, _, page_size, head_dim = inputs.keys.shape
     return (
         has_hopper_kernels(q.device)
@@ -36,7 +36,7 @@ def suits_hopper(q: Tensor, inputs: PagedInputs) -> bool:
 
 
 class KeptDescriptors:
-    """The descriptors of the caches seen so far, which cost more to make than to use."""
+    """Descriptors of the caches seen so far: making one costs more than using it."""
 
     def __init__(self, describe: Callable[[Tensor], TensorDescriptor]) -> None:
         self._describe = describe

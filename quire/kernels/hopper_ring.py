@@ -40,7 +40,7 @@ def make_ring(
 
 @gluon.jit
 def _barriers(ARRIVALS: gl.constexpr):
-    """One barrier a stage, which completes a phase after so many arrivals."""
+    """One barrier a stage; it completes a phase after ARRIVALS arrivals."""
     made = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(made.index(i), count=ARRIVALS)
@@ -59,7 +59,7 @@ def _tile_rows(
     BLOCK_N: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
     """Append to `rows` where a tile's boxes begin in the cache as [pages * heads * slots, dim].
-    Boxes past the end read page 0, which is always there; nothing comes of them."""
+    Boxes past the end read page 0, which always exists; their content is never used."""
     for box in gl.static_range(BLOCK_N // BOX):
         n = tile * BLOCK_N + box * BOX
         page = gl.load(pages + n // PAGE_SIZE, mask=n < end, other=0)
@@ -84,8 +84,8 @@ def produce(
     KV_HEADS: gl.constexpr, PAGE_SIZE: gl.constexpr, BANDS: gl.constexpr, BLOCK_N: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Keep the rings full, as far as the consumers free their stages."""
-    wait_for_inputs(EARLY)  # the page table and the pages are others' work
+    """Fill every stage of the rings as soon as the consumers have freed it."""
+    wait_for_inputs(EARLY)  # earlier kernels write the page table and the pages
     keys, values = caches
     key_ring, value_ring = rings
     key_ready, key_free, value_ready, value_free = barriers

@@ -1,10 +1,10 @@
-"""The rings of the Hopper kernel for single queries: whose turn it is, and how its keys and values
-get from pages to shared memory.
+"""The rings of the Hopper kernel for single queries: which item comes next, and how its keys and
+values get from pages to shared memory.
 
 One producer warp asks the copy engine for the boxes of a tile (a page, or part of one), all columns
-of it at once, and goes on, over the border between items too; a barrier tells the consumer when the
-tile has arrived, another the producer when it has been read. In the boxes a tile does not lie as
-matrix instructions of a warpgroup want it, but loads into registers find their way.
+at once, and goes on to the next tile, also across the border between items. One barrier tells the
+consumer when a tile has arrived, another tells the producer when it has been read. The layout of
+the boxes does not suit the matrix instructions of a warpgroup, so tiles are loaded into registers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ STAGES = gl.constexpr(2)  # tiles of keys and values in flight
 
 @constexpr_function
 def _tile_bases(box: int, tokens: int, dim: int, transposed: bool) -> list[list[int]]:
-    """What each bit of an offset stands for, as (token, column) or the other way round, in a tile
-    of boxes [bands, box, 64] one after the other, swizzled as the copy engine does it."""
+    """What each bit of an offset means, as (token, column) or, transposed, (column, token).
+
+    The tile is a sequence of boxes [bands, box, 64], swizzled as the copy engine does it."""
     bases = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
     row = 8
     while row < box:
@@ -67,8 +68,10 @@ def make_barriers():
 
 @gluon.jit
 def turn(i, num_items, num_seqs, KV_HEADS: gl.constexpr):
-    """(item, its sequence) that is this program's turn i, past the last: sequence 0. Mostly the
-    longest contexts come first, so every second round of turns runs backwards."""
+    """(item, its sequence) of this program's turn i; past the last item the sequence is 0.
+
+    The longest contexts usually come first. Every second round of turns runs backwards, so that
+    all programs get about the same work."""
     programs = gl.num_programs(0)
     place = gl.program_id(0)
     item = i * programs + gl.where(i % 2 == 0, place, programs - 1 - place)
@@ -80,8 +83,9 @@ def keys_of(
     item, end, num_seqs, lanes,
     KV_HEADS: gl.constexpr, SPLIT_SIZE: gl.constexpr, OCTAVE: gl.constexpr,
 ):  # fmt: skip
-    """(first split, first key, one past the last key) of an item, whose sequence has `end` keys; a
-    lane without splits has no keys between the two."""
+    """(first split, first key, one past the last key) of an item whose sequence has `end` keys.
+
+    Both keys are equal for a lane without splits."""
     lane = item // KV_HEADS // num_seqs
     num_splits = split_count(end, SPLIT_SIZE, OCTAVE)
     split, stop = lane_splits(lane, lanes, 0, num_splits, end, SPLIT_SIZE, OCTAVE)
@@ -95,8 +99,9 @@ def _boxes_of(
     boxes, pages, start, high, kv_head,
     KV_HEADS: gl.constexpr, PAGE_SIZE: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
-    """Append to `boxes` where those of a tile begin in the cache as [pages * heads * slots, dim];
-    and how many there are before `high`."""
+    """Append to `boxes` where a tile's boxes begin in the cache as [pages * heads * slots, dim].
+
+    Also returns how many of them begin before `high`."""
     for box in gl.static_range(TILE // BOX):
         n = start + box * BOX
         page = gl.load(pages + n // PAGE_SIZE, mask=n < high, other=0)
@@ -106,8 +111,9 @@ def _boxes_of(
 
 @gluon.jit
 def _copy(caches, rings, done, stage, boxes, live):
-    """Ask for the first boxes of a tile of keys and one of values; `done` completes when all have
-    arrived."""
+    """Ask for the first `live` boxes of a tile of keys and of a tile of values.
+
+    `done` completes when all have arrived."""
     keys, values = caches
     key_ring, value_ring = rings
     BOXES: gl.constexpr = len(boxes)
@@ -129,7 +135,7 @@ def produce(
     KV_HEADS: gl.constexpr, PAGE_SIZE: gl.constexpr, SPLIT_SIZE: gl.constexpr,
     OCTAVE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Keep the rings full, as far as the consumer frees their stages."""
+    """Fill every stage of the rings as soon as the consumer has freed it."""
     ready, free = barriers
     BOX: gl.constexpr = caches[0].block_shape[1]
     num_items = KV_HEADS * num_seqs * lanes
@@ -147,7 +153,7 @@ def produce(
         _, low, high = keys_of(item, end, num_seqs, lanes, KV_HEADS, SPLIT_SIZE, OCTAVE)
         for start in range(low, high, TILE):
             if start + TILE >= end:
-                wait_for_last(EARLY)  # the newest key is of this step
+                wait_for_last(EARLY)  # this step wrote the newest key
             boxes, live = _boxes_of(
                 (), pages, start, high, item % KV_HEADS, KV_HEADS, PAGE_SIZE, BOX
             )

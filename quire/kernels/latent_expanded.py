@@ -1,10 +1,10 @@
 """Causal attention of prompt tokens over expanded keys and values, which lie contiguously.
 
 A program takes a tile of one head's queries over a block of its context. Key tiles start at
-multiples of BLOCK_N of the absolute position and are walked in order, and a state that goes on to
-the next block is kept in fp32, so neither chunks nor blocks show in the bits. A key is the head's
-own part and the rotated one that all heads share, multiplied one after the other; the arithmetic
-otherwise is that of `paged_tile.py`.
+multiples of BLOCK_N of the absolute position and are walked in order. The state between two blocks
+is kept in fp32. So the bits depend neither on chunks nor on blocks. A key is the head's own part
+and the rotated part that all heads share, multiplied one after the other; otherwise the arithmetic
+is that of `paged_tile.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class States:
 
 
 def empty_states(out: Tensor) -> States:
-    """Room for the states behind [tokens, heads, v_dim] results."""
+    """Uninitialised states for [tokens, heads, v_dim] results."""
     acc = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     return States(acc, acc.new_empty(*out.shape[:2], 2))
 
@@ -99,7 +99,7 @@ def _load_state(
     acc_state, sums_state, place, v_dims, is_row, BLOCK_M: tl.constexpr, V: tl.constexpr,
     V_PAD: tl.constexpr, HAS_STATES: tl.constexpr,
 ):  # fmt: skip
-    """The state that the block before left, or that over no keys where `is_row` is all false."""
+    """The state that the previous block left; the empty state in rows where `is_row` is false."""
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M, 16], tl.float32)  # sixteen equal columns, as in `paged_tile.py`
     acc = tl.zeros([BLOCK_M, V_PAD], tl.float32)
@@ -161,8 +161,9 @@ _launch = Launcher(_expanded_kernel)
 def expanded_attention(
     q: Tensor, keys: ExpandedKeys, states: States | None, scale: float, out: Tensor
 ) -> None:
-    """One round: the tiles' [tokens, heads, nope + rope] queries over a block of their keys; those
-    at their last write [tokens, heads, v_dim] results, the others their state."""
+    """One round: the tiles' [tokens, heads, nope + rope] queries over a block of their keys.
+
+    Tiles at their last block write [tokens, heads, v_dim] results, the others their state."""
     _, heads, width = q.shape
     rope, v_dim = keys.shared.shape[1], out.shape[2]
     nope = width - rope

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from quire.kernels.paged_tile import Launch, PagedConfig
 
-PROGRAMS = 4096  # a lane for each split, mostly
+PROGRAMS = 4096  # so many that nearly every split has a lane of its own
 SUM_ROWS = tl.constexpr(64)  # equal rows of the sum: as many as the wide matrix instruction wants
 
 

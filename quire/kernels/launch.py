@@ -5,7 +5,7 @@ microseconds in Python, while a kernel may run for 10. Here the caller says what
 in common (`kind`, and the compile-time constants): the first launch of a kind goes through Triton
 and the compiled kernel is kept, later ones go straight to the driver. A kind must tell apart
 everything Triton would: dtypes, which pointers are 16-byte aligned, integers that are 1 or
-divisible by 16. The small sums of a launch are here as well: Triton's own take 2 microseconds each.
+divisible by 16. Small integer helpers are here as well: Triton's own take 2 microseconds a call.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ KNOWN_VERSIONS = ("3.6.",)
 
 
 class Variant(NamedTuple):
-    """A compiled kernel, ready for the driver: its arguments are the grid, the stream, `before`,
-    those of the launch and `after`."""
+    """A compiled kernel, ready for the driver.
+
+    Called with the grid, the stream, `before`, the launch's own arguments and `after`."""
 
     launch: Any
     before: tuple[object, ...]
@@ -41,7 +42,7 @@ class Launcher:
     """
 
     def __init__(self, kernel: Any, skips_rehearsals: bool = True) -> None:
-        """A kernel whose results torch follows as indices must not skip rehearsals."""
+        """`skips_rehearsals` is False for kernels whose results torch uses as indices."""
         self.kernel, self.skips_rehearsals = kernel, skips_rehearsals
         self._variants: dict[Hashable, Variant] = {}
 
@@ -52,7 +53,7 @@ class Launcher:
         constants: Mapping[str, object],
         kind: Hashable,
     ) -> None:
-        """`args` are the run-time arguments in order, `constants` the rest by name and options."""
+        """`args` are the run-time arguments in order, `constants` the rest and options by name."""
         key = (kind, *constants.values())
         variant = self._variants.get(key)
         rehearsal = current_rehearsal()
@@ -78,7 +79,7 @@ class Launcher:
         args: tuple[object, ...],
         constants: Mapping[str, object],
     ) -> Any:
-        """In a thread of a rehearsal: all that takes time."""
+        """The slow part, run in a thread of a rehearsal."""
         compiled = self.kernel.warmup(*args, grid=grid, **constants)
         if compiled is not None:
             _build_entry(compiled)
@@ -103,9 +104,10 @@ def _is_known() -> bool:
 
 
 def _build_entry(compiled: Any) -> None:
-    """Compile the launcher behind a kernel's `run` and leave it on disk, which may happen in any
-    thread. This one is thrown away: launchers are modules of one name, and those that two threads
-    load at a time may be taken for each other."""
+    """Compile the launcher behind a kernel's `run` and leave it on disk; any thread may do this.
+
+    The loaded launcher is dropped. All launchers are modules of one name, so two threads that load
+    theirs at the same time could get each other's."""
     if _is_known():
         triton.runtime.driver.active.launcher_cls(compiled.src, compiled.metadata)
 
@@ -114,7 +116,7 @@ def _entry(run: Any) -> tuple[Any, tuple[object, ...]]:
     """What to call, and what it takes after the kernel's function.
 
     Triton's launcher in Python makes room for scratch and passes on what never changes; a kernel
-    without scratch goes to the compiled launcher behind it, which saves a microsecond of two.
+    without scratch goes to the compiled launcher behind it, which saves one of two microseconds.
     """
     from triton.backends.nvidia.driver import CudaLauncher
 

@@ -3,8 +3,8 @@
 Every output is the same sum in the same order whatever the batch: one chain of fp32 matrix-unit
 additions from zero over increasing k. Tiles and stages may then follow the batch size freely,
 because none of them touches that order; libraries that cut k by batch size cannot promise this.
-Tile choice lives in `matmul_configs.py`, the device code in `matmul_kernel.py`; few rows on
-Hopper go to `stream_matmul.py`, many to the vendor's library where its bits are ours.
+Tile choice lives in `matmul_configs.py`, the device code in `matmul_kernel.py`. Few rows on Hopper
+go to `stream_matmul.py`, many rows to the vendor's library where it gives the same bits.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Layout:
 
 
 class Layouts:
-    """How products of each shape are laid out, shared by the layers of a model, and whether the
-    vendor's library may be asked for them."""
+    """The layout of each shape's product, shared by the layers of a model.
+
+    Also knows whether the vendor's library may compute a shape."""
 
     def __init__(self, use_library: bool = True) -> None:
         self.use_library = use_library
@@ -50,7 +51,7 @@ class Layouts:
         self._agreed: dict[tuple[object, ...], bool] = {}
 
     def may_ask_library(self, w: Tensor, bias: Tensor | None) -> bool:
-        """Checked once for each shape of weight."""
+        """Whether the library gives our bits for this shape; checked once for each shape."""
         key = (*w.shape, w.dtype, bias is None)
         if key not in self._agreed:
             self._agreed[key] = self.use_library and agrees(w, bias, lambda x: matmul(x, w, bias))
@@ -79,7 +80,7 @@ _MAX_LAYOUTS = 1 << 16
 
 
 class PreparedMatmul:
-    """`matmul` by one weight, with all that does not change between calls worked out once."""
+    """`matmul` by one weight; whatever does not change between calls is prepared once."""
 
     def __init__(
         self, w: Tensor, bias: Tensor | None, layouts: Layouts, gate: str | None = None
@@ -129,7 +130,7 @@ class PreparedMatmul:
 
 
 def _streamed(w: Tensor, bias: Tensor | None, gate: str | None) -> StreamMatmul | None:
-    """The kernel for a few rows, where it runs."""
+    """The kernel for few rows; None where it cannot run."""
     if w.dtype not in (torch.bfloat16, torch.float16) or not has_hopper_kernels(w.device):
         return None
     from quire.kernels.stream_matmul import StreamMatmul

@@ -2,8 +2,8 @@
 
 No tile changes a bit of the result, so the choice may follow the batch. The numbers come from
 `benchmarks/gpu_matmul.py` on an H200; nothing is tuned at start-up. The kernel is in
-`matmul_kernel.py`. Hopper multiplies a few rows by `stream_matmul.py` instead, with portions of
-`stream_configs.py`; when the vendor's library is asked, `vendor_matmul.py` says.
+`matmul_kernel.py`. On Hopper few rows take `stream_matmul.py` instead, whose sizes are in
+`stream_configs.py`. `vendor_matmul.py` decides when the vendor's library is used.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class TileConfig:
 
 
 MULTIPROCESSORS = 132
-SMALL = 8 << 20  # numbers of a weight that a round of our tiles gets through
-WIDE = 16384  # weight rows that take several rounds of the chip: other tiles pay
+SMALL = 8 << 20  # elements: one round of our tiles covers such a weight
+WIDE = 16384  # weight rows: from here on a product takes several rounds, with other tiles
 
 _UP_TO_16 = TileConfig(16, 64, 128, 8, 4, swap=True)
 _UP_TO_32 = TileConfig(32, 64, 128, 8, 4, swap=True)
@@ -49,8 +49,8 @@ _WIDE_UP_TO_64 = (
     TileConfig(64, 128, 64, 6, 4, tma=True),
     TileConfig(64, 64, 128, 7, 4, swap=True, tma=True),
 )
-# More rows: what counts is how many rounds of the chip the tiles take, because the last round is
-# rarely full. Each with the time of a round, relative, as measured on an H200.
+# For more rows. What counts is how many rounds of the chip the tiles take, because the last round
+# is rarely full. Each tile comes with its relative time of a round, measured on an H200.
 _ROUNDS = (
     (TileConfig(128, 256, 64, 4, 8, tma=True), 1.00),
     (TileConfig(128, 128, 64, 6, 8, tma=True), 0.55),
@@ -59,7 +59,7 @@ _ROUNDS = (
 
 
 def fits_one_round(m: int, n: int) -> bool:
-    """Whether 64 x 64 tiles of the product find a multiprocessor each."""
+    """Whether each 64 x 64 tile of the product gets a multiprocessor of its own."""
     return -(-m // 64) * -(-n // 64) <= MULTIPROCESSORS
 
 
@@ -79,8 +79,10 @@ def pick_config(m: int, n: int, k: int) -> TileConfig:
 
 
 def _least_tail(configs: tuple[TileConfig, ...], n: int, k: int) -> TileConfig:
-    """The first that gets through n weight rows in the fewest rounds, counted in rows: a last round
-    of a few large tiles takes as long as a full one. One that does not divide k comes last."""
+    """The config whose rounds over n weight rows cost least; the first one wins a tie.
+
+    The cost is counted in rows: a last round of a few large tiles takes as long as a full one. A
+    config whose block does not divide k comes last."""
 
     def cost(config: TileConfig) -> tuple[bool, int]:
         tiles = -(-n // config.block_n)
@@ -90,7 +92,7 @@ def _least_tail(configs: tuple[TileConfig, ...], n: int, k: int) -> TileConfig:
 
 
 def rounds_of(m: int, n: int) -> tuple[float, float]:
-    """How long many rows take, in rounds of the largest tiles, and how long a full chip would."""
+    """(time of the best tiles, time if nothing idled), in rounds of the largest tile."""
     largest, _ = _ROUNDS[0]
     return min(_round_times(m, n)), m * n / (largest.block_m * largest.block_n * MULTIPROCESSORS)
 
@@ -101,7 +103,7 @@ def _quickest(m: int, n: int) -> TileConfig:
 
 
 def _round_times(m: int, n: int) -> list[float]:
-    """By tile of `_ROUNDS`, in rounds of the largest."""
+    """The time of each tile of `_ROUNDS`, in rounds of the largest tile."""
     times = []
     for config, round_time in _ROUNDS:
         tiles = -(-m // config.block_m) * -(-n // config.block_n)

@@ -1,8 +1,7 @@
 """The device side of the batch-invariant matmul: one kernel for every tile shape, one epilogue.
 
-`_sum` is where bits are made: one chain of fp32 matrix-unit additions over increasing k. All the
-rest moves data. Launched by `matmul.py`, which also says why the result does not depend on the
-batch.
+`_sum` decides the bits: one chain of fp32 matrix-unit additions over increasing k. Everything else
+moves data. `matmul.py` launches it and says why the result does not depend on the batch.
 """
 
 from __future__ import annotations

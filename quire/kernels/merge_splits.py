@@ -1,9 +1,9 @@
 """Fold the split states that `paged_split.py` left in scratch into outputs.
 
 A program of a few query rows walks their splits left to right with the formula prefill uses in
-registers. Loads do not depend on the fold, so they are unrolled to overlap; the fold itself is
-two dependent instructions a split. Tiles of a single split, or of a single lane,
-were finished by the split kernel.
+registers. Loads do not depend on the fold, so they are unrolled to overlap; the fold itself is two
+dependent instructions a split. The split kernel has already finished tiles of a single split and
+tiles of a single lane.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def merge_splits(
     _, heads, head_dim = out.shape
     kv_heads = inputs.keys.shape[1]
     num_rows = heads * grid.tile_tokens
-    # Many tiles fill the chip with fewer programs, few want one row each.
+    # Many tiles fill the chip with several rows a program; few tiles need a program for each row.
     rows = min(8, triton.next_power_of_2(num_rows)) if grid.num_tiles >= MANY_TILES else 1
     unroll = unroll or min(32 // rows, triton.next_power_of_2(grid.max_splits))
     _launch(

@@ -60,14 +60,14 @@ def _softmax(logits, top, first, positions, scale, MASKED: gl.constexpr):
 
 @gluon.jit
 def _like(weight, x):
-    """weight [rows] as a column beside x [rows, columns]: the rows of all products lie alike."""
+    """weight [rows] as a column beside x [rows, columns]; all products share one row layout."""
     layout: gl.constexpr = gl.SliceLayout(1, x.type.layout)
     return gl.convert_layout(weight, layout, assert_trivial=True)[:, None]
 
 
 @gluon.jit
 def _fold_split(folded, state, scale):
-    """Fold the state of a finished split into that of those before it."""
+    """Fold the state of a finished split into the state of the splits before it."""
     old_top, old_total, old_acc = folded
     top, total, acc = state
     new_top, old, new = fold_weights(old_top, top, scale)
@@ -100,8 +100,10 @@ def _walk(
     shared, barriers, folded, state, p, tiles, positions, scale,
     MASKED: gl.constexpr, SPLIT_SIZE: gl.constexpr, OCTAVE: gl.constexpr,
 ):  # fmt: skip
-    """Extend the state by tiles [first, last), always one product behind: `p` are the weights of
-    the tile before, whose values the matrix units weigh while this tile's softmax is computed."""
+    """Extend the state by tiles [first, last), one product behind.
+
+    `p` are the weights of the previous tile: the matrix units multiply its values while the softmax
+    of this tile is computed."""
     query, ones, key_tiles, value_tiles = shared
     key_ready, key_free, value_ready, value_free = barriers
     top, total, acc = state
@@ -194,8 +196,9 @@ def _places(
     token, tokens, kv_head, WG: gl.constexpr, GROUP: gl.constexpr, KV_HEADS: gl.constexpr,
     HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Where a warpgroup's rows lie in [tokens, heads, dim], and which of them are there: row r is
-    query head r % GROUP of token r // GROUP."""
+    """Where a warpgroup's rows lie in [tokens, heads, dim], and which of them exist.
+
+    Row r is query head r % GROUP of token r // GROUP."""
     r = WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
     head = (token + r // GROUP).to(gl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + r % GROUP
@@ -210,7 +213,7 @@ def _consume(
     WG: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Attend rows [64 * WG, 64 * WG + 64) of the query tile."""
-    wait_for_inputs(EARLY)  # workers have not seen the wait of those that started them
+    wait_for_inputs(EARLY)  # each warpgroup must wait for itself
     q, out = pointers
     token, tokens, position = span
     ones, key_tiles, value_tiles = operands
@@ -284,7 +287,7 @@ _launch = Launcher(_hopper_kernel)
 
 
 class HopperPrefill:
-    """`prefill_attention` by this kernel."""
+    """`prefill_attention`, computed by this kernel."""
 
     def __init__(self) -> None:
         self._descriptor_of = KeptDescriptors(_descriptor)
@@ -300,7 +303,7 @@ class HopperPrefill:
     def __call__(
         self, q: Tensor, inputs: PagedInputs, tiles: Tensor, config: PagedConfig, out: Tensor
     ) -> None:
-        """Arguments as those of `prefill_attention`."""
+        """Takes the arguments of `prefill_attention`."""
         if tiles.shape[0] == 0:
             return
         _, kv_heads, page_size, head_dim = inputs.keys.shape

@@ -1,11 +1,11 @@
 """Decode attention over pages that many sequences share, read once for all of them.
 
-Sequences behind one long prefix have the same page ids in the front of their tables. Those that
-stand side by side in the batch form a company; for each split of keys that its members share, one
-program attends the queries of all of them, as a tile of prefill does, and leaves each member the
-same split state in scratch that `paged_split.py` would have left, to the bit. Who shares what is
-read from the page tables on the device, so a captured graph stays right as batches change.
-A page stands in two tables only behind equal prefixes, so one page id speaks for all before it.
+Sequences behind one long prefix have the same page ids at the front of their tables. Neighbours in
+the batch form a company. For each split of keys that the members share, one program attends the
+queries of all of them, as a tile of prefill does. It leaves each member the split state in scratch
+that `paged_split.py` would have left, to the bit. The device reads from the page tables who shares
+what, so a captured graph stays right as batches change. A page is in two tables only behind equal
+prefixes, so one equal page id means that all pages before it are equal too.
 """
 
 from __future__ import annotations
@@ -106,8 +106,9 @@ _launch = Launcher(_shared_kernel)
 
 
 def shared_attention(q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig) -> None:
-    """States of the shared splits of [seqs, heads, dim] queries, one each; `split_attention` with
-    `grid.company` set does the others."""
+    """Leave the states of the shared splits of [seqs, heads, dim] queries, one query a sequence.
+
+    `split_attention` with `grid.company` set does the other splits."""
     _, kv_heads, page_size, head_dim = inputs.keys.shape
     group = q.shape[1] // kv_heads
     assert grid.tiles is None and grid.company > 0, "sharing is for decode"

@@ -1,11 +1,10 @@
-"""Attention of few queries over a long context: each program takes one split of the keys.
+"""Attention of few queries over a long context: programs share out the splits of the keys.
 
-The parallel axis is (kv head, query tile, lane). The lanes of a tile share its splits, a run of
-neighbours each, and write each split's softmax state to fp32 scratch for `merge_splits.py`. Where
-tiles alone fill the chip there is one lane, which folds the splits in registers and writes the
-output itself. The grid is fixed by host integers and lengths are read on the device, so a captured
-graph stays right as contexts grow; lanes that find no split return. Many queries: see
-`paged_prefill.py`.
+The parallel axis is (kv head, query tile, lane). Each lane of a tile takes a run of neighbouring
+splits and writes their softmax states to fp32 scratch for `merge_splits.py`. Where tiles alone fill
+the chip there is one lane, which folds the splits in registers and writes the output itself. The
+grid follows from host integers and lengths are read on the device, so a captured graph stays right
+as contexts grow; lanes without a split return. For many queries see `paged_prefill.py`.
 """
 
 from __future__ import annotations
@@ -125,10 +124,10 @@ def sharers(
     COMPANY: tl.constexpr, COMPANY_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
     SPLIT_SIZE: tl.constexpr, OCTAVE: tl.constexpr,
 ):  # fmt: skip
-    """(members, their page, how many) of the company of `seq` that share this split.
+    """(which members of the company of `seq` share this split, their page, how many they are).
 
-    The split must lie wholly behind each member, with at least one key after it: then every
-    query sees all of it, and its state goes to scratch.
+    The split must end before each member's last key. Then every query sees all of it, and its
+    state goes to scratch.
     """
     first = seq // COMPANY * COMPANY
     member = first + tl.arange(0, COMPANY_PAD)
@@ -146,7 +145,7 @@ def sharers(
 
 @triton.jit
 def _leave(scratch, part, top, total, acc, is_row, keep, HEAD_DIM: tl.constexpr):
-    """Leave a split's state for `merge_splits.py`; part [BLOCK_M] are the places of its rows."""
+    """Store a split's state for `merge_splits.py`; part [BLOCK_M] are its rows in scratch."""
     acc_scratch, sums_scratch = scratch
     dims = tl.arange(0, acc.shape[1])
     tl.store(acc_scratch + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=keep)
@@ -156,7 +155,7 @@ def _leave(scratch, part, top, total, acc, is_row, keep, HEAD_DIM: tl.constexpr)
 
 @triton.jit
 def _answer(out, top, total, acc, sink, keep, scale, HAS_SINKS: tl.constexpr):
-    """Write what merging would: a single split's weight is exactly 1."""
+    """Write what merging would write: the weight of a single split is exactly 1."""
     if HAS_SINKS:
         total = with_sink(total, top, tl.load(sink), scale)
     tl.store(out, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
@@ -169,10 +168,10 @@ def _walk(
     BLOCK_N: tl.constexpr, SPLIT_SIZE: tl.constexpr, OCTAVE: tl.constexpr, STATES: tl.constexpr,
     WINDOW: tl.constexpr, CAP_SCALE: tl.constexpr, FOLDS: tl.constexpr,
 ):  # fmt: skip
-    """(place, top, total, acc) of the last split of a run, those before it left or folded in.
+    """(place, top, total, acc) of the last split of a run; earlier splits are stored or folded in.
 
-    One loop over all tiles, whatever split they are of: the loads of the next tiles are always on
-    their way. `page` are the ids of the first tile's."""
+    One loop covers the tiles of all splits, so the loads of the next tiles are always in flight.
+    `page` holds the page ids of the first tile."""
     oldest, low, high = borders
     BLOCK_M: tl.constexpr = query.shape[0]
     HEAD_PAD: tl.constexpr = query.shape[1]
@@ -267,7 +266,7 @@ def _split_kernel(
     pages = page_table + row.to(tl.int64) * table_stride
     n = low + tl.arange(0, BLOCK_N)
     page = tl.load(pages + n // PAGE_SIZE, mask=in_reach(n, oldest, high, WINDOW), other=0)
-    wait_for_last(EARLY)  # so far nothing of the chain was read
+    wait_for_last(EARLY)  # nothing that the chain writes was read so far
     if (split >= stop) if WALKS else (lane >= num_splits):
         return
 
@@ -334,7 +333,7 @@ def split_attention(
     group = q.shape[1] // kv_heads
     assert q.is_contiguous() and out.is_contiguous() and inputs.keys.is_contiguous()
     assert grid.tile_tokens * group <= config.split.block_m, f"{grid.tile_tokens=} {group=}"
-    # States of wide heads that are left within the loop would not find room beside its tiles.
+    # In one loop the states of wide heads would not fit beside its tiles.
     walks = grid.folds or (not grid.company and head_dim <= WIDEST_WALK)
     _launch(
         (kv_heads, grid.num_tiles, grid.lanes),
@@ -377,8 +376,9 @@ def split_attention(
 
 
 def _num_stages(grid: SplitGrid, kv_heads: int, head_dim: int, config: PagedConfig) -> int:
-    """One tile more on its way where only one or two programs share a multiprocessor; the memory
-    it takes would cost larger grids their third program."""
+    """Stages of the pipeline: one more where one or two programs share a multiprocessor.
+
+    In larger grids its memory would cost a multiprocessor its third program."""
     programs = grid.num_tiles * kv_heads
     is_few = grid.folds and config.programs // 2 < programs <= 2 * config.programs
     has_room = head_dim <= WIDEST_WALK and _is_large_chip()
@@ -387,7 +387,7 @@ def _num_stages(grid: SplitGrid, kv_heads: int, head_dim: int, config: PagedConf
 
 @cache
 def _is_large_chip() -> bool:
-    """Whether shared memory is that of Hopper, not of consumer chips, which have under a half."""
+    """Whether the chip has as much shared memory as Hopper; consumer chips have less than half."""
     if not torch.cuda.is_available():
         return False
     chip = torch.cuda.get_device_properties(torch.cuda.current_device())

@@ -1,11 +1,11 @@
 """Attention of single queries on Hopper: one warp copies keys and values, four warps compute.
 
-The arithmetic is that of `paged_split.py`, tile by tile and split by split, so the bits agree; only
-who does what differs. Two programs to a multiprocessor take items in turn, an item being what is a
-program there: (kv head, sequence, lane). The copies run ahead from one item to the next, so memory
-does not wait for programs to begin. Nor for the kernel before: no early kernel since the last plain
-launches wrote other keys than the newest (`early.py`), so the first tiles are asked for before the
-wait.
+The arithmetic is that of `paged_split.py`, tile by tile and split by split, so the bits agree. Only
+the division of labour differs. An item is (kv head, sequence, lane), which is one program there;
+here two programs to a multiprocessor take items in turn. Copies run ahead from one item to the
+next, so the memory stays busy while items change. It also stays busy while the kernel before ends:
+the first tiles are requested before the wait. That is safe because, since the last plain launches,
+early kernels have written no keys but the newest (`early.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["HopperSplit"]
 
 BLOCK_M, BLOCK_N = 16, TILE.value  # the tiles this kernel is laid out for
 PROGRAMS = 2 * MULTIPROCESSORS
-# Beyond, the many programs of `paged_split.py` hide each other's beginnings as well.
+# With more items the many programs of `paged_split.py` hide each other's start as well.
 MOST_ITEMS = 4 * PROGRAMS
 
 ROWS = gl.constexpr(BLOCK_M)
@@ -59,7 +59,7 @@ def _empty_state(HEAD_DIM: gl.constexpr):
 
 @gluon.jit
 def _fold_split(folded, state, scale):
-    """Fold the state of a finished split into that of those before it."""
+    """Fold the state of a finished split into the state of the splits before it."""
     old_top, old_total, old_acc = folded
     top, total, acc = state
     new_top, old, new = fold_weights(old_top, top, scale)
@@ -69,7 +69,7 @@ def _fold_split(folded, state, scale):
 
 @gluon.jit
 def _leave(scratch, part, state, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Leave a split's state for `merge_splits.py`, from place `part` on."""
+    """Store a split's state for `merge_splits.py`, from scratch row `part` on."""
     acc_scratch, sums_scratch = scratch
     top, total, acc = state
     r = gl.arange(0, ROWS, gl.SliceLayout(1, MMA))
@@ -105,8 +105,9 @@ def _walk(
     GROUP: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, SPLIT_SIZE: gl.constexpr,
     OCTAVE: gl.constexpr, FOLDS: gl.constexpr,
 ):  # fmt: skip
-    """(place, state) of the last split of [low, high), those before it left or folded in. `count`
-    tiles have been through the ring."""
+    """(place, state) of the last split of [low, high); earlier splits are stored or folded in.
+
+    `count` tiles have been through the ring so far."""
     key_tiles, value_tiles = tiles
     ready, free = barriers
     right: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
@@ -144,7 +145,7 @@ def _query_places(
     item, num_items, num_seqs, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Where the query heads of an item lie in [sequences, heads, dim], and which are there."""
+    """Where the query heads of an item lie in [sequences, heads, dim], and which of them exist."""
     r = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
     head = item % (KV_HEADS * num_seqs) * GROUP + r  # heads of a sequence follow one another
@@ -230,7 +231,7 @@ _launch = Launcher(_hopper_split_kernel)
 
 
 class HopperSplit:
-    """`split_attention` by this kernel, of single queries."""
+    """`split_attention` of single queries, computed by this kernel."""
 
     def __init__(self) -> None:
         self._descriptor_of = KeptDescriptors(_descriptor)
@@ -246,13 +247,13 @@ class HopperSplit:
         )
 
     def is_faster(self, inputs: PagedInputs, grid: SplitGrid) -> bool:
-        """Than `split_attention`, as measured on an H200."""
+        """Whether this kernel is faster than `split_attention`, as measured on an H200."""
         return _num_items(inputs, grid) <= MOST_ITEMS
 
     def __call__(
         self, q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig, out: Tensor
     ) -> None:
-        """Arguments as those of `split_attention`; follow with `merge_splits`."""
+        """Takes the arguments of `split_attention`; follow with `merge_splits`."""
         if grid.num_tiles == 0:
             return
         _, kv_heads, page_size, head_dim = inputs.keys.shape

@@ -23,8 +23,8 @@ from quire.kernels.splits import Splits, split_count, split_start
 LOG2_E = 1.4426950408889634
 _LOG2_E = tl.constexpr(LOG2_E)
 
-# Lanes of a lone request's heads take a 32nd of its context each on an H200: splits so long that
-# there are about as many cost no lane its work.
+# On an H200 each lane of a lone request takes a 32nd of its context. Splits may therefore grow with
+# the position: as long as about 32 remain, no lane is left without work.
 OCTAVE = 16
 
 # Small integer arrays are slices of larger uploads: compiling for their alignment would compile
@@ -53,7 +53,7 @@ class PagedConfig:
     # Split programs to aim for: lanes share out the splits of a context to get there.
     programs: int = 256  # two to a multiprocessor of an H200
     folds: bool = True  # a lane that has a tile to itself folds its splits, and nothing is merged
-    octave: int = 0  # splits while the position doubles, decides bits as well; 0: all of one size
+    octave: int = 0  # splits while the position doubles (decides bits too); 0: one size for all
 
     @property
     def splits(self) -> Splits:
@@ -90,8 +90,10 @@ def empty_state(BLOCK_M: tl.constexpr, HEAD_PAD: tl.constexpr):
 
 @triton.jit
 def tanh(products, CAP_SCALE: tl.constexpr):
-    """tanh(products * CAP_SCALE / 2 log2(e)). Caps stretch it fifty times and more, so near zero,
-    where the quotient has lost its digits, a polynomial takes over."""
+    """tanh(products * CAP_SCALE / 2 log2(e)).
+
+    Near zero the quotient loses digits, and caps of fifty and more magnify the error. So a
+    polynomial is used there."""
     x = products * (CAP_SCALE / (2 * _LOG2_E))
     u = x * x
     p = tl.fma(u, -0.00671510768, 0.0213668603)
@@ -196,7 +198,9 @@ def attend(
 
 @triton.jit
 def in_reach(n, oldest, last, WINDOW: tl.constexpr):
-    """Behind the window lie pages that were given back: their table entries are stale."""
+    """True where position n may be read.
+
+    Pages behind the window were given back, and their table entries are stale."""
     reach = n < last
     if WINDOW > 0:
         reach &= n >= oldest
@@ -292,8 +296,9 @@ def attend_split(
 
 @triton.jit
 def fold_weights(top, split_top, scale):
-    """Running max after a split, and what the running and the split's sums are scaled by. A split
-    without keys (split_top = -inf) gets weight 0 and leaves the other at exactly 1."""
+    """(new running max, weight of the running sums, weight of the split's sums).
+
+    A split without keys (split_top = -inf) gets weight 0 and leaves the other at exactly 1."""
     new_top = tl.maximum(top, split_top)
     ref = tl.where(new_top == float("-inf"), 0.0, new_top)
     return new_top, tl.exp2((top - ref) * scale), tl.exp2((split_top - ref) * scale)
@@ -306,6 +311,8 @@ def fold(old, old_weight, new, new_weight):
 
 @triton.jit
 def with_sink(total, top, sink, scale):
-    """The row sum once a head's sink has taken its share. The state's max need not follow: a sink
-    so far above it that the share overflows leaves the values nothing, as it should."""
+    """The row sum with a head's sink added.
+
+    The row max stays as it is. If the sink lies so far above it that its share overflows, the
+    weights of all values become 0, which is right."""
     return total + tl.exp2(tl.fma(sink, _LOG2_E, top * -scale))

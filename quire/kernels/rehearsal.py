@@ -1,11 +1,10 @@
-"""Rehearsal: go through a piece of work without its kernels, and compile those side by side.
+"""Rehearsal: run a piece of work without launching its kernels, and compile them side by side.
 
-A kernel compiled when it is first launched keeps everybody waiting; a first start needs some
-twenty, a second each. Inside `with rehearsal():` launchers launch nothing. Those that miss a
-variant hand it to threads, which compile it, mostly outside the interpreter's lock; when all are
-there the block ends with loading them, one after the other. What kernels would have written stays
-as it was: a rehearsal's results mean nothing, and its plain torch operations must not follow them
-as indices.
+A first start compiles some twenty kernels, and each takes about a second. Inside
+`with rehearsal():` launchers launch nothing. A launcher without the right variant hands it to
+threads, which compile it, mostly outside the interpreter's lock. At the end of the block all are
+loaded, one after the other. Kernels write nothing in a rehearsal. So its results mean nothing, and
+its plain torch operations must not use them as indices.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["Memory", "Rehearsal", "current_rehearsal", "outline", "rehearsal"]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where a tensor lies: what compilers and descriptors ask of it, without keeping it alive."""
+    """A tensor's address and dtype, for compilers and descriptors; does not keep it alive."""
 
     address: int
     dtype: torch.dtype
@@ -58,15 +57,16 @@ class Rehearsal:
         compile_it: Callable[[], Any],
         keep: Callable[[Any], None],
     ) -> None:
-        """`keep` gets what `compile_it` returns, in this thread when all are compiled. Keys that
-        may stand for the same compiled `kernel` take turns: the first compiles it, which is no
-        single step, the others find it there."""
+        """`keep` gets what `compile_it` returns, in this thread, once everything is compiled.
+
+        Keys of the same `kernel` take turns: the first one compiles it, the others find it on
+        disk. Compiling is not atomic, so they must not run at once."""
         if key not in self.jobs:
             lock = self.locks.setdefault(kernel, Lock())
             self.jobs[key] = self.threads.submit(_alone, lock, compile_it), keep
 
     def settle(self) -> None:
-        """Until no thread is at work."""
+        """Wait until no thread is at work."""
         wait(job for job, _ in self.jobs.values())
 
 

@@ -72,7 +72,7 @@ def _constants(width: int, adds: bool) -> Mapping[str, object]:
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Norm of [tokens, width] rows x + residual times weight, and that sum (x itself without)."""
+    """(norm(x + residual) * weight, x + residual) of [tokens, width] rows; no residual: x alone."""
     tokens, width = x.shape
     assert x.stride(1) == 1 and weight.is_contiguous(), f"{x.shape=} {x.stride()=}"
     assert weight.dtype in (x.dtype, torch.float32), f"{weight.dtype=} {x.dtype=}"

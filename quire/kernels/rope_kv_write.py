@@ -2,7 +2,7 @@
 
 Optionally normalises each query and key head (Qwen3), rotates the first `rot_dim` dimensions of
 queries and keys, writes queries densely and keys and values straight into their pages. A program
-takes a few heads of one token, whatever they are, so a single decode still fills some SMs.
+takes a few heads of one token, be they of q, k or v, so even one decode fills some SMs.
 Rotation is half-split: dimension d pairs with d + rot_dim / 2. Rounds once, after the rotation;
 cos and sin are rounded to the model's dtype first, as Hugging Face does. Norms round as those in
 `rms_norm.py`: twice with weights of the model's dtype, once with weights in fp32.
@@ -48,7 +48,7 @@ class HeadNorm:
 
 @triton.jit
 def _weights(q_weight, k_weight, dims, keep, is_q):
-    """[heads, dims] of the norm, by what a head is."""
+    """[heads, dims] norm weights: those of q or of k, by head."""
     wq = tl.load(q_weight + dims, mask=keep, other=0.0)[None, :]
     wk = tl.load(k_weight + dims, mask=keep, other=0.0)[None, :]
     return tl.where(is_q, wq, wk)
@@ -125,7 +125,7 @@ def _rope_kv_write_kernel(
             _weights(q_weight, k_weight, HALF + half, is_half, is_q),
             _weights(q_weight, k_weight, rest, is_rest, is_q),
         )
-    wait_for_last(EARLY)  # so far nothing of the chain was read
+    wait_for_last(EARLY)  # nothing that the chain writes was read so far
     source = qkv + token * qkv_stride + head[:, None] * HEAD_DIM  # [BLOCK_H, 1]
     low = tl.load(source + half[None, :], mask=is_head & is_half[None, :], other=0.0)
     high = tl.load(source + HALF + half[None, :], mask=is_head & is_half[None, :], other=0.0)

@@ -2,9 +2,9 @@
 
 A *pair* is one visit of a token to an expert, numbered token by token. `route` picks the experts,
 `sort_pairs` groups the pairs by expert for `grouped_matmul.py`, `combine` adds up what came back.
-Every shape and grid follows the numbers of tokens and experts alone, never what was routed where,
-and nothing waits for the host: all of it may be captured in a graph. No atomics, so that the same
-step always leaves the same order.
+Every shape and grid follows from the numbers of tokens and experts alone, never from the routing,
+and nothing waits for the host: all of it may be captured in a graph. There are no atomics, so the
+same step always gives the same order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HIDDEN_BLOCK = 1024
 
 
 class SortedPairs(NamedTuple):
-    """Pairs by expert, in token order within one. Expert e's start after all of those before e."""
+    """Pairs sorted by expert, then by token; expert e's pairs follow those of experts below e."""
 
     pairs: Tensor  # [pairs] int32
     counts: Tensor  # [experts] int32
@@ -56,8 +56,10 @@ def _best(values, index, NUM: tl.constexpr):
 def _in_best_groups(
     choice, expert, NUM: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BEST: tl.constexpr
 ):
-    """Scores with the experts of all but the best groups ruled out; a group is worth the sum of its
-    BEST best. The worth is kept once for each expert of a group, so that no shape is special."""
+    """Scores, with -inf for the experts outside the best groups.
+
+    The worth of a group is the sum of its BEST best scores. It is kept once for each expert of the
+    group, so that all tensors have one shape."""
     size: tl.constexpr = NUM // GROUPS
     group = expert // size
     worth = tl.full(choice.shape, float("-inf"), tl.float32)

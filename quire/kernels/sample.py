@@ -3,10 +3,10 @@
 Programs own one tile of one row, so a single row fills the device; tiles depend on V alone. A row
 without filters takes two launches: each tile finds its first arrival (`sample_race.py`), then the
 row takes the earliest. With filters there are four: group statistics, a bound on how far the edge
-can lie, the few tokens within it, and an exact search among those (`sample_search.py`; the whole
-row when they are many). The last launch also stores the token where the next step will read it.
-Sums are over integers, masses in fixed point, so neither atomics nor splits can change a bit, and
-`enable_fp_fusion` is off so neither can a recompilation.
+can lie, the few tokens within it, and an exact search among them (`sample_search.py`; among the
+whole row when they are many). The last launch also stores the token where the next step reads it.
+Sums are over integers and masses are in fixed point, so neither atomics nor splits change a bit.
+`enable_fp_fusion` is off, so recompiling does not change one either.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ _BOUND_STEPS = tl.constexpr(14)
 
 @dataclass(frozen=True, slots=True)
 class DrawArgs:
-    """How to draw, and where to: columns of a table work but cost a copy each.
+    """How to draw, and where the tokens go. Tensors that are not contiguous cost a copy each.
 
     With `rows` and `table`, which go together, sample i is row rows[i] of lasting tables: its
-    wishes are there in the columns, and its token goes to table[rows[i], positions[i]] too.
+    settings are at index rows[i] of the columns, and its token goes to table[rows[i],
+    positions[i]] too.
     """
 
     temperature: Tensor  # [S], or [N] with rows, f32; < GREEDY_BELOW means argmax
@@ -67,7 +68,7 @@ def _is_narrow(own, temperature, top_k, top_p, min_p, vocab_size):
 
 @triton.jit
 def _own_row(rows, row, HAS_ROWS: tl.constexpr):
-    """Where the columns speak of this row."""
+    """The index of this sample's settings in the columns."""
     own = row
     if HAS_ROWS:
         own = tl.load(rows + row)
@@ -185,7 +186,10 @@ def _gather_near(
 
 @triton.jit
 def _earliest(tiles, num_tiles, temperature, PAD: tl.constexpr):
-    """Of one row: `tiles` are its best logits, how far behind them its arrivals lie, its tokens."""
+    """The token that arrives first in one row.
+
+    `tiles` is (best logit of each tile, offset from there to each tile's first arrival, token of
+    each arrival)."""
     bests, to_firsts, owners = tiles
     at = tl.arange(0, PAD)
     inside = at < num_tiles

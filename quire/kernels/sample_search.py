@@ -1,7 +1,7 @@
 """Where a row's survivors end: an exact search among the tokens that a bound has left.
 
-Device functions only, for the last pass of `sample.py`. Bisection on integers of the same order as
-the distances, sums over integers and masses in fixed point: no order of summation can change a bit.
+Device functions only, for the last pass of `sample.py`. The search bisects integers that sort like
+the distances. Sums are over integers and masses in fixed point, so their order changes no bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NO_TOKEN = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def _load_chunk(start, among, CHUNK: tl.constexpr):
-    """Ids, distances, and distances as integers of the same order; infinity is not a member.
+    """Ids, distances, and distances as integers that sort alike; infinity marks tokens left out.
 
     `among` says which tokens of a row are searched: (how many, the row's logits, its listed ids,
     whether to take all tokens instead, the best logit, temperature, the farthest distance).

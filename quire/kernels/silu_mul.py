@@ -1,5 +1,5 @@
-"""The gate of a gated MLP: silu of the first half of each row times the second half, or another
-activation in silu's place.
+"""The gate of a gated MLP: an activation (silu by default) of the first half of each row, times the
+second half.
 
 Elementwise, so batch shape cannot change a bit. Rounds the activation to the input dtype before
 the product, as the unfused modules do.

@@ -1,9 +1,9 @@
 """Where the splits of a context begin: a function of the position alone, on host and device.
 
-The first `2 * octave` splits have `size` keys each; from there on lengths double whenever the
-position does, so that between p and 2 p there are always `octave` of them. A long context is shared
-out in long stretches anyway, and what is left to merge grows with its logarithm. With an octave of
-0 all splits have the same size.
+The first `2 * octave` splits have `size` keys each. After that the length doubles whenever the
+position does, so there are always `octave` splits between p and 2 p. The lanes of a long context
+take long stretches anyway, and the number of states to merge grows only with its logarithm. With an
+octave of 0 all splits have the same size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-DOUBLINGS = 10  # at most: splits of 512 keys end up with half a million
+DOUBLINGS = 10  # at most: splits of 512 keys grow to half a million keys
 _DOUBLINGS = tl.constexpr(DOUBLINGS)
 
 _Ints = NDArray[np.signedinteger[Any]]

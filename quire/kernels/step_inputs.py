@@ -1,10 +1,10 @@
-"""A step's inputs in one launch: who feeds which position -> everything a layer reads of a token.
+"""A step's inputs in one launch: (row, position) of each token -> all that a layer reads of it.
 
 Token ids and pages are looked up in the rows' tables; positions become slots in every layer group.
-It is the first kernel of a captured decode step, in place of some fifteen of torch's, each of which
-takes longer to launch than to run. Programs own a run of tokens and one group; the first group's
-also write what all groups share. The launch is a plain one, and so is the next: kernels further
-down may read these positions, slots and lengths before they wait for anything (`early.py`).
+It is the first kernel of a captured decode step and replaces some fifteen of torch's, each of which
+takes longer to launch than to run. A program owns a run of tokens in one group; those of the first
+group also write what all groups share. This launch and the next one are plain, so later kernels may
+read these positions, slots and lengths before their wait (`early.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which products of a few rows stream their weights, and in what portions, as plain data.
+"""Which products of few rows stream their weights, and in what sizes, as plain data.
 
-The kernel is in `stream_matmul.py`. No portion changes a bit of the result. The numbers were found
-by timing whole decode steps on an H200, because what a product takes depends on its neighbours:
-they start while it ends, and share a multiprocessor with it if their memory fits.
+The kernel is in `stream_matmul.py`. No size changes a bit of the result. The numbers were found by
+timing whole decode steps on an H200, because a product's time depends on its neighbours: they start
+while it ends, and share a multiprocessor with it if their memory fits.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _TILE = 64  # weight rows of the matrix instruction
 _FEW_ROWS = 32  # of x
 _LEAST_NARROW = 1024  # weight rows, for more than a few rows of x
 _ROW_UNIT, _LEAST_ROWS = 8, 32  # weight rows a program owns: a multiple, and no fewer
-# Multiprocessors that a widening product leaves alone if it can, for so many rows of x: where it is
-# a projection to heads, attention starts its few programs while the product ends.
+# Up to a few rows of x, a product with more outputs than inputs leaves some multiprocessors idle.
+# It is usually a projection to heads, and attention starts its few programs there while it ends.
 _LEFT_ALONE, _LEFT_ALONE_ROWS = 28, 4
 
 
@@ -35,7 +35,7 @@ class StreamConfig:
     tile: int = _TILE  # weight rows of a stage: 64, 128 or 256, no fewer than `rows`
 
 
-# For more than a few rows of x. Padding takes the copy engine longer than rows that are there, so
+# For more than a few rows of x. The copy engine takes longer for padding than for real rows, so
 # larger batches must nearly fill their tile. With a gate the library needs a second kernel.
 _WIDE_ROWS = (  # (rows of x from, to, only with a gate, portions)
     (33, 64, False, StreamConfig(128, 64, 128, 4, 2, 128)),
@@ -48,8 +48,9 @@ _OF_128_ROWS, _OF_128_FROM = StreamConfig(_TILE, 128, 64, 8, 4), 121
 
 @cache
 def pick_stream(m: int, n: int, k: int, gated: bool) -> StreamConfig | None:
-    """For m rows of x, at most `MOST_ROWS`, and a weight of n rows and k columns; None: not with
-    this kernel."""
+    """The config for m rows of x, at most `MOST_ROWS`, and a weight of n rows and k columns.
+
+    None: another kernel is faster, or this one cannot."""
     if k % 128:
         return None
     if m <= _FEW_ROWS:
@@ -74,8 +75,8 @@ def _for_wide(m: int, n: int, k: int, gated: bool) -> StreamConfig | None:
 
 
 def _for_narrow(m: int, n: int, k: int) -> StreamConfig | None:
-    """Small weights in 64 x 64 tiles; others if their tiles take one round and padding is little,
-    with rows dealt out evenly as long as one tile holds x."""
+    """Small weights stream in 64 x 64 tiles. Others stream if their tiles take one round and
+    padding is little; as long as one tile holds x, their rows are dealt out evenly."""
     if n < _LEAST_NARROW or k < 1024:
         return None
     if n * k <= SMALL:
@@ -89,7 +90,7 @@ def _for_narrow(m: int, n: int, k: int) -> StreamConfig | None:
 
 
 def _fits(config: StreamConfig, n: int, k: int) -> bool:
-    """Whether a wide weight in such tiles leaves at most a fifth of the chip idle."""
+    """Whether this config leaves at most a fifth of the chip idle for a wide weight."""
     if n < WIDE or n % config.tile or k < config.num_stages * config.block_k:
         return False
     tiles = n // config.tile
@@ -97,8 +98,10 @@ def _fits(config: StreamConfig, n: int, k: int) -> bool:
 
 
 def _stages(block_m: int, n: int, k: int) -> tuple[int, int, int]:
-    """(columns of a stage, stages, of these ahead). More ahead would slow down what comes before,
-    and a projection to heads leaves room on its multiprocessors for attention."""
+    """(columns of a stage, stages, stages requested before the wait).
+
+    Requesting more before the wait would slow down the kernel before. A projection to heads takes
+    smaller stages, which leaves room on its multiprocessors for attention."""
     is_to_heads = k < n <= 3 * k
     if is_to_heads or k % 256:
         return 128, 7, 4
@@ -106,11 +109,10 @@ def _stages(block_m: int, n: int, k: int) -> tuple[int, int, int]:
 
 
 def _own_rows(m: int, n: int, k: int) -> int | None:
-    """A program for every multiprocessor, each with as many of the weight's rows; None: no number
-    of them divides n.
+    """Weight rows of a program, so that nearly every multiprocessor gets one; None: no number fits.
 
-    Where programs are fewer, some multiprocessors idle, and some choices of them share a way to
-    memory: the same product then takes 42 or 59 us.
+    With fewer programs some multiprocessors idle. Which ones is left to chance, and some choices
+    seem to share a path to memory: the same product then takes 42 or 59 us.
     """
     places = MULTIPROCESSORS - (_LEFT_ALONE if m <= _LEFT_ALONE_ROWS and n > k else 0)
     fewest = min(_TILE, max(_LEAST_ROWS, -(-n // (places * _ROW_UNIT)) * _ROW_UNIT))
@@ -118,8 +120,10 @@ def _own_rows(m: int, n: int, k: int) -> int | None:
 
 
 def boxes_of(rows: int) -> tuple[int, int]:
-    """Heights of the one or two boxes that copy so many rows, powers of two; 0: no second box.
-    What reaches past the rows is not read, yet takes the copy engine longer than rows would.
+    """Heights of the one or two boxes that copy `rows` rows, powers of two; 0: no second box.
+
+    A box may reach past the rows. Nothing is read there, yet the copy engine takes longer for it
+    than for real rows.
 
     >>> boxes_of(32), boxes_of(40), boxes_of(48), boxes_of(56)
     ((32, 0), (32, 8), (32, 16), (64, 0))

@@ -1,11 +1,11 @@
 """Matmul of few rows on Hopper: weights stream through shared memory, the first of them early.
 
-A product of few rows takes as long as reading its weight. Kernels that start early wait for the
-one before and only then begin to read; here a program asks the copy engine for its first tiles of
-the weight, which no kernel of the step writes, and waits after that: the memory stays busy through
-the norms and attention between products. The sum is that of `matmul_kernel.py`, one chain of fp32
-matrix-unit additions over increasing k, so the bits are the same. Portions are chosen in
-`stream_configs.py`.
+A product of few rows takes as long as reading its weight. Other kernels that start early wait for
+the kernel before and only then begin to read. Here a program first asks the copy engine for its
+first tiles of the weight, which no kernel of the step writes, and waits after that. So the memory
+stays busy through the norms and attention between products. The sum is that of `matmul_kernel.py`,
+one chain of fp32 matrix-unit additions over increasing k, so the bits are the same. Sizes are
+chosen in `stream_configs.py`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def _make_ring(
     w, w_rest, STAGES: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr,
     BLOCK_K: gl.constexpr,
 ):  # fmt: skip
-    """(boxes of w, boxes of w_rest, tiles of x, tiles of w, barriers), a barrier a stage. The boxes
-    and the tiles of w are the same memory."""
+    """(boxes of w, boxes of w_rest, tiles of x, tiles of w, one barrier for each stage).
+
+    The boxes and the tiles of w are the same memory."""
     flat: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     deep: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=3)
     CELLS: gl.constexpr = STAGES * TILE * BLOCK_K
@@ -58,9 +59,10 @@ def _make_ring(
 
 @gluon.jit
 def _ask_weight(w, ring, tile, stage, k, BLOCK_K: gl.constexpr, BYTES: gl.constexpr):
-    """Ask for a tile of the weight as [programs, rows, k]: one box, or two above each other in
-    every band. Boxes that are lower than the tile leave what lies below them as it is; the matrix
-    units multiply that too, and nothing comes of it. BYTES: all that the stage waits for."""
+    """Ask for a tile of the weight as [programs, rows, k]: one or two boxes in every band.
+
+    Boxes may be lower than the tile. The matrix units then multiply stale memory below them, and
+    those results are never stored. BYTES is all that the stage waits for."""
     first, rest = w
     first_boxes, rest_boxes, _, tiles, ready = ring
     TILE: gl.constexpr = tiles.shape[1]
@@ -119,7 +121,7 @@ def stream_matmul_kernel(
     GATE: gl.constexpr, EARLY: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
-    tile = gl.program_id(0) // M_TILES  # those of one weight tile side by side share it in L2
+    tile = gl.program_id(0) // M_TILES  # programs of one weight tile are neighbours: L2 shares it
     m_start = gl.program_id(0) % M_TILES * BLOCK_M
     ring = _make_ring(w, w_rest, STAGES, TILE, BLOCK_M, BLOCK_K)
     HAS_REST: gl.constexpr = w_rest.block_shape[1] < w.block_shape[1]
@@ -128,7 +130,7 @@ def stream_matmul_kernel(
     BYTES: gl.constexpr = OF_TILE + x.block_type.nbytes
     for i in gl.static_range(AHEAD):
         _ask_weight((w, w_rest), ring, tile, i, i * BLOCK_K, BLOCK_K, BYTES)
-    wait_for_last(EARLY)  # so far nothing of the chain was read
+    wait_for_last(EARLY)  # nothing that the chain writes was read so far
     for i in gl.static_range(STAGES):
         if i >= AHEAD:
             _ask_weight((w, w_rest), ring, tile, i, i * BLOCK_K, BLOCK_K, BYTES)
@@ -166,7 +168,7 @@ class StreamMatmul:
         torch.cuda.current_stream(w.device).synchronize()
 
     def pick(self, m: int) -> StreamConfig | None:
-        """The portions for m rows, if this kernel takes them."""
+        """The config for m rows; None: this kernel does not take them."""
         if m > MOST_ROWS:
             return None
         return pick_stream(m, *self.w.shape, self.gate is not None)
@@ -177,7 +179,7 @@ class StreamMatmul:
         assert x.dtype == self.w.dtype and k == self.w.shape[1], f"{x.dtype=} {x.shape=}"
         assert x.is_contiguous() and out.stride(1) == 1, f"{x.stride()=} {out.stride()=}"
         assert n % config.rows == 0 and k % config.block_k == 0, f"{n=} {k=} {config=}"
-        # A copy that nobody waits for would outlive the program, and one stage is never free.
+        # Every copy must be waited for, or it outlives the program; one stage is always in use.
         num_tiles = k // config.block_k
         assert min(2, num_tiles) <= config.num_stages <= num_tiles, f"{k=} {config=}"
         m_tiles = ceil_div(m, config.block_m)
@@ -221,7 +223,7 @@ class StreamMatmul:
         return found
 
     def _describe(self, rows: int, height: int, width: int) -> TensorDescriptor:
-        """Rows of one program are a plane of their own, so a box cannot reach into the next."""
+        """Each program's rows are a plane of their own, so a box cannot reach into the next one."""
         n, k = self.w.shape
         return TensorDescriptor(
             Memory(self.w.data_ptr(), self.w.dtype),

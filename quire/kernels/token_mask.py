@@ -1,4 +1,4 @@
-"""Bits to -inf: ban every token whose bit is not set, in the rows that have bits.
+"""Token masks: write -inf for every token whose bit is not set, in the rows that have a mask.
 
 The mask is [masks, ceil(vocab / 32)] int32, least significant bit first; mask i belongs to row
 `rows[i]` of the logits. Rows without a mask are not read.

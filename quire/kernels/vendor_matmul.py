@@ -22,39 +22,42 @@ __all__ = ["agrees", "forbid_split_k", "is_faster", "vendor_matmul"]
 
 _CHECKED_ROWS = (72, 200, 520, 2048)
 _CHECKED_IF_DEEP = (24, 48)
-# Narrower or ragged weights, and rows that are not aligned, take older kernels of the library at
-# some sizes, which sum in another order.
+# For narrower or ragged weights and for misaligned rows the library uses older kernels at some
+# sizes, which sum in another order.
 _LEAST_ROWS, _ROW_UNIT = 512, 64
 
 
 def is_faster(m: int, n: int, k: int, gated: bool) -> bool:
-    """As measured on an H200 (`benchmarks/gpu_matmul.py`)."""
+    """Whether the library is faster, as measured on an H200 (`benchmarks/gpu_matmul.py`)."""
     if gated and 192 < m <= 256 and _gate_pays(m, n):
         return False
     if m > 128:
         return True
     if m > 64:
         return n * k > SMALL or not fits_one_round(m, n)
-    # Hopper streams most weights up to 32 rows of x, some up to 256 (`stream_configs.py`), and does
-    # not ask for those.
+    # On Hopper most weights stream up to 32 rows of x and some up to 256 (`stream_configs.py`).
+    # Those never get here.
     return m > 16 and not gated and _is_deep(n, k)
 
 
 def _is_deep(n: int, k: int) -> bool:
-    """Long sums, and so few of them that our tiles leave half of the chip idle. The library's are
-    narrower; below 4,096 it has none that are quick."""
+    """Whether sums are long and so few that our tiles leave half of the chip idle.
+
+    The library has narrower tiles. Below 4,096 weight rows none of them is quick."""
     return n >= 4096 and k >= 3 * n
 
 
 def _gate_pays(m: int, n: int) -> bool:
-    """Our kernel applies the gate on the way out, which saves a pass over its output: worth it for
-    small products, and for large ones if two rows of tiles leave little of the chip idle."""
+    """Whether our kernel wins because it applies the gate itself and so saves a pass.
+
+    It does for small products, and for large ones if two rows of tiles leave little of the chip
+    idle."""
     rounds, full = rounds_of(m, n)
     return rounds < 1 or (m > 224 and full / rounds > 0.8)
 
 
 def forbid_split_k() -> None:
-    """For the whole process: torch has no finer switch."""
+    """Forbid split-k in the whole process: torch has no finer switch."""
     if torch.backends.cuda.preferred_blas_library() != torch._C._BlasBackend.Cublaslt:
         torch.backends.cuda.preferred_blas_library("cublaslt")
     settings = torch.backends.cuda.matmul
@@ -70,8 +73,10 @@ def vendor_matmul(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> Ten
 
 
 def _spread(rows: int, w: Tensor, random: torch.Generator) -> Tensor:
-    """Inputs for w over several orders of magnitude: another order of sums then rounds otherwise
-    often enough to show in a narrow product too."""
+    """Inputs for w over several orders of magnitude.
+
+    A different order of additions then changes the rounding often enough to show even in a narrow
+    product."""
     x = torch.empty(rows, w.shape[1], dtype=w.dtype, device=w.device)
     scale = torch.empty_like(x).normal_(generator=random).exp_()
     return x.normal_(generator=random).mul_(scale)

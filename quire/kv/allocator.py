@@ -4,8 +4,8 @@ A page is in exactly one of three states:
     live    some request holds it (refs > 0); it may also be published in the prefix tree
     cached  nobody holds it, the prefix tree still knows its content; oldest evicted first
     empty   nobody holds it and nobody knows its content
-It decides nothing about content: `prefix.py` is told through `on_evict` when a cached page goes,
-and names the pages that lose their worth with it. Which layer group uses a page is no matter here.
+It decides nothing about content. When a cached page is evicted, `on_evict` tells `prefix.py`, which
+names the pages that are useless without it. Which layer group uses a page does not matter here.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PageAllocator:
         return page
 
     def take_many(self, count: int) -> list[int]:
-        """As many calls of `take` would give, in their order."""
+        """What `count` calls of `take` would return, in their order."""
         taken: list[int] = []
         empty, refs = self._empty, self.refs
         while (missing := count - len(taken)) > 0:
@@ -81,7 +81,7 @@ class PageAllocator:
         return taken
 
     def _unpublish(self, page: int) -> None:
-        """A page left the cache: tell the tree, and empty what is worthless without it."""
+        """A page left the cache: tell the tree, and empty the pages that are useless without it."""
         node = self.node_of[page]
         assert node is not None, f"cached page {page} has no node"
         self.node_of[page] = None
@@ -111,7 +111,7 @@ class PageAllocator:
             self._cached[page] = None
 
     def drop_many(self, pages: Iterable[int]) -> None:
-        """As many calls of `drop`, in this order."""
+        """`drop` for each page, in this order."""
         refs, node_of, empty, cached = self.refs, self.node_of, self._empty, self._cached
         for page in pages:
             left = refs[page] = refs[page] - 1

@@ -25,8 +25,9 @@ def check(kv: KVManager) -> None:
 
 
 def check_in_slices(kv: KVManager) -> Iterator[None]:
-    """The same a few milliseconds at a time: a full pool takes a hundred. When something else is
-    to be done between two slices, drop the rest and begin anew later: the pages will differ."""
+    """The same check, a few milliseconds at a time: a full pool takes a hundred.
+
+    If anything changes the pages between two slices, drop the iterator and begin again later."""
     _check_counts(kv)
     yield
     for held in kv.look().values():

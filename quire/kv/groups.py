@@ -1,9 +1,9 @@
 """LayerGroups: which layers share a page table, and what a request holds in each table.
 
-Layers that see equally far back are put into groups of equal size. A page is then the same bytes
-in every group: it has one *place* for each layer of a group, so one pool and one allocator serve
-them all, and a windowed group gives its pages back as the window moves on while a full one keeps
-them. A group that is not full leaves a place of its pages unused; `layer_groups` keeps those few.
+Layers that see equally far back are put into groups of equal size. A page then has the same size
+in every group: one *place* for each layer of a group. So one pool and one allocator serve all
+groups. A windowed group gives its pages back as the window moves on, while a full one keeps them. A
+group with too few layers leaves places of its pages unused; `layer_groups` keeps those few.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 Window = int | None  # how many last positions a layer sees, its own included; None: all
 
 MAX_GROUPS = 8  # each costs a page table, a plan a step and a look at every reservation
-FULL_WEIGHT = 8  # a place of a full group costs a long context, that of a windowed one a window
+FULL_WEIGHT = 8  # an unused place costs a whole context in a full group, a window elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ def _cost(kinds: dict[Window, list[int]], size: int) -> tuple[bool, int, int]:
 
 
 def kept_window(window: int, page_size: int) -> int:
-    """Positions that stay behind a request's newest.
+    """How many positions a request keeps behind its newest one.
 
-    More than a page, however short the window: the last published page is then always held, also
-    by a request that copies its newest one, and with it the path in the prefix tree.
+    More than a page, however short the window. The request then always holds the last published
+    page, even when it copies its newest one, and with it its path in the prefix tree.
     """
     return max(window, page_size + 1)
 
@@ -99,8 +99,8 @@ def kept_window(window: int, page_size: int) -> int:
 def first_column(position: int, window: int, page_size: int) -> int:
     """The first column that a request at this position still holds.
 
-    One position more than the next query sees: whoever finds a whole prompt in the cache computes
-    its last token again, and that one sees one position further back.
+    It keeps one position more than the next query sees. A request that finds its whole prompt in
+    the cache computes the last token again, and that token sees one position further back.
     """
     return max(0, position - kept_window(window, page_size)) // page_size
 
@@ -115,7 +115,7 @@ class PageNeeds:
 
     page_size: int
     windows: tuple[Window, ...] = (None,)
-    max_inflight: int = 1  # tokens that it may have in steps launched and not settled
+    max_inflight: int = 1  # most tokens of a request in steps that are launched and not settled
 
     def of(self, num_tokens: int) -> int:
         return sum(self.in_group(window, num_tokens) for window in self.windows)

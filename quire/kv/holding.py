@@ -1,6 +1,6 @@
-"""Holding: what one running request has of the pages. CacheCounts: what became of all of them.
+"""Holding: the pages of one running request. CacheCounts: totals over all requests.
 
-Records of `manager.py`, which alone changes them; `check.py` says what must be true of them.
+Only `manager.py` changes these records; `check.py` says what must be true of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Holding:
     next_edge: int = 0  # computed tokens at which `commit` has something to do again
 
     def pages(self) -> list[int]:
-        """All that are held, shallow ones first."""
+        """All pages that are held, the shallowest first."""
         if len(self.tables) == 1:
             return self.tables[0][self.firsts[0] :]
         columns = max(map(len, self.tables))

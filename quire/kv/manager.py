@@ -9,7 +9,8 @@ Why leaves are always evicted first: a request holds every page of its own prefi
 so a live page has live ancestors; `release` drops the deepest page first, so in the LRU order a
 child is always older than its parent. Publishing content that another page already holds would
 break the first half (we would hold the copy, not the ancestor in the tree), so `commit` swaps to
-the tree's page. Whoever holds a page of a node in one group holds that node's full pages too.
+the tree's page. A request that holds a node's page in one group also holds that node's pages in all
+full groups.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WORTH_SHARING = 512  # leading tokens in common from which decodes attend them t
 ITEM = 4  # bytes of one token id in the hashed stream
 NEVER = 1 << 62  # a position no request reaches
 
-# PageWrite of a tuple of its fields, at half the price: a long prompt stages hundreds.
+# Makes a PageWrite from a tuple in half the time: a long prompt stages hundreds.
 _page_write: Callable[[tuple[int, int, int, int]], PageWrite] = partial(tuple.__new__, PageWrite)
 
 
@@ -101,7 +102,7 @@ class KVManager:
         return path[:longest]
 
     def _adopt(self, request: Request, held: Holding, end: int) -> None:
-        """Hold these pages, less those that nobody needs from position `end` on."""
+        """Hold these pages, except those that no query from position `end` on can see."""
         self._held[request.id] = held
         if end == 0:
             return
@@ -124,7 +125,7 @@ class KVManager:
         return child.num_prompt - 1
 
     def _can_fork(self, parent: Request, source: Holding) -> bool:
-        """Whether the parent still holds all that a sibling at the prompt's end would read."""
+        """Whether the parent still holds every page that a sibling at the prompt's end reads."""
         if parent.num_computed < parent.num_prompt:
             return False
         end, size = parent.num_prompt, self.page_size
@@ -136,8 +137,8 @@ class KVManager:
     def reserve(self, request: Request, start: int, upto: int, ahead: int = 0) -> bool:
         """Make positions [start, upto) writable: new pages, and copies of shared ones.
 
-        All groups or none; False when the pool cannot give enough pages. Full groups are given
-        pages up to `ahead` at once; windowed ones must only be able to get there.
+        All groups or none; False when the pool cannot give enough pages. Full groups get pages up
+        to `ahead` at once. For windowed groups it is enough that they could get there.
         """
         held = self._held[request.id]
         if upto <= held.num_ready:
@@ -175,7 +176,7 @@ class KVManager:
         return True
 
     def _stage(self, row: int, group: int, first: int, pages: Iterable[int]) -> None:
-        """These pages into the device's table, from column `first` on."""
+        """Stage these pages for the device's table, from column `first` on."""
         self._writes += map(_page_write, zip(repeat(row), count(first), pages, repeat(group)))
 
     def _copy_page(self, request: Request, held: Holding, group: int, column: int) -> None:
@@ -213,8 +214,8 @@ class KVManager:
     def commit(self, request: Request) -> None:
         """Publish pages that are now full of verified tokens; give back those behind a window.
 
-        A step in flight feeds positions from `num_computed` on and so sees none of the latter;
-        whoever gets them writes them in a later step.
+        A step in flight feeds positions from `num_computed` on, so it sees no page behind the
+        window. The next holder of such a page writes it in a later step.
         """
         held = self._held[request.id]
         if request.num_computed < held.next_edge:
@@ -235,8 +236,9 @@ class KVManager:
         held.next_edge = edge
 
     def hash_ahead(self, request: Request, upto: int) -> None:
-        """Hash the full pages among the first `upto` tokens, which `commit` then need not do; pages
-        with ids that are not known yet are left for it."""
+        """Hash the full pages among the first `upto` tokens, so that `commit` need not do it.
+
+        Pages with tokens that are not known yet are left to `commit`."""
         held = self._held.get(request.id)
         if held is None or not self.prefix_caching:
             return
@@ -253,7 +255,7 @@ class KVManager:
         ahead += self.tree.chain(key, stream, size * ITEM)
 
     def _publish_run(self, request: Request, held: Holding, num_new: int) -> None:
-        """Let the tree know so many columns more; they have been hashed."""
+        """Publish the next `num_new` columns, which have been hashed."""
         nodes, tables, tree = held.nodes, held.tables, self.tree
         fresh = held.ahead[:num_new]
         del held.ahead[:num_new]
@@ -277,7 +279,7 @@ class KVManager:
         nodes += fresh
 
     def _publish(self, request: Request, held: Holding, column: int) -> None:
-        """The same for one page, as decodes fill them."""
+        """The same for one page, as a decode fills it."""
         size = self.page_size
         parent = held.nodes[-1] if held.nodes else None
         parent_key = parent.key if parent else self.tree.root_key(request.cache_salt)
@@ -295,7 +297,7 @@ class KVManager:
         held.nodes.append(node)
 
     def _merge(self, request: Request, held: Holding, node: Node, group: int, column: int) -> None:
-        """Same content computed twice: keep the tree's page and free ours, or fill its gap."""
+        """Content was computed twice: take the tree's page and free ours, or fill its gap."""
         ours, theirs = held.tables[group][column], node.pages[group]
         if theirs == GONE:
             node.pages[group] = ours
@@ -341,19 +343,20 @@ class KVManager:
         return {id: tuple(held.pages()) for id, held in self._held.items()}
 
     def look(self) -> dict[RequestId, Holding]:
-        """The records themselves, to look at and not to change."""
+        """The records themselves; do not change them."""
         return self._held
 
     @property
     def num_reserved(self) -> int:
-        """Token slots that running requests' tables reach, columns given back included."""
+        """Token slots that the tables of running requests cover, including columns given back."""
         columns = sum(len(table) for held in self._held.values() for table in held.tables)
         return columns * self.page_size
 
     def common_pages(self, request_ids: Iterable[RequestId]) -> list[int | None]:
-        """For each request the page at the end of its first WORTH_SHARING tokens in the layers that
-        see everything, if others hold it too; then all pages before it are common as well."""
-        if self.windows[0] is not None:  # no layer does
+        """For each request the last page of its first WORTH_SHARING tokens, if others hold it too.
+
+        Looks at the layers that see everything. All pages before a common page are common too."""
+        if self.windows[0] is not None:  # no layer sees everything
             return [None for _ in request_ids]
         held, refs = self._held, self.allocator.refs
         column = max(WORTH_SHARING // self.page_size, 1) - 1
@@ -369,5 +372,5 @@ class KVManager:
         return self.allocator.num_available
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that a request of so many tokens holds when all are computed."""
+        """Pages that a request of `num_tokens` tokens holds when all are computed."""
         return PageNeeds(self.page_size, self.windows).of(num_tokens)

@@ -6,8 +6,8 @@ page's token ids, starting from a root that mixes a random secret of this proces
 salt, so keys can neither be guessed nor shared across salts. A hit compares the stored token ids as
 well. Longest match is a walk down.
 
-Pages leave through `evict`. Those of full groups go leaves first (see `manager.py` for why that
-order holds) and take their node along. Those of windowed groups may go at any time and leave a gap
+Pages leave through `evict`. Pages of full groups go leaves first (`manager.py` says why that order
+holds), and their node goes with them. Pages of windowed groups may go at any time and leave a gap
 in the node: a hit needs them only near its end (`longest_hit`).
 """
 
@@ -59,7 +59,7 @@ class PrefixTree:
         return blake2b(parent_key + tokens).digest()
 
     def chain(self, parent_key: bytes, stream: bytes, page_bytes: int) -> list[Node]:
-        """Nodes of one page after another, of a whole number of pages; for `insert_chain`."""
+        """A node for each page of `stream`, a whole number of pages; for `insert_chain`."""
         made: list[Node] = []
         key, child_key = parent_key, self.child_key
         for start in range(0, len(stream), page_bytes):
@@ -86,7 +86,7 @@ class PrefixTree:
     def insert_chain(
         self, parent: Node | None, chain: Sequence[Node], pages: Iterable[list[int]]
     ) -> None:
-        """`insert` of many, each the child of the one before, the first one of `parent`."""
+        """Insert a chain: the first node is a child of `parent`, each other of the one before."""
         nodes, ghosts, number = self.nodes, self._ghosts, self._num_inserted
         for node, own in zip(chain, pages, strict=True):
             key = node.key
@@ -102,7 +102,7 @@ class PrefixTree:
         self._num_inserted = number
 
     def evict(self, node: Node, page: int) -> Sequence[int]:
-        """A page nobody holds goes; returns pages of its node that are worthless without it."""
+        """Drop a page nobody holds; returns the pages of its node that are useless without it."""
         pages = node.pages
         group = pages.index(page) if len(pages) > 1 else 0
         pages[group] = GONE

@@ -1,7 +1,7 @@
 """PagePool: the bytes behind the pages, one tensor for all layers. It owns no bookkeeping.
 
-A page has a place for each layer of a group (`kv/groups.py`), and any group may use any page: the
-layers that share a place share its tensors, and never a page.
+A page has a place for each layer of a group (`kv/groups.py`), and any group may use any page.
+Layers of different groups at the same place share its tensors, but never a page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.kv.groups import LayerGroups
 
 
 def bytes_per_page(spec: AttnSpec, num_places: int, dtype: torch.dtype) -> int:
-    """Keys and values of so many layers, those of a group, for one page of tokens."""
+    """Bytes of one page: the keys and values of `num_places` layers (a group) for its tokens."""
     width = spec.num_kv_heads * spec.head_dim
     return _num_parts(spec) * num_places * spec.page_size * width * dtype.itemsize
 
@@ -39,7 +39,7 @@ class PagePool:
     ) -> None:
         self.groups, self.num_pages = groups, num_pages
         shape = backend.cache_shape(num_pages, spec)
-        # Zeros, not empty: masked keys weigh nothing, but nothing times NaN is still NaN.
+        # Zeros, not empty: masked keys have weight 0, but 0 times NaN is still NaN.
         self.data: Tensor = _zeros(
             (groups.num_places, _num_parts(spec), *shape), dtype, device
         )  # [places, parts, pages, ...]
@@ -58,7 +58,7 @@ class PagePool:
         return self._group_of[layer]
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """All places' content of pages `sources` goes to `targets` (int64, no repeats)."""
+        """Copy pages `sources` to pages `targets`, all places (int64, no repeats)."""
         self.data[:, :, targets] = self.data[:, :, sources]
 
 

@@ -12,7 +12,7 @@ CPU_SHARE = 0.5  # ... and never more than this share of what is free
 
 
 def cpu_cache_bytes(free: int, one_request: int) -> int:
-    """What a CPU engine may give its cache: room for one full request at least, if there is any."""
+    """Bytes of cache of a CPU engine: at least one full request, if free memory allows it."""
     return min(max(CPU_DEFAULT, one_request), int(free * CPU_SHARE))
 
 
@@ -51,9 +51,9 @@ def num_pages(
     max_num_seqs: int,
     needs: PageNeeds | None = None,
 ) -> int:
-    """Pages that fit, the scratch page included; refuses when one full request does not.
+    """Pages that fit, the scratch page included; refuses when one full request does not fit.
 
-    `needs` says what a request holds where layers see different distances; None: all see all.
+    `needs` counts a request's pages where some layers are windowed; None: all layers see all.
     """
     needs = needs or PageNeeds(page_size)
     most = max_num_seqs * needs.of(max_model_len) + 1  # nobody could ever use more
@@ -75,7 +75,7 @@ def num_pages(
 
 
 def _longest(needs: PageNeeds, num_pages: int, max_model_len: int) -> int:
-    """The longest request, in whole pages, that so many pages can hold; 0 when there is none."""
+    """Tokens of the longest request that fits `num_pages`, in whole pages; 0: not even one page."""
     low, high = 0, -(-max_model_len // needs.page_size)  # columns: low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2

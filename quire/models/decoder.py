@@ -173,7 +173,7 @@ class Decoder:
     def queries(self, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         """Up to the last layer's `store`: its queries, and the stream."""
         batch = ctx.batch
-        x = F.embedding(batch.input_ids, self.embed)  # a plain launch, as `early.py` asks for
+        x = F.embedding(batch.input_ids, self.embed)  # a plain launch: see `kernels/early.py`
         if self.positions is not None:
             x = x + F.embedding(batch.positions, self.positions)
         if self.embed_scale != 1.0:

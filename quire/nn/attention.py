@@ -1,7 +1,7 @@
 """Attention layer: project, hand over to the backend, project back.
 
-In two halves: after `store` the step's keys and values are in the cache, and `attend` takes the
-queries of all its tokens or, with a plan for those, of some.
+It has two halves. `store` puts the step's keys and values into the cache. `attend` takes the
+queries of all tokens or, with a plan for them, of some.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Attention:
         """q and k normed over all their heads at once."""
         assert self.q_norm is not None and self.k_norm is not None
         q, k, v = qkv.split(list(self.qkv.parts.values()), dim=1)
-        # Contiguous, as a lone row would be anyway: strides must not choose the library's path.
+        # Contiguous, as a lone row always is: strides must not choose the library's path.
         q, _ = self.q_norm(q.contiguous(), None)
         k, _ = self.k_norm(k.contiguous(), None)
         return torch.cat((q, k, v), dim=1)

@@ -1,7 +1,7 @@
 """HeadProduct: every head of a token times that head's own weight.
 
-Rows' bits do not depend on how many rows there are, as with every Linear: on a CPU each head has a
-kernel of its own, on CUDA one launch does all heads and reads the weight where it lies.
+As with every Linear, a row's bits do not depend on how many rows there are. On a CPU each head has
+a kernel of its own. On CUDA one launch does all heads and reads the weight in place.
 """
 
 from __future__ import annotations

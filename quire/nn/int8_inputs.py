@@ -1,7 +1,7 @@
 """Linears whose inputs are rounded to eight bits, one scale per token: how BitNet was trained.
 
-The rounded numbers go on in the model's dtype: what is kept is the arithmetic, not the memory.
-Rows are rounded one by one, so the promise that a row's bits do not depend on the batch holds.
+The rounded numbers stay in the model's dtype: this follows BitNet's arithmetic and saves no memory.
+Each row is rounded on its own, so a row's bits do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from torch import Tensor
 from quire.nn.linear import KernelChoice, Linear, LinearKernel
 
 LEAST, MOST = -128.0, 127.0
-SMALLEST = 1e-5  # a row below this is taken to reach it: nothing is divided by zero
+SMALLEST = 1e-5  # the least maximum of a row that is assumed, so that nothing divides by zero
 
 
 def round_rows(x: Tensor) -> Tensor:
-    """Each row to 256 even steps, of which its largest number is 127."""
+    """Round each row to 256 even steps, so that its largest magnitude is step 127."""
     wide = x.float()
     scale = MOST / wide.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST)
     return ((wide * scale).round().clamp(LEAST, MOST) / scale).to(x.dtype)
 
 
 class Int8Inputs:
-    """A kernel behind the rounding."""
+    """A kernel whose inputs are rounded first."""
 
     def __init__(self, kernel: LinearKernel) -> None:
         self.kernel = kernel
@@ -32,7 +32,7 @@ class Int8Inputs:
 
 
 class Int8InputLinear(Linear):
-    """Takes the place of a Linear that has not been finished, with its tensors."""
+    """Replaces a Linear that has not been finished, and takes over its tensors."""
 
     def __init__(self, plain: Linear) -> None:
         assert plain.kernel is None, "the kernel has been chosen already"

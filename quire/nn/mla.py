@@ -1,10 +1,10 @@
 """MlaAttention: a layer whose cache is one latent per token (DeepSeek).
 
 Queries may be squeezed through a latent of their own first. Keys and values are products of the
-cached latent (`kv_b`), which this layer applies on whichever side of attention the form of a token
-asks for (`attn/latent.py`): to queries and results where it is absorbed, to the pages where it is
-expanded. What is rotated is stored half-split, so checkpoints that interleave pairs are permuted
-once, in `finish`. Its two halves are those of `attention.py`.
+cached latent (`kv_b`). Where a token's form is absorbed (`attn/latent.py`), this layer applies them
+to queries and results; where it is expanded, to the pages. Rotated dimensions are stored
+half-split, so checkpoints that interleave pairs are permuted once, in `finish`. `store` and
+`attend` are as in `attention.py`.
 """
 
 from __future__ import annotations
@@ -88,8 +88,9 @@ class MlaAttention:
         self.transform = HeadTransform(ropes.full.cos, ropes.full.sin, None, None, 0.0)
 
     def _split_halves(self) -> None:
-        """Rotated dims of the weights from pairs (0, 1), (2, 3) to halves: first of each, then
-        second. Queries and keys alike, so their products stay."""
+        """Permute the rotated dims of the weights: pairs (0, 1), (2, 3) become halves 0, 2 | 1, 3.
+
+        Queries and keys are permuted alike, so their products stay the same."""
         q, kv_begin = self.q_b or self.qkv, self.qkv.parts["q"]
         for tensor in (q.weight, q.bias):
             if tensor is not None:
@@ -150,8 +151,9 @@ class MlaAttention:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Contiguous, as a lone row would be anyway: strides must not choose the library's path. Our
-    own kernels read rows where they lie."""
+    """Contiguous on a CPU, as a lone row always is: strides must not choose the library's path.
+
+    Our own CUDA kernels read rows in place."""
     return x if x.is_cuda else x.contiguous()
 
 

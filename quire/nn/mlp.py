@@ -37,7 +37,7 @@ class MLP:
         self.down.finish(choose)
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = self.up(x)  # [tokens, ffn]: where there is a gate, it has been applied
+        x = self.up(x)  # [tokens, ffn]; a gate has been applied already
         if not self.is_gated:
             x = F.gelu(x, approximate="tanh")
         if self.sub_norm is not None:

@@ -1,8 +1,8 @@
 """ExpertLoads: how evenly a mixture of experts is used, from the engine's counts every few seconds.
 
-Totals go on across engine processes, as all counters here do. What tells of trouble is how one
-layer's experts compared lately: the busiest against the average, and how many got nothing at all.
-Tokens of each single expert are exposed only while layers times experts stay few.
+Totals continue across engine processes, like all counters here. Signs of trouble are the busiest
+expert of a layer against the average over the last minute, and how many experts got no token. The
+tokens of each single expert are exposed only where layers times experts are few.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tokens = Mapping[int, Sequence[int]]  # layer -> tokens of each of its experts
 class LayerLoad(NamedTuple):
     """One layer over the last minute."""
 
-    imbalance: float  # the busiest expert's tokens by an average one's; 1 is perfectly even
+    imbalance: float  # tokens of the busiest expert / those of an average one; 1 is even
     num_idle: int  # experts without a token
 
 

@@ -1,7 +1,7 @@
-"""Prometheus text from one reading of the metrics, by the table's names.
+"""Prometheus text from one reading of the metrics, with the names of `table.py`.
 
-The client library does the writing (escaping, types, help), in a registry of its own; the values
-stay ours. Each metric appears under `quire:`, and under `vllm:` too where vLLM has it.
+The client library does the writing (escaping, types, help), in a registry of its own. Each metric
+appears under `quire:`, and also under `vllm:` where vLLM has it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def render(readings: Mapping[str, Reading], model_name: str, prefixes: Sequence[
 
 
 class TableCollector:
-    """What the client library asks for families; one for each scrape."""
+    """Hands metric families to the client library; one instance for each scrape."""
 
     def __init__(
         self, readings: Mapping[str, Reading], model_name: str, prefixes: Sequence[str]

@@ -1,8 +1,8 @@
 """Histogram: counts between fixed edges, cheap enough for every streamed token.
 
 Counts are kept per bucket and summed up only when somebody looks, so an observation is one binary
-search and two additions. A coarser view of the same counts costs nothing, as long as its edges are
-among these: that is how finer buckets of ours are shown under another engine's names too.
+search and two additions. A coarser view of the same counts costs nothing if its edges are among
+these: so our finer buckets also appear under vLLM's names, with its edges.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def configure_logging(
     secrets: Iterable[str] = (),
     stream: IO[str] | None = None,
 ) -> None:
-    """Send our events to `stream` (stderr unless given); may be called again to change its mind."""
+    """Send our events to `stream` (default: stderr); a later call replaces the settings."""
     if format not in FORMATS:
         raise NotSupported(f"got log format {format!r}, want one of {', '.join(FORMATS)}")
     if level.lower() not in LEVELS:
@@ -165,7 +165,7 @@ def _short(value: str, limit: int) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; ASCII only, so no character can be more than it looks."""
+    """One JSON object a line; ASCII only, so no character can act as a control character."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = _all_fields(record)

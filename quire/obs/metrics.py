@@ -72,11 +72,13 @@ class ServerMetrics:
         self._observe("request_params_max_tokens", max_tokens)
 
     def first_token(self, ttft_s: float) -> None:
-        """A stream's first event, `ttft_s` after its request arrived. Count its tokens as well."""
+        """A stream's first event, `ttft_s` after its request arrived; call `tokens` for it too."""
         self._observe("time_to_first_token_seconds", ttft_s)
 
     def tokens(self, count: int, since_last_s: float | None) -> None:
-        """One event of a stream; None for its first. Spelled out: it runs for every event."""
+        """One event of a stream; `since_last_s` is None for its first.
+
+        Does not call `observe`, because it runs for every event."""
         self._num_generated += count
         if since_last_s is not None:
             itl = self._itl
@@ -153,7 +155,7 @@ class ServerMetrics:
         return render(self._reading(), self.model_name, prefixes)
 
     def summary(self) -> dict[str, Any]:
-        """The figures a person asks for, as JSON; since start unless named otherwise."""
+        """The figures for people, as JSON; counted since start unless the name says otherwise."""
         now, totals = self._engine_now, self._engine_totals
         steps = totals["num_steps"]
         uptime = self._clock() - self._began
@@ -207,7 +209,7 @@ class ServerMetrics:
         }
 
     def _reading(self) -> dict[str, Reading]:
-        """A value, or one for each label set, under every name of the table."""
+        """For every name of the table: its value, or a value for each label set."""
         now, totals = self._engine_now, self._engine_totals
         pages: dict[tuple[str, ...], float] = {
             (state,): now.get(f"pages_{state}", 0) for state in ("live", "cached", "empty")

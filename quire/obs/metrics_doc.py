@@ -13,14 +13,13 @@ INTRODUCTION = """\
 <!-- Made by `python -m quire.obs.metrics_doc > docs/metrics.md` from quire/obs/table.py. -->
 
 `GET /metrics` answers in the Prometheus text format, `GET /v1/metrics` with a summary in JSON.
-Every metric below begins with `quire:`. Those marked *vLLM* appear a second time with the prefix
-`vllm:`, with the labels and buckets that engine gives them, so that boards and autoscalers written
-for it keep working.
+Every metric below begins with `quire:`. Metrics marked *vLLM* appear a second time under the prefix
+`vllm:`, with vLLM's labels and buckets, so that dashboards and autoscalers written for vLLM keep
+working.
 
-Metrics marked *vLLM* carry the labels `model_name` and `engine` (always `0`: one engine serves)
-besides those named here. Counters never fall, also when the engine process is started again.
-Two boards for Grafana are in [grafana/](grafana): [engine](grafana/engine.json) and
-[requests](grafana/requests.json).
+Metrics marked *vLLM* also carry the labels `model_name` and `engine` (always `0`: there is one
+engine). Counters never fall, even when the engine process restarts. Two Grafana dashboards are in
+[grafana/](grafana): [engine](grafana/engine.json) and [requests](grafana/requests.json).
 """
 
 

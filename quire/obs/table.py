@@ -1,8 +1,8 @@
 """The table of metrics: every name, its kind, labels, buckets and meaning, in one place.
 
 `metrics.py` collects the values, `exposition.py` writes them out and `metrics_doc.py` makes
-docs/metrics.md; all three go by this table. Metrics that vLLM has too carry its names, labels and
-bucket edges, so that boards and autoscalers written for it go on working.
+docs/metrics.md; all three read this table. Metrics that vLLM has too carry its names, labels and
+bucket edges, so that dashboards and autoscalers written for vLLM keep working.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ METRICS = (
     Metric(
         "request_time_per_output_token_seconds",
         "histogram",
-        "Decode time by tokens after the first, one value for each completion.",
+        "Decode time divided by the tokens after the first, once for each completion.",
         in_vllm=True,
         edges=FINE_TOKEN_EDGES,
         vllm_edges=TOKEN_EDGES,
@@ -133,7 +133,7 @@ METRICS = (
     Metric("engine_steps", "counter", "Steps of the engine."),
     Metric("engine_restarts", "counter", "Times the engine process was started again."),
     Metric("kv_pages", "gauge", "Pages by state: live, cached or empty.", ("state",)),
-    Metric("kv_pages_evicted", "counter", "Cached pages given up for new content."),
+    Metric("kv_pages_evicted", "counter", "Cached pages evicted for new content."),
     Metric("kv_pages_copied", "counter", "Shared pages copied before a write."),
     Metric("requests_accepted", "counter", "Requests handed to the engine."),
     Metric("requests_rejected", "counter", "Requests refused, by reason.", ("reason",)),
@@ -157,8 +157,8 @@ METRICS = (
     Metric(
         "expert_imbalance",
         "gauge",
-        "Tokens of a layer's busiest expert by those of an average one, over the last minute; 1 is"
-        " even.",
+        "Tokens of a layer's busiest expert divided by those of an average one, over the last"
+        " minute; 1 is even.",
         ("layer",),
     ),
     Metric(

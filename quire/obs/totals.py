@@ -1,7 +1,7 @@
-"""Totals that only grow: of an engine that may start again, by label, and per second lately.
+"""Totals that only grow: across engine restarts, by label, and as rates of the last seconds.
 
-Prometheus counters must never fall, but a restarted engine counts from zero and a client may ask
-for any path it likes. These three small classes keep both troubles away from `metrics.py`.
+Prometheus counters must never fall, but a restarted engine counts from zero, and clients can make
+up any number of paths. These three small classes keep both problems out of `metrics.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OTHER = "other"
 
 
 class EngineTotals:
-    """The sum of one total over all engine processes there have been.
+    """Totals summed over all engine processes so far.
 
     >>> totals = EngineTotals()
     >>> totals.update({"num_steps": 10}, pid=1)
@@ -48,7 +48,7 @@ class EngineTotals:
 
 
 class LabelledCounts:
-    """A counter for each label set, of which there are only so many."""
+    """A counter for each label set, at most MAX_SERIES of them."""
 
     def __init__(self, *known: tuple[str, ...]) -> None:
         self.counts: dict[tuple[str, ...], int] = dict.fromkeys(known, 0)

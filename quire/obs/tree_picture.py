@@ -81,7 +81,7 @@ class Scan:
         return segment
 
     def best(self) -> list[Segment]:
-        """The most hit, then the newest, each after its ancestors; at most MAX_SEGMENTS."""
+        """At most MAX_SEGMENTS: most hits first, then newest, each after its ancestors."""
         chosen: dict[Segment, None] = {}
         for hits in sorted(self._by_hits, reverse=True):
             for segment in reversed(self._by_hits[hits]):

@@ -33,7 +33,7 @@ class LoadReader:
     def __init__(
         self, loads: Tensor, layers: Sequence[int], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`loads` [sparse layers, experts] are the counters, `layers` what those are called."""
+        """`loads` [sparse layers, experts] are the counters, `layers` those layers' numbers."""
         assert len(loads) == len(layers), f"{loads.shape=} {layers=}"
         self._loads, self._layers, self._clock = loads, list(layers), clock
         is_cuda = loads.device.type == "cuda"
@@ -71,6 +71,6 @@ class LoadReader:
             self._fresh = dict(zip(self._layers, counts, strict=True))
 
     def take(self) -> dict[int, list[int]]:
-        """Counts by layer, if they are other than those taken last; otherwise nothing."""
+        """Counts by layer if they have changed since the last `take`, else an empty dict."""
         fresh, self._fresh = self._fresh, {}
         return fresh

@@ -1,8 +1,8 @@
 """Gather: rows + plan -> a Batch for each layer group.
 
-Lengths come from the host, token ids and pages from the rows: with torch on a CPU, in one launch
-on a GPU (`kernels/step_inputs.py`). Groups differ in where a token's keys and values lie and share
-everything else.
+Lengths come from the host, token ids and pages from the rows. A CPU gathers them with torch, a GPU
+in one launch (`kernels/step_inputs.py`). Groups differ in where a token's keys and values lie and
+share everything else.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from quire.step import Work
 
 
 class StepShape:
-    """The host's view of one step: who feeds what, as arrays. Pads with the spare row: decodes to
-    `pad_to` rows, a prompt to `pad_tokens` by a sequence that feeds the rest, and steps of both to
-    `mixed_size`: by one that feeds the rest, and some that feed nothing, the last with one key."""
+    """The host's view of one step: which row feeds which positions, as arrays.
+
+    Padding uses the spare row. Decodes are padded to `pad_to` rows. A prompt is padded to
+    `pad_tokens` by one sequence that feeds the rest. A mixed step is padded to `mixed_size` by one
+    sequence that feeds the rest and some that feed nothing, the last of them with one key."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class StepShape:
             empty[:, 0], empty[-1, 1] = spare_row, 1
             columns = np.concatenate((columns, empty))
         self.num_real = len(works)
-        # Laid out for a captured graph, of decodes or of both.
+        # Whether the step is laid out for a captured graph, of decodes or mixed.
         self.is_padded_decode = pad_to > 0
         self.mixed_size = mixed_size
         self.rows, self.starts, self.query_lens = columns[:, 0], columns[:, 1], columns[:, 2]
@@ -74,8 +76,9 @@ class StepShape:
         return positions
 
     def stage(self, arrays: dict[str, IntArray]) -> None:
-        """Add this step's lengths to its upload; before anything else, whose size varies: a
-        captured graph reads them where they lay when it was captured."""
+        """Add this step's lengths to its upload, before arrays whose size varies.
+
+        A captured graph reads them at the address they had when it was captured."""
         arrays["rows"] = self.rows
         arrays["positions"] = self.starts if self.is_decode else self.positions()
         if not self.is_decode:
@@ -109,7 +112,7 @@ def fed_batches(
     host_query_lens: IntArray,
     host_context_lens: IntArray,
 ) -> tuple[Batch, ...]:
-    """Runs of tokens. Everything on the device derives from the step's upload."""
+    """Sequences that feed runs of tokens. All device data derives from the step's upload."""
     fed = fed_tokens(rows, sent["token_rows"], sent["positions"], page_size)
     first = Batch(
         input_ids=fed.input_ids,
@@ -134,7 +137,7 @@ def decode_batches(
     host_context_lens: IntArray,
     shares_prefix: bool = False,
 ) -> tuple[Batch, ...]:
-    """One token each. Everything derives from two device vectors, so a graph can capture it."""
+    """Sequences of one token each. All derives from two device vectors: a graph can capture it."""
     num_seqs = row_ids.shape[0]
     fed = fed_tokens(rows, row_ids, positions, page_size)
     first = Batch(

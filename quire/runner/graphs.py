@@ -1,11 +1,11 @@
 """GraphCache: CUDA graphs of decode steps, captured when first needed and replayed after.
 
 A graph is keyed by how many sequences it is padded to and by an upper bound on their context, so
-that a short batch does not launch the split-KV programs of a long one. Inputs are two vectors,
-rows and positions, read where they lay when the graph was captured; uploads bring them there again
-(`upload.py`), so a replay need not copy them. The batch derives from them inside the graph; the
-output is the logits buffer. All graphs share one memory pool: only one runs at a time. Where memory
-does not suffice for a graph, its steps are launched kernel by kernel from then on.
+that a short batch does not launch the split-KV programs of a long one. Inputs are two vectors, rows
+and positions. A graph reads them at the address they had when it was captured; uploads always go
+there (`upload.py`), so a replay need not copy them. The graph derives the batch from them and
+writes the logits buffer. All graphs share one memory pool, because only one runs at a time. A size
+that ran out of memory is not captured again: its steps run kernel by kernel.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Beyond 128 those at which the library's products are quick for their size, in models of 8B and of
-# 14B on an H200: some others, such as 192, 320 or 448 rows, take longer than the next.
+# Beyond 128: sizes at which the library's products are quick, in models of 8B and 14B on an H200.
+# Some other sizes, such as 192, 320 or 448 rows, take longer than the next larger one here.
 BATCH_SIZES = (
     *(1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128),
     *(144, 160, 176, 200, 216, 256, 272, 304, 336, 384, 432, 464, 512),
@@ -92,7 +92,7 @@ class GraphCache:
 
 
 def run_aside(work: Callable[[], object]) -> None:
-    """Once before a capture, on a stream of its own: compiles kernels and sizes workspaces."""
+    """Run `work` once on a side stream before a capture: compiles kernels, sizes workspaces."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     try:

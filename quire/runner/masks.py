@@ -1,9 +1,10 @@
-"""GrammarMasks: which tokens a step may draw, told by matchers that must first see the last step's.
+"""GrammarMasks: which tokens a step may draw, for requests with a grammar.
 
-With overlap a step is launched before the host has seen the tokens of the one before. Its forward
-does not need them, its masks do. So masks are made after the forward was launched: wait for the
-last step's tokens (the device is already busy with this forward), advance the matchers, fill the
-bits, send them. A matcher that fails leaves its row open and a message: that token is dropped.
+With overlap a step is launched before the host has seen the tokens of the previous step. The
+forward does not need them, but the masks do. So masks are made after the forward was launched: wait
+for the last step's tokens (the device is already busy with this forward), advance the matchers,
+fill the bits, send them. When a matcher fails, its row stays unmasked, the token is dropped and the
+request ends with the message.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class StepMask:
     failed: dict[int, str] = field(default_factory=dict)  # work -> why
 
     def failures(self, tokens: Sequence[int]) -> dict[int, str]:
-        """Work -> why, those included that had to draw what their mask forbids."""
+        """Work -> why it failed, including works that had to draw a token their mask forbids."""
         failed = dict(self.failed)
         for row, work, bits in zip(self.rows, self.works, self.bits, strict=True):
             token = tokens[row]
@@ -116,7 +117,7 @@ class GrammarMasks:
 
 
 def _narrow(bits: Words, info: RowInfo, num_output: int) -> None:
-    """Fold in what else bans tokens outright, so that an empty row is known before the draw."""
+    """Fold in all other hard bans, so that a row with no token left is known before the draw."""
     allowed = info.params.allowed_token_ids
     is_early = num_output < info.params.min_tokens
     if allowed is not None:

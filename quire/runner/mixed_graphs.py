@@ -1,12 +1,12 @@
-"""MixedGraphs: CUDA graphs of steps in which prompts and decodes meet, or prompts each other.
+"""MixedGraphs: CUDA graphs of steps with prompts and decodes together, or with several prompts.
 
 Launching such a step kernel by kernel takes the host longer than a few hundred tokens take the
-device. A graph is keyed by the tokens it is padded to and by how many single ones attention is laid
-out for. It ends where the last layer attends: what comes after is for the tokens that are sampled,
-as many as there are. Who feeds what is data on the device: the step's upload, read where it lay
-when the graph was captured, with sequences and tiles of attention up to a fixed number, of which
-those too many are empty. As graphs of prompts do (`prompt_graphs.py`), a size waits until it comes
-for the second time, and memory is that of the decodes' graphs.
+device. A graph is keyed by the number of tokens it is padded to and by the number of single tokens
+that attention is laid out for. It ends before the attention of the last layer: the rest runs for
+the sampled tokens only, whose number varies. The graph reads the step's upload at the address it
+had when the graph was captured. Sequences and attention tiles are padded to a fixed number; the
+padding is empty. As in `prompt_graphs.py`, a size is captured when it comes for the second time.
+The memory pool is that of the decode graphs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from quire.runner.graphs import GraphCache, run_aside
 from quire.runner.prompt_graphs import SIZES as LONE_SIZES
 from quire.runner.prompt_graphs import Inputs, bring
 
-# Tokens. Beyond 256 those at which the library's products are quick for their size, in models of 8B
-# and of 14B on an H200; beyond the last the device takes longer than the host.
+# Tokens. Beyond 256: sizes at which the library's products are quick, in models of 8B and 14B on an
+# H200. Beyond the last size the device takes longer than the host, so a graph gains nothing.
 SIZES = (64, 128, 192, 256, 304, 336, 432, 528, 624, 720, 816, 1008)
-SINGLES = 128  # in steps of which attention is laid out
-MOST_PROMPTS = 8  # in a step, padding of more than a token included
-LONGEST = 8192  # context that one program walks in a time that others take, too
+SINGLES = 128  # attention is laid out for a multiple of this many single tokens
+MOST_PROMPTS = 8  # in a step; padding of more than one token counts as a prompt
+LONGEST = 8192  # tokens of context: one program walks them, and longer ones would hold up all
 
 # What a step uploads before anything whose size varies.
 STAGED = ("mixed_tiles", "rows", "positions", "token_rows", "query_starts", "context_lens")
@@ -75,8 +75,9 @@ class MixedGraphs:
         self._too_large: set[MixedSize] = set()
 
     def size_for(self, query_lens: Sequence[int], longest: int) -> MixedSize | None:
-        """What to pad a step to, if there is or should be a graph for it. Each sequence feeds so
-        many tokens; `longest` is the context of one."""
+        """What to pad a step to, if there is or should be a graph for it; else None.
+
+        `query_lens` are the tokens that each sequence feeds, `longest` is the longest context."""
         num_tokens = sum(query_lens)
         found = next((size for size in SIZES if size >= num_tokens), None)
         num_prompts = sum(num > 1 for num in query_lens)
@@ -95,8 +96,9 @@ class MixedGraphs:
         return None if size in self._too_large else size
 
     def replay(self, inputs: Inputs, size: MixedSize) -> Queries:
-        """`inputs` are those of a step padded to `size`; a new graph keeps them. What is returned
-        is valid until the next step."""
+        """`inputs` are those of a step padded to `size`; a new graph keeps them.
+
+        The result is valid until the next step."""
         captured = self.graphs.get(size)
         if captured is None:
             inputs = {name: inputs[name] for name in STAGED}

@@ -95,7 +95,7 @@ class PendingStep:
         draw = self.draw
         if draw is not None:
             tokens = self.tokens()
-            next(parts)  # those
+            next(parts)  # the tokens, taken above
             failed = draw.mask.failures(tokens) if draw.mask is not None else failed
             for index, token in zip(draw.works, tokens, strict=True):
                 sampled[index] = () if index in failed else (token,)

@@ -1,4 +1,4 @@
-"""Pools: what requests that do not generate come for, made of the hidden states that pass by.
+"""Pools: the results of requests that do not generate, computed from the hidden states of steps.
 
 "last" takes the state of the prompt's last token, "classify" the model's head over it. "mean" adds
 up states in float32 over however many chunks the prompt is read in; a request that was preempted

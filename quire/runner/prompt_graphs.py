@@ -1,11 +1,11 @@
 """PromptGraphs: CUDA graphs of steps that feed one short prompt and nothing else.
 
-Launching such a step kernel by kernel takes the host longer than the kernels take. A graph is keyed
-by the tokens it is padded to and by an upper bound on the context, as those of decodes are
-(`graphs.py`), whose memory it shares. Padding is a sequence of its own, on the spare row. Inputs
-are the step's upload, read where it lay when the graph was captured. A size is captured when it
-comes for the second time: the first prompt of all is not kept waiting; one that memory does not
-suffice for never again.
+Launching such a step kernel by kernel takes the host longer than the kernels take. Like a decode
+graph (`graphs.py`), a graph is keyed by the number of tokens it is padded to and by an upper bound
+on the context, and it uses the same memory pool. Padding is a sequence of its own, on the spare
+row. The graph reads the step's upload at the address it had when the graph was captured. A size is
+captured when it comes for the second time, so that the first prompt does not wait. A size that ran
+out of memory is not tried again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PromptStep = Callable[[Inputs, int], Tensor]  # (upload, max_context) -> logits
 
 
 def bring(inputs: Inputs, to: Inputs) -> None:
-    """An upload to where a graph reads it, should it lie elsewhere."""
+    """Copy an upload to where a graph reads it, unless it is already there."""
     for name, place in to.items():
         if place.data_ptr() != inputs[name].data_ptr():
             place.copy_(inputs[name])
@@ -51,7 +51,7 @@ class CapturedPrompt:
 
 class PromptGraphs:
     def __init__(self, step: PromptStep, decodes: GraphCache, fewest: int) -> None:
-        """`fewest` tokens are many to the attention backend: its plans of prompts are for those."""
+        """From `fewest` tokens on, the attention backend has plans for prompts."""
         self.step, self.decodes, self.fewest = step, decodes, fewest
         self.graphs: dict[tuple[int, int], CapturedPrompt] = {}
         self._seen: set[tuple[int, int]] = set()
@@ -85,7 +85,7 @@ class PromptGraphs:
         return captured.replay(inputs)
 
     def _capture(self, inputs: Inputs, bound: int) -> CapturedPrompt:
-        run_aside(lambda: self.step(inputs, bound))  # what it writes, the replay writes again
+        run_aside(lambda: self.step(inputs, bound))  # the replay writes the same again
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.decodes.memory):
             logits = self.step(inputs, bound)

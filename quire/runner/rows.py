@@ -21,7 +21,7 @@ from quire.step import Admission, StepPlan
 # What a row's sampling needs, as bits, so that a step's needs are one reduction.
 NOT_GREEDY, TOP_K, TOP_P, MIN_P, PENALTIES, EDITS, BAD_WORDS, LOGPROBS = (1 << i for i in range(8))
 PROMPT_LOGPROBS, GRAMMAR, POOLING = (1 << i for i in range(8, 11))
-HIDDEN = PROMPT_LOGPROBS | POOLING  # read hidden states, which graphs of decodes keep inside
+HIDDEN = PROMPT_LOGPROBS | POOLING  # need hidden states, which decode graphs do not return
 
 # Order of the sampling columns.
 TEMPERATURE, NUCLEUS, FLOOR, REPETITION, PRESENCE, FREQUENCY = range(6)
@@ -49,13 +49,13 @@ class RequestRows:
         self.max_rows, self.max_len, self.max_pages = max_rows, max_len, max_pages
         rows = max_rows + 1
         self.tokens = torch.zeros(rows, max_len + 1, dtype=torch.int32, device=device)
-        # A table for each layer group. Rows by the four: every table then begins at a multiple of
-        # 16 bytes, which kernels are compiled for.
+        # A table for each layer group. The number of rows is a multiple of four, so every table
+        # begins at a multiple of 16 bytes, which kernels are compiled for.
         self._table_rows = -(-rows // 4) * 4
         self.page_tables = torch.zeros(
             num_groups, self._table_rows, max_pages, dtype=torch.int32, device=device
         )
-        # One column of the request's wishes per row here, so that a gathered column is contiguous.
+        # Transposed: a column here is one request's settings, so a gathered setting is contiguous.
         self.floats = torch.zeros(6, rows, dtype=torch.float32, device=device)
         self.ints = torch.zeros(3, rows, dtype=torch.int64, device=device)
         # 0, 1, 2...: where the queries of a decode step begin.
@@ -92,7 +92,7 @@ class RequestRows:
         return np.arange(base + start, base + stop, dtype=np.int64)
 
     def apply(self, plan: StepPlan, sent: dict[str, Tensor]) -> None:
-        """What the forward reads, and what the host knows of a row."""
+        """Update what the forward reads, and the host's copy of each row."""
         for a in plan.admissions:
             self.info[a.row] = RowInfo(a.params, a.num_prompt, a.banned_until_min)
             self.needs[a.row] = needs_of(a.params)
@@ -102,7 +102,7 @@ class RequestRows:
             self.page_tables.view(-1).index_copy_(0, sent["page_at"], sent["page_ids"])
 
     def set_wishes(self, admissions: tuple[Admission, ...], uploader: Uploader) -> None:
-        """What sampling reads of a row."""
+        """Update what sampling reads of a row."""
         if not admissions:
             return
         floats = torch.tensor([_floats_of(a.params) for a in admissions], dtype=torch.float32)

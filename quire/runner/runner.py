@@ -1,10 +1,10 @@
 """ModelRunner: StepPlan -> tensors -> model -> StepResult. Orchestration only, and no decisions.
 
-One forward serves any mix of prompt chunks and decodes, and ends with the rows that somebody reads
-(`tail.py`). On CUDA, steps of not too many tokens replay captured graphs: of decodes, of a prompt,
-or of both (`graphs.py`, `prompt_graphs.py`, `mixed_graphs.py`). Nothing here waits for the device:
-`execute` returns a pending result. The one exception are grammars (`masks.py`), which wait for the
-tokens of the step before while the device runs this one's forward.
+One forward serves any mix of prompt chunks and decodes. Its last layer computes only the rows that
+somebody reads (`tail.py`). On CUDA, steps of not too many tokens replay captured graphs: of
+decodes, of one prompt, or of both (`graphs.py`, `prompt_graphs.py`, `mixed_graphs.py`). `execute`
+returns a pending result and does not wait for the device. The one exception is grammars
+(`masks.py`): they wait for the previous step's tokens while the device runs this step's forward.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ModelRunner:
         return shape, sent
 
     def _can_replay(self, plan: StepPlan) -> bool:
-        """Everyone feeds one token, and nobody needs hidden states that a graph keeps inside."""
+        """Whether everyone feeds one token and nobody needs what a graph does not return."""
         works = plan.works
         if self.graphs is None or any(w.num_tokens > 1 for w in works):
             return False
@@ -189,7 +189,7 @@ class ModelRunner:
         return self.mixed_graphs.size_for(lens, longest)
 
     def _reads_hidden(self, works: tuple[Work, ...]) -> bool:
-        """Whether somebody whose row is set came for more than the tokens drawn."""
+        """Whether a request whose row is already set needs hidden states in this step."""
         needs = np.bitwise_or.reduce(self.rows.needs[[w.row for w in works]])
         if needs & bits.POOLING:
             return True
@@ -260,7 +260,7 @@ class ModelRunner:
 
     def mixed_queries(self, sent: Inputs, num_singles: int) -> Queries:
         """Of a padded step. Everything derives from the upload, so a graph can capture it."""
-        lens = np.zeros(len(sent["rows"]), dtype=np.int32)  # nobody plans by those of the host
+        lens = np.zeros(len(sent["rows"]), dtype=np.int32)  # unread: tiles are data
         batches = fed_batches(self.rows, sent, self.spec.page_size, lens, lens)
         planner = prompt_planner(self.backend)
         plans = tuple(

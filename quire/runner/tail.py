@@ -1,8 +1,8 @@
 """Tail: the tokens a step samples from, as a decode step of their own for the last layer.
 
-What that layer computes after its keys and values are stored is read only where a token is drawn,
-unless somebody came for hidden states. A row's bits do not depend on the batch, so nothing but time
-tells whether the others were computed. `models/decoder.py` is where they are left out.
+After the last layer has stored its keys and values, the rest of its work is read only where a token
+is drawn, unless a request needs hidden states. A row's bits do not depend on the batch, so leaving
+the other rows out changes nothing but time. `models/decoder.py` leaves them out.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from quire.forward import Batch
 from quire.runner.gather import StepShape, decode_batches
 from quire.runner.rows import RequestRows
 
-# Rows that must go for the second plan and its few launches to be worth their time. Few rows more
-# or less are free on a GPU, where the weights are what is read.
+# Rows to leave out before the second plan and its few launches pay off. On a GPU a few rows more or
+# less cost nothing, because the time goes into reading the weights.
 MIN_DROPPED = 64
 MIN_DROPPED_ON_CPU = 8
 
@@ -29,8 +29,9 @@ def min_dropped(device: torch.device) -> int:
 def sampled_batch(
     rows: RequestRows, shape: StepShape, sent: dict[str, Tensor], step: Batch, group: int
 ) -> Batch:
-    """One query for each token drawn in `step`, over its whole context, for one layer group; any
-    group's `step` will do."""
+    """One query for each token drawn in `step`, over its whole context, for one layer group.
+
+    `step` may be the batch of any group."""
     kept, prompts = shape.sampled, step.host_prompt_lens
     fed_at = sent["sample_positions"] - 1  # what is drawn comes after the last token fed
     lens = shape.context_lens[kept]

@@ -1,9 +1,9 @@
 """Uploader: all of a step's small integers to the device in one copy, without waiting for it.
 
-Arrays keep their dtype, so nobody converts on the device: int64 for what torch takes as an index,
-int32 for what kernels read. What fits always lands at the same place, so captured graphs can read
-it there (`graphs.py`). That is safe on one stream: a step's copy begins after the step before has
-read its own.
+Arrays keep their dtype, so nothing is converted on the device: int64 for what torch uses as an
+index, int32 for what kernels read. The first ROOM words always land at the same address, so
+captured graphs can read them there (`graphs.py`). That is safe on one stream: a step's copy begins
+after the previous step has read its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Uploader:
     def send(self, arrays: Mapping[str, IntArray]) -> dict[str, Tensor]:
         """Arrays by name -> device tensors by name, valid until the next `send`.
 
-        Where a tensor lies depends on the sizes of those before it alone.
+        The address of a tensor depends only on the sizes of the tensors before it.
         """
         bounds, stop = [], 0  # in words
         for array in arrays.values():
@@ -55,7 +55,7 @@ class Uploader:
         return sent
 
     def _to_device(self, host: Tensor) -> tuple[Tensor, Tensor]:
-        """At the lasting place what has room there, and all of it."""
+        """(the words that fit the lasting place, there; all words)."""
         if not self._is_cuda:
             return host, host
         lasting = self._place[: len(host)]

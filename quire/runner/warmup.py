@@ -16,7 +16,7 @@ from quire.runner.runner import ModelRunner
 from quire.step import Admission, PageWrite, StepPlan, Work
 
 SHORT_PROMPT = 32  # tokens
-SOME = 8  # sequences: their products use other tiles than those of one
+SOME = 8  # sequences: their products use other tiles than a single sequence
 
 
 def largest_step(
@@ -47,7 +47,7 @@ def compile_ahead(
     rows: RequestRows,
     num_tokens: int,
 ) -> None:
-    """Compile side by side the kernels of the largest step, of a first prompt and of decodes."""
+    """Compile the kernels of the largest step, of a first prompt and of decodes side by side."""
     from quire.kernels.rehearsal import rehearsal
 
     steps = (
@@ -66,7 +66,7 @@ def compile_ahead(
 
 
 def _largest(rows: RequestRows, num_tokens: int) -> tuple[int, int]:
-    """(rows, tokens of each) that fill a budget."""
+    """(rows, tokens of each row) that fill a budget of tokens."""
     num_rows = min(rows.max_rows, num_tokens)
     return num_rows, min(num_tokens // num_rows, rows.max_len)
 

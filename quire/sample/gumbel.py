@@ -34,7 +34,7 @@ SHIFT = np.float32(2.0**-33)
 
 
 def row_keys(seeds: Ints, positions: Ints) -> Words:
-    """[S] and [S] -> [S, 2]: what a row's noise is made from; the second word is odd."""
+    """[S] seeds, [S] positions -> [S, 2] words that make a row's noise; the second is odd."""
     z = _mix64(seeds.astype(np.uint64) + GAMMA)
     z = _mix64(z + positions.astype(np.uint64) * GAMMA)
     low = (z & np.uint64(0xFFFFFFFF)).astype(np.uint32)

@@ -66,7 +66,7 @@ class TokenMask:
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """Samples as rows of lasting tables: nothing is gathered before the draw or stored after it."""
+    """Samples as rows of lasting tables, so nothing is gathered before the draw or stored after."""
 
     ids: Tensor  # [S] int32
     tokens: Tensor  # [N, L] int32; the sampler writes token i to [ids[i], positions[i]]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from quire.sample.gumbel import Floats, Ints
 
-# The same columns, one row for each prompt token, `chosen` being the token that follows it.
+# The same columns with one row for each prompt token; `chosen` is the token that follows it.
 PromptLogprobs = SampledLogprobs
 
 
@@ -32,7 +32,7 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 
 def gather_logprobs(logprobs: Tensor, tokens: Tensor, num: int) -> SampledLogprobs:
-    """[S, V] f32, [S] -> the `num` best of each row, and where its token stands among all."""
+    """[S, V] f32, [S] -> the `num` best of each row, and the rank of its token."""
     chosen = logprobs.gather(1, tokens[:, None])  # [S, 1]
     num = min(num, logprobs.shape[1])
     if logprobs.is_cuda:

@@ -1,6 +1,6 @@
-"""Apply a grammar's token mask: what its bits do not allow can no longer be drawn.
+"""Apply a grammar's token mask: a token whose bit is not set cannot be drawn.
 
-It comes after every other edit, so neither a bias nor a penalty brings a token back.
+The mask comes after every other edit, so neither a bias nor a penalty brings a token back.
 """
 
 from __future__ import annotations

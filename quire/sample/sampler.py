@@ -117,7 +117,7 @@ class Sampler:
 
 
 def _gathered(inputs: SampleInputs) -> SampleInputs:
-    """The same wishes with one entry for each sample."""
+    """The same settings, with one entry for each sample."""
     if inputs.rows is None:
         return inputs
     ids = inputs.rows.ids

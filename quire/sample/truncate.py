@@ -1,4 +1,4 @@
-"""Exact top-k, top-p and min-p, told as one cut through tokens ordered by (probability, id).
+"""Exact top-k, top-p and min-p, as one cut through tokens ordered by (probability, id).
 
 Each filter keeps the head of that order, so what survives all of them is a head too. Ties in
 probability go to the lower id: top_k keeps exactly k tokens (Hugging Face and vLLM keep every token
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire.sample.gumbel import Floats, Ints
     from quire.sample.inputs import SampleInputs
 
-GROUPS = 128  # a row is folded this many times to find where its k-th token can be at worst
+GROUPS = 128  # a row is folded this many times to bound the distance of its k-th token
 BOUND_SLACK = 0.01  # of distance; covers f32 rounding of the estimated bound
 FAR = np.float32(3e38)  # farther than any token with a finite logit, nearer than banned ones
 

@@ -2,11 +2,12 @@
 
 A step has a budget of tokens. Requests one token short of caught up (decodes) are served first,
 then those in the middle of a prompt, then the waiting line, each with as large a chunk as the
-budget leaves. When pages run out the least deserving running request goes back to the line and
-will compute again; the most deserving one never does, so there is always progress.
+budget leaves. When pages run out, the running request that would be served last goes back to the
+line and computes again later. The one that is served first never does, so there is always progress.
 
-`schedule` may run before the last step's result is known (`engine/overlap.py`): it counts tokens
-in flight as done and sampled-but-unseen tokens as known; `commit` settles both.
+`schedule` may run before the last step's result is known (overlap, in `engine/core.py`). It counts
+tokens in flight as computed, and sampled tokens that the host has not seen as known; `commit`
+settles both.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Scheduler:
         return [self._end(request, (), Finish(reason))]
 
     def _abort_unborn(self, request_id: RequestId, reason: str) -> list[TokenEvent]:
-        """A child of n > 1 whose parent is still reading the prompt is in no list of ours."""
+        """End a child of n > 1 whose parent still reads the prompt: it is in no list of ours."""
         for parent in [*self.running.values(), *self.waiting]:
             for child in parent.children:
                 if child.id == request_id:
@@ -66,7 +67,7 @@ class Scheduler:
         return []
 
     def requeue_running(self) -> list[RequestId]:
-        """Everyone back to the line: a step was lost, and with it what it would have computed."""
+        """Send every running request back to the line: a step was lost with all its results."""
         ids = list(self.running)
         for request in list(self.running.values()):
             self._preempt(request, {})
@@ -97,20 +98,21 @@ class Scheduler:
         if not admissions and len(ordered) >= WORTH_SHARING_AMONG:
             shares_prefix = self._side_by_side(ordered)
         if not admissions and not late and not shares_prefix:
-            # Longest contexts first: those are what a step of decodes would end up waiting for.
+            # Longest contexts first: a step of decodes would otherwise end up waiting for them.
             ordered.sort(key=attrgetter("start"), reverse=True)
         return StepPlan(tuple(ordered), tuple(admissions), writes, copies, shares_prefix)
 
     def _hash_pages(self) -> None:
-        """Of prompts in the step before: with overlap the device is at it now, and `commit`, which
-        else would hash them, comes when it is done and somebody waits for the token."""
+        """Hash the pages of prompts in the previous step, which with overlap still runs.
+
+        `commit` would hash them otherwise, at a time when somebody waits for the token."""
         for request in self._reading:
             if request.num_inflight:
                 self.kv.hash_ahead(request, request.num_computed + request.num_inflight)
         self._reading.clear()
 
     def _side_by_side(self, works: list[Work]) -> bool:
-        """Whether many decodes share their first pages; if so those that do become neighbours."""
+        """Whether many decodes share their first pages; if so, sharers become neighbours."""
         if any(work.num_tokens > 1 for work in works):
             return False
         pages = self.kv.common_pages([work.request_id for work in works])
@@ -121,7 +123,7 @@ class Scheduler:
         return True
 
     def _plan_decodes(self, budget: int, works: dict[RequestId, Work]) -> tuple[int, list[Request]]:
-        """Everyone one token short; returns the budget left and those with more to feed.
+        """Plan requests that are one token short; returns the budget left and all other requests.
 
         The hot loop of a full batch: it spells out what `_plan` and `_launch` do for one token.
         """
@@ -220,7 +222,7 @@ class Scheduler:
             admissions.append(self._admission(request))
 
     def _try_admit(self, request: Request, budget: int, works: dict[RequestId, Work]) -> int:
-        """Give the request a row and pages for all it knows; 0 and no trace if there is no room."""
+        """Give the request a row and pages for all it knows; 0 and no change if none are free."""
         if not self._room_for(request):
             return 0
         parent = self._parents.get(request.id)
@@ -241,7 +243,7 @@ class Scheduler:
         self.kv.admit(request, cached)
         self._note_start(request, cached)
         request.num_computed = cached
-        # What it had computed before it lost its pages, less what it finds again in the cache.
+        # What it had computed before it lost its pages, less what it found again in the cache.
         self._num_recomputed += max(0, request.num_lost - cached)
         request.num_lost = 0
         self._launch(request, cached, num_tokens, works)
@@ -300,7 +302,7 @@ class Scheduler:
         return events
 
     def _fail(self, plan: StepPlan, failed: dict[int, str]) -> list[TokenEvent]:
-        """End requests that cannot go on; the rest of the step is settled as ever."""
+        """End requests that cannot go on; the rest of the step is settled as usual."""
         events = []
         for index, message in failed.items():
             request = self.running.get(plan.works[index].request_id)

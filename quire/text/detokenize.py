@@ -120,7 +120,7 @@ class _WindowPieces:
         return delta
 
     def _restart(self) -> str:
-        """Decode only what is not shown yet: new tokens have changed the text of older ones.
+        """New tokens have changed the text of older ones: decode only what is not shown yet.
 
         Byte-fallback vocabularies do this: one bad byte turns its whole run of bytes into U+FFFD.
         What was shown stays shown.

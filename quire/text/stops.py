@@ -58,7 +58,7 @@ class StopMatcher:
 
 
 class _Scan:
-    """How much of one stop the text so far ends with."""
+    """The state of one stop: how many of its characters the text so far ends with."""
 
     __slots__ = ("_borders", "length", "stop")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,13 +19,15 @@ from quire.models.sequence_head import SUFFIX, language_model_of
 from quire.models.tiny_configs import NUM_LABELS, tiny_config
 from quire.server.routes import routes
 from quire.server.settings import ServeSettings
-from tests.rules.source import ROOT
+from tests.rules.source import FUNCTIONS, PACKAGE, ROOT, trees
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 MODELS = PAGES["docs/models.md"]
+MAX_COMMITS = 3
+MAX_FIGURE_LINES = 150
 
 
 def shown_commands() -> Iterator[tuple[str, list[str]]]:
@@ -42,11 +46,42 @@ def test_links_lead_somewhere(page: str) -> None:
     assert lost == []
 
 
+def lost_files(text: str, folder: Path) -> list[str]:
+    """Files named in backticks, alone or in a command, that are in none of the usual places."""
+    named = re.findall(r"`(?:python )?((?:[\w.-]+/)+[\w.-]+\.\w+|[\w-]+\.py)\b[^`]*`", text)
+    places = (folder, ROOT, PACKAGE)
+    return sorted({name for name in named if not any((at / name).exists() for at in places)})
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_files_named_are_there(page: str) -> None:
     """Red when a page names a source file, in words and not as a link, that is gone."""
-    named = set(re.findall(r"`((?:quire|tests|benchmarks|docs)/[\w/.-]+\.\w+)`", PAGES[page]))
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    assert lost_files(PAGES[page], (ROOT / page).parent) == []
+
+
+def test_files_named_in_docstrings_are_there() -> None:
+    """Red when a file moves and a docstring still sends its reader to the old place."""
+    lost = []
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)):
+                text = ast.get_docstring(node) or ""
+                lost += [f"{path}: {name}" for name in lost_files(text, (ROOT / path).parent)]
+    assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_show_the_present(page: str) -> None:
+    """Red when a page becomes a notebook: what was measured at which commit is git's to keep."""
+    words = re.findall(r"\b[0-9a-f]{7,40}\b", PAGES[page])
+    commits = [word for word in words if not word.isdigit() and not word.isalpha()]
+    assert len(commits) <= MAX_COMMITS, commits
+
+
+@pytest.mark.parametrize("page", ("docs/benchmarks.md", "docs/performance.md"))
+def test_figures_fit_a_short_page(page: str) -> None:
+    """Red when figures are added and older ones stay."""
+    assert len(PAGES[page].splitlines()) < MAX_FIGURE_LINES
 
 
 def test_every_endpoint_is_on_its_page() -> None:

@@ -3,7 +3,7 @@
 Text that only might begin the marker is held back; how much is one number, since it equals the
 marker's own beginning. A marker's first character must not occur in it again: then a failed match
 can restart at the character that broke it, and no text is looked at twice. For stop strings, which
-can be anything, see `stops.py`.
+can be anything, see `text/stops.py`.
 """
 
 from __future__ import annotations
