@@ -20,13 +20,6 @@ from quire.server.prompting import ChatAsk
 from quire.server.server import Server
 
 LEVELS = ("low", "medium", "high")
-# How a model is loaded and run; what comes out does not depend on it.
-LOADING = frozenset(
-    (
-        *("numa", "num_batch", "num_gpu", "main_gpu", "num_thread", "low_vram", "f16_kv"),
-        *("logits_all", "vocab_only", "use_mmap", "use_mlock", "embedding_only", "num_keep"),
-    )
-)
 _NO_TIME = re.compile(r"0+(\.0*)?(ns|us|ms|s|m|h)?")
 
 
@@ -42,6 +35,20 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    # How a model is loaded and run; what comes out does not depend on it.
+    embedding_only: Any = None
+    f16_kv: Any = None
+    logits_all: Any = None
+    low_vram: Any = None
+    main_gpu: Any = None
+    num_batch: Any = None
+    num_gpu: Any = None
+    num_keep: Any = None
+    num_thread: Any = None
+    numa: Any = None
+    use_mlock: Any = None
+    use_mmap: Any = None
+    vocab_only: Any = None
 
 
 class OllamaFields(msgspec.Struct, kw_only=True):
@@ -123,8 +130,8 @@ def note_options(request: HttpRequest, server: Server, options: OllamaOptions | 
     """Warn of options that would change the answer elsewhere and do not here."""
     if options is None:
         return
-    known = {*OllamaOptions.__struct_fields__, *LOADING}
-    unknown = [name for name in _NAMES.decode(request.body).options or {} if name not in known]
+    given, known = _NAMES.decode(request.body).options or {}, OllamaOptions.__struct_fields__
+    unknown = [name for name in given if name not in known]
     if unknown:
         shown = ", ".join(name[:40] for name in unknown[:10])
         request.warnings.append(f"ignored unknown options: {shown}")

@@ -46,7 +46,10 @@ def _tagged(name: str) -> str:
 
 
 async def tags(request: HttpRequest, server: Server) -> Reply:
-    return Reply(sse.encode({"models": [_listed(name, server) for name in server.model_names]}))
+    assert server.card is not None
+    modified = {"modified_at": rfc3339(server.card.modified)}
+    models = [_listed(name, server) | modified for name in server.model_names]
+    return Reply(sse.encode({"models": models}))
 
 
 async def ps(request: HttpRequest, server: Server) -> Reply:
@@ -57,7 +60,6 @@ async def ps(request: HttpRequest, server: Server) -> Reply:
         is_on_gpu = any(d.what == "device" and d.value != "cpu" for d in hello.decisions)
         for name in server.model_names:
             listed = _listed(name, server)
-            del listed["modified_at"]
             listed["size_vram"] = listed["size"] if is_on_gpu else 0
             models.append(listed | {"expires_at": NEVER, "context_length": hello.max_model_len})
     return Reply(sse.encode({"models": models}))
@@ -68,7 +70,6 @@ def _listed(name: str, server: Server) -> dict[str, Any]:
     return {
         "name": _tagged(name),
         "model": _tagged(name),
-        "modified_at": rfc3339(server.card.modified),
         "size": server.card.num_bytes,
         "digest": server.card.digest,
         "details": _details(server),
@@ -97,7 +98,7 @@ def _family(architecture: str) -> str:
 
 def _short(count: int) -> str:
     """
-    >>> _short(8_030_000_000), _short(134_515_000)
+    >>> _short(8_030_000_000), _short(134_520_000)
     ('8.0B', '134.52M')
     """
     if count >= 1_000_000_000:
