@@ -99,6 +99,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     eos_ids: list[int]
     decisions: list[Decision]
     load_seconds: float
+    num_params: int = 0
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):

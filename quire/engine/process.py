@@ -326,6 +326,7 @@ class EngineProcess:
             eos_ids=list(spec.eos_ids),
             decisions=list(config.decisions),
             load_seconds=self.load_seconds,
+            num_params=spec.num_params,
         )
 
     def _beat(self) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from quire.config import Decision
 from quire.engine.commands import Hello
 from quire.errors import QuireError
+from quire.load.card import ModelCard, open_card
 from quire.load.open import open_tokenizer
 from quire.load.verdict import open_verdict
 from quire.models.sequence_head import Verdict
@@ -48,6 +49,7 @@ def main() -> int:
     configure_logging(settings.log_format, settings.log_level, secrets)
     try:
         tokenizer, verdict = open_tokenizer(settings.engine), open_verdict(settings.engine)
+        card = open_card(settings.engine)
         if settings.chat_template is not None:
             tokenizer = tokenizer.with_chat_template(settings.chat_template)
     except QuireError as error:
@@ -61,7 +63,7 @@ def main() -> int:
         pass
     else:
         run = uvloop.run
-    return int(run(_serve(settings, tokenizer, verdict)))
+    return int(run(_serve(settings, tokenizer, card, verdict)))
 
 
 def _allow_many_files() -> None:
@@ -72,18 +74,20 @@ def _allow_many_files() -> None:
 
 
 def build_server(
-    settings: ServeSettings, tokenizer: Tokenizer, verdict: Verdict | None = None
+    settings: ServeSettings, tokenizer: Tokenizer, card: ModelCard, verdict: Verdict | None
 ) -> Server:
     """Composition root of this process."""
     link = EngineLink(Path(settings.runtime_folder) / SOCKET, settings.stall_s)
     tracer = make_tracer(settings.otlp_traces_endpoint)
     server = Server(settings, tokenizer, link, tracer=tracer, verdict=verdict)
-    server.inside = Inside(server)
+    server.inside, server.card = Inside(server), card
     return server
 
 
-async def _serve(settings: ServeSettings, tokenizer: Tokenizer, verdict: Verdict | None) -> int:
-    server = build_server(settings, tokenizer, verdict)
+async def _serve(
+    settings: ServeSettings, tokenizer: Tokenizer, card: ModelCard, verdict: Verdict | None
+) -> int:
+    server = build_server(settings, tokenizer, card, verdict)
     server.link.on_hello.append(lambda hello: _banner(settings, server, hello))
     app = App(server, routes(settings))
     http = make_http_server(settings, app)

@@ -26,8 +26,9 @@ MAX_HEADERS, MAX_HEADER_BYTES = 100, 64 << 10
 MAX_QUERY_FIELDS = 32
 DISCARD_S, DISCARD_TIMES = 3.0, 4  # of a refused body: seconds, and times the largest accepted one
 JSON_TYPE = "application/json"
-SSE_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+SSE_TYPE = "text/event-stream; charset=utf-8"
+NDJSON_TYPE = "application/x-ndjson"
+STREAM_HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
@@ -67,13 +68,14 @@ class Reply:
 
 @dataclass(slots=True)
 class EventStream:
-    """Server-sent events; the first chunk is awaited before the status line is sent.
+    """Server-sent events, or lines of JSON; the first is awaited before the status line is sent.
 
     Errors before it are therefore ordinary error replies. `chunks` must clean up when closed.
     """
 
     chunks: AsyncIterator[bytes]
     failure: Callable[[Problem], bytes]  # an error in the midst of the stream, as an event
+    content_type: str = SSE_TYPE
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
@@ -233,7 +235,8 @@ async def send_stream(
     chunks = stream.chunks
     try:
         first = await anext(chunks)
-        headers = [*SSE_HEADERS, *stream.headers, *extra()]
+        kind = (b"content-type", stream.content_type.encode())
+        headers = [kind, *STREAM_HEADERS, *stream.headers, *extra()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await _send_chunk(request, send, first)
         async for chunk in chunks:

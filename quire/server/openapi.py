@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quire.server import fields, sse
+from quire.server import fields, ollama_input, sse
 from quire.server.app import ADMIN, PUBLIC, Route
-from quire.server.http import JSON_TYPE, HttpRequest, Reply
+from quire.server.http import JSON_TYPE, NDJSON_TYPE, HttpRequest, Reply
 from quire.server.messages_input import CountTokensFields, MessagesFields
 from quire.server.openapi_schemas import INSIDES, Schema, narrow
 from quire.server.responses_input import ResponsesFields
@@ -41,6 +41,15 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/pooling": fields.PoolingFields,
     "/tokenize": fields.TokenizeFields,
     "/detokenize": fields.DetokenizeFields,
+    "/api/generate": ollama_input.OllamaGenerateFields,
+    "/api/chat": ollama_input.OllamaChatFields,
+    "/api/embed": ollama_input.OllamaEmbedFields,
+    "/api/embeddings": ollama_input.OllamaEmbeddingsFields,
+    "/api/show": ollama_input.OllamaModelFields,
+    "/api/pull": ollama_input.OllamaModelFields,
+    "/api/push": ollama_input.OllamaModelFields,
+    "/api/create": ollama_input.OllamaModelFields,
+    "/api/copy": ollama_input.OllamaModelFields,
 }
 # What a path answers with, where it is not JSON alone.
 MEDIA: dict[str, tuple[str, ...]] = {
@@ -49,6 +58,8 @@ MEDIA: dict[str, tuple[str, ...]] = {
     "/v1/responses": (JSON_TYPE, EVENTS),
     "/v1/messages": (JSON_TYPE, EVENTS),
     "/v1/generate": (JSON_TYPE, EVENTS),
+    "/api/generate": (JSON_TYPE, NDJSON_TYPE),
+    "/api/chat": (JSON_TYPE, NDJSON_TYPE),
     "/inside": (EVENTS,),
     "/metrics": ("text/plain",),
     "/": ("text/html",),
@@ -80,6 +91,14 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "/live": ("status",),
     "/ready": ("status",),
     "/version": ("version",),
+    "/api/generate": ("model", "created_at", "response", "done", "done_reason"),
+    "/api/chat": ("model", "created_at", "message", "done", "done_reason"),
+    "/api/embed": ("model", "embeddings"),
+    "/api/embeddings": ("embedding",),
+    "/api/tags": ("models",),
+    "/api/ps": ("models",),
+    "/api/version": ("version",),
+    "/api/show": ("template", "details", "model_info", "capabilities"),
 }
 QUERIES: dict[str, Schema] = {
     "/inside": {
@@ -104,6 +123,7 @@ STATUSES = {
     503: "The engine is loading, restarting or shutting down.",
     504: "The request's deadline passed.",
 }
+ERRORS = {"anthropic": "AnthropicError", "ollama": "OllamaError"}  # by style; else "Error"
 ALWAYS = (405, 408, 413, 415, 431, 500)  # from what happens around every handler
 ENGINE = (429, 503, 504)
 EXTRA = {"/ready": (503,), "/": (404,), "/page/{}": (404,), "/v1/models/{}": (404,)}
@@ -193,8 +213,7 @@ def _failures(route: Route) -> Schema:
         codes.add(403)
     if route.method == "POST":
         codes |= {404, *ENGINE}
-    name = "AnthropicError" if route.style == "anthropic" else "Error"
-    schema: Schema = {"$ref": REFERENCE.format(name=name)}
+    schema: Schema = {"$ref": REFERENCE.format(name=ERRORS.get(route.style, "Error"))}
     if route.path == "/ready":
         schema = {"type": "object"}  # its 503 is no error body, but why it is not ready
     return {

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from quire.params import MAX_BIASED_TOKENS
+from quire.server.ollama_input import LEVELS
+from quire.server.ollama_models import TAG
 from quire.server.settings import Limits
 
 Schema = dict[str, Any]
@@ -68,6 +70,7 @@ INSIDES: dict[str, Schema] = {
         type={"const": "error"},
         error=_object(["type", "message"], type=TEXT, message=TEXT),
     ),
+    "OllamaError": _object(["error"], error=TEXT),
     "ChatMessage": _either(
         _object(
             ["role", "content"],
@@ -100,6 +103,13 @@ INSIDES: dict[str, Schema] = {
         _object(["role", "content"], role={"const": "system"}, content=_content(TEXT_BLOCK)),
     ),
     "MessageTool": _object(["name"], name=TEXT, description=OPTIONAL_TEXT),
+    "OllamaMessage": _object(
+        ["role"],
+        role={"enum": ["system", "user", "assistant", "tool"]},
+        content=OPTIONAL_TEXT,
+        thinking=OPTIONAL_TEXT,
+    ),
+    "OllamaTool": _object(["function"], type={"const": "function"}, function=FUNCTION),
 }
 # Struct, field -> what the objects in that list are.
 LISTS = {
@@ -115,6 +125,8 @@ LISTS = {
     ("MessagesFields", "tools"): "MessageTool",
     ("CountTokensFields", "messages"): "MessageTurn",
     ("CountTokensFields", "tools"): "MessageTool",
+    ("OllamaChatFields", "messages"): "OllamaMessage",
+    ("OllamaChatFields", "tools"): "OllamaTool",
 }
 
 
@@ -123,10 +135,12 @@ def narrow(schemas: dict[str, Schema], limits: Limits, models: Sequence[str]) ->
     bounds = _bounds(limits)
     if models:
         bounds["model"] = Bound("string", {"enum": list(models)})
+    own = bounds | _ollama_bounds(limits, models)
     for struct, schema in schemas.items():
         for name, found in schema.get("properties", {}).items():
-            if name in bounds:
-                _write(found, *bounds[name])
+            bound = (own if struct.startswith("Ollama") else bounds).get(name)
+            if bound is not None:
+                _write(found, *bound)
             if (struct, name) in LISTS:
                 _write(found, "array", {"items": _reference(LISTS[struct, name])})
 
@@ -184,3 +198,16 @@ def _bounds(limits: Limits) -> dict[str, Bound]:
         "bad_words": Bound("array", {"maxItems": limits.max_bad_words}),
         "stop_token_ids": Bound("array", {"maxItems": limits.max_bad_words}),
     }
+
+
+def _ollama_bounds(limits: Limits, models: Sequence[str]) -> dict[str, Bound]:
+    """Where Ollama's fields take more than others of their name: tags, and empty requests."""
+    bounds = {
+        "messages": Bound("array", {"maxItems": limits.max_messages}),
+        "format": Bound("string", {"enum": ["", "json"]}),
+        "think": Bound("string", {"enum": list(LEVELS)}),
+    }
+    if models:
+        names = Bound("string", {"enum": [*models, *(model + TAG for model in models)]})
+        bounds |= {"model": names, "name": names}
+    return bounds

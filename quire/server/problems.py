@@ -1,7 +1,7 @@
 """Problem: an answer other than success, with OpenAI's error body; and how our errors become one.
 
 What clients read is a message of our own making or of `quire.errors`; never the text of some
-library's exception. Anthropic's endpoints wrap the same problem in their own body.
+library's exception. Anthropic's and Ollama's endpoints wrap the same problem in their own body.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class Problem(Exception):
             kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
             error = {"type": kind, "message": self.message}
             return msgspec.json.encode({"type": "error", "error": error})
+        if style == "ollama":
+            return msgspec.json.encode({"error": self.message})
         return msgspec.json.encode(
             {
                 "error": {

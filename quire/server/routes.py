@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.server import admin, looking, page_files
+from quire.server import admin, looking, ollama, ollama_models, page_files
 from quire.server.app import ADMIN, KEY, PUBLIC, Route
 from quire.server.chat import chat_completions
 from quire.server.classify import classify, pooling
@@ -34,6 +34,7 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("POST", "/v2/rerank", rerank),
         Route("POST", "/classify", classify),
         Route("POST", "/pooling", pooling),
+        *_ollama(),
         Route("GET", "/v1/models", looking.models),
         Route("GET", "/v1/models/{}", looking.model),
         Route("GET", "/v1/metrics", looking.metrics_summary),
@@ -53,4 +54,23 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("POST", "/admin/profile", admin.profile, ADMIN),
         Route("GET", "/", page_files.index, PUBLIC),
         Route("GET", "/page/{}", page_files.asset, PUBLIC),
+    ]
+
+
+def _ollama() -> list[Route]:
+    style = "ollama"
+    return [
+        Route("POST", "/api/generate", ollama.generate, style=style),
+        Route("POST", "/api/chat", ollama.chat, style=style),
+        Route("POST", "/api/embed", ollama.embed, style=style),
+        Route("POST", "/api/embeddings", ollama.embeddings, style=style),
+        Route("GET", "/api/tags", ollama_models.tags, style=style),
+        Route("GET", "/api/ps", ollama_models.ps, style=style),
+        Route("GET", "/api/version", ollama_models.version, style=style),
+        Route("POST", "/api/show", ollama_models.show, style=style),
+        Route("POST", "/api/pull", ollama_models.pull, style=style),
+        Route("POST", "/api/push", ollama_models.change, style=style),
+        Route("POST", "/api/create", ollama_models.change, style=style),
+        Route("POST", "/api/copy", ollama_models.change, style=style),
+        Route("DELETE", "/api/delete", ollama_models.change, style=style),
     ]

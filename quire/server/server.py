@@ -30,6 +30,7 @@ from quire.server.settings import ServeSettings
 from quire.server.watch import Watchman
 
 if TYPE_CHECKING:
+    from quire.load.card import ModelCard
     from quire.models.sequence_head import Verdict
     from quire.server.inside import Inside
     from quire.text.tokenizer import Tokenizer
@@ -62,6 +63,7 @@ class Server:
         self.watchman = Watchman(settings.limits)
         self.is_draining = False
         self.inside: Inside | None = None  # set by the composition root
+        self.card: ModelCard | None = None  # the same
         self._intake: Intake | None = None
         self._ids = itertools.count(1)
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="text")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -16,6 +17,7 @@ from quire.config import EngineArgs
 from quire.engine.commands import About, Hello
 from quire.errors import EngineDead
 from quire.grammar.spec import check_limits
+from quire.load.card import ModelCard
 from quire.models.sequence_head import Verdict
 from quire.params import StructuredOutputsParams
 from quire.request import Request
@@ -170,6 +172,9 @@ class Bench:
         self.link = FakeLink(tokenizer)
         link, checker = cast("EngineLink", self.link), cast("GrammarChecker", OpenChecker())
         self.server = Server(self.settings, tokenizer, link, checker, verdict=verdict)
+        self.server.card = ModelCard(
+            "gguf", "Q8_0", 1_000, datetime(2026, 1, 2, tzinfo=UTC), "ab" * 32
+        )
         self.app = App(self.server, routes(self.settings))
         self.link.greet()
 

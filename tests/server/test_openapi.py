@@ -59,8 +59,9 @@ def test_every_route_is_there(document: dict[str, Any]) -> None:
             assert "$ref" in body, f"{route.path} is not in BODIES"
             assert {"400", "401", "404", "413", "429", "500", "503"} <= set(told["responses"])
         error = told["responses"]["400"]["content"]["application/json"]["schema"]
-        if route.style == "anthropic":
-            assert error["$ref"].endswith("/AnthropicError")
+        if route.style != "openai":
+            wanted = {"anthropic": "AnthropicError", "ollama": "OllamaError"}[route.style]
+            assert error["$ref"].endswith(f"/{wanted}")
     told_ids = [op["operationId"] for path in document["paths"].values() for op in path.values()]
     assert len(told_ids) == len(set(told_ids)) == len(table)
 
@@ -143,6 +144,21 @@ USED = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", 
                 "tools": [{"type": "function", "function": {"name": "look"}}],
             },
         ),
+        ("/api/chat", "OllamaChatFields", {"model": "tiny:latest", "messages": []}),
+        (
+            "/api/chat",
+            "OllamaChatFields",
+            {
+                "messages": [
+                    {"role": "user", "content": "hi"},
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "look"}}]},
+                    {"role": "tool", "content": "blue"},
+                ],
+                "tools": [{"function": {"name": "look"}}],
+                "options": {"num_predict": -1, "mirostat": 1},
+            },
+        ),
+        ("/api/generate", "OllamaGenerateFields", {"prompt": "x", "format": {}, "think": "low"}),
     ],
 )
 def test_what_works_is_allowed(

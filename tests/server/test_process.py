@@ -51,7 +51,9 @@ class Running:
         self.case.scheduler.clock = time.monotonic
         sched = self.case.config
         config = SimpleNamespace(sched=sched, decisions=())
-        spec = SimpleNamespace(architecture="Fake", vocab_size=7, hidden_size=1, eos_ids=())
+        spec = SimpleNamespace(
+            architecture="Fake", vocab_size=7, hidden_size=1, eos_ids=(), num_params=9
+        )
         engine: Any = SimpleNamespace(core=self.case.core, config=config, spec=spec)
         self.address = folder / "engine.sock"
         self.process = EngineProcess(engine, self.address, 0.0, Patience(60, 60, queue_s=0.6))
