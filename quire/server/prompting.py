@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from quire.errors import BadRequest, CheckpointError
 from quire.outputs import StreamEvent
 from quire.params import SamplingParams, StructuredOutputsParams
-from quire.server.completions import cache_salt, check_length
+from quire.server.completions import cache_salt, check_grammar, check_length
 from quire.server.fields import SamplingFields
 from quire.server.generation import Generation, Job
 from quire.server.http import HttpRequest
@@ -144,7 +144,7 @@ async def prepare(server: Server, request: HttpRequest, ask: ChatAsk) -> ChatPla
     tools, choice = _tools(ask)
     structured = _structured(ask, tools, choice)
     if structured is not None:
-        await server.checker.check(structured)
+        await check_grammar(request, server, structured)
     tool_format = None
     if tools and choice.mode != "none":
         tool_format = server.settings.tool_call_parser or _tool_format(server)
