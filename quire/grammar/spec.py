@@ -11,6 +11,7 @@ import re
 from importlib.util import find_spec
 
 from quire.errors import BadRequest, NotSupported
+from quire.grammar.formats import settle_formats
 from quire.params import StructuredOutputsParams
 
 MAX_SCHEMA_BYTES = 64 << 10
@@ -65,10 +66,16 @@ def grammar_text(params: StructuredOutputsParams) -> str:
     return _json_grammar({"type": "object"})
 
 
+def ignored_formats(params: StructuredOutputsParams) -> list[str]:
+    """String formats of a JSON schema that nobody enforces. Raises as `check_limits` does."""
+    return [] if params.json is None else settle_formats(_schema(params.json)).ignored
+
+
 def _json_grammar(schema: dict[str, object]) -> str:
+    settled = settle_formats(schema).schema
     # Set last, so that a client cannot loosen the compiler's options through its schema.
     options = {"whitespace_pattern": WHITESPACE}
-    return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": options}}]})
+    return json.dumps({"grammars": [{"json_schema": {**settled, "x-guidance": options}}]})
 
 
 def _lark_grammar(lark: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from quire.config import Decision
 from quire.engine.commands import Hello
-from quire.errors import QuireError
+from quire.errors import CheckpointError, QuireError
 from quire.load.card import ModelCard, open_card
 from quire.load.open import open_tokenizer
 from quire.load.verdict import open_verdict
@@ -52,6 +52,7 @@ def main() -> int:
         card = open_card(settings.engine)
         if settings.chat_template is not None:
             tokenizer = tokenizer.with_chat_template(settings.chat_template)
+        check_templates(tokenizer)
     except QuireError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return BAD_INPUT
@@ -64,6 +65,24 @@ def main() -> int:
     else:
         run = uvloop.run
     return int(run(_serve(settings, tokenizer, card, verdict)))
+
+
+def check_templates(tokenizer: Tokenizer) -> None:
+    """A chat template that cannot work is an error now, and not in the midst of a conversation.
+
+    One that only refuses the message tried here may want a system message, or tools.
+    """
+    try:
+        tokenizer.check_templates()
+    except CheckpointError as error:
+        why = str(error).rstrip(".")
+        raise CheckpointError(f"{why}; give one that works with --chat-template FILE") from None
+    if tokenizer.chat_template is None:
+        return
+    try:
+        tokenizer.render_chat([{"role": "user", "content": "Hi"}])
+    except QuireError as error:
+        log_event("chat_template_refuses_probe", severity=logging.WARNING, reason=str(error))
 
 
 def _allow_many_files() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from quire.errors import BadRequest
+from quire.grammar.spec import ignored_formats
+from quire.obs.log import log_event
 from quire.outputs import StreamEvent
-from quire.params import SamplingParams
+from quire.params import SamplingParams, StructuredOutputsParams
 from quire.server import sse
 from quire.server.fields import CompletionFields, decode
 from quire.server.generation import Generation, Job
@@ -28,7 +31,7 @@ async def completions(request: HttpRequest, server: Server) -> Reply | EventStre
     model = server.check_model(fields.model)
     params = _params(fields, server)
     if params.structured_outputs is not None:
-        await server.checker.check(params.structured_outputs)
+        await check_grammar(request, server, params.structured_outputs)
     prompts = await _prompts(fields, request, server)
     answer = Completion(request, server, model, fields, params)
     jobs = [Job(prompt, params, fields.priority or 0, fields.timeout) for prompt in prompts]
@@ -73,6 +76,17 @@ async def _prompts(
         check_length(prompt["prompt_token_ids"], server, "prompt")
         prompts.append(prompt)
     return prompts
+
+
+async def check_grammar(
+    request: HttpRequest, server: Server, wanted: StructuredOutputsParams
+) -> None:
+    """Raises as the checker does; warns of string formats that are not enforced."""
+    await server.checker.check(wanted)
+    if ignored := ignored_formats(wanted):
+        shown = ", ".join(name[:40] for name in ignored[:10])
+        request.warnings.append(f"ignored unknown string formats: {shown}")
+        log_event("formats_ignored", severity=logging.WARNING, request_id=request.id, formats=shown)
 
 
 def check_length(ids: Sequence[int], server: Server, param: str) -> None:

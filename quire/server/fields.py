@@ -1,18 +1,21 @@
 """Request bodies as msgspec structs: typed decoding, and the errors it gives.
 
 Every field may be null, because real clients send nulls for what they do not set. Fields we know
-and have no use for are listed, so that only truly unknown ones are named in the warning header.
+and have no use for are listed, so that only truly unknown ones are named in the warning header; in
+`structured_outputs`, where ignoring one would lift a constraint, they are refused.
 What the values mean is `sampling.py`'s and the handlers' business.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
 from quire.server.http import HttpRequest
+from quire.server.items import Item
 from quire.server.problems import Problem
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -221,14 +224,35 @@ _TOP_LEVEL = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def _note_unknown(request: HttpRequest, kind: type[msgspec.Struct]) -> None:
-    unknown = [
-        name
-        for name in _TOP_LEVEL.decode(request.body)
-        if name not in kind.__struct_fields__ and name not in QUIET
-    ]
+    given = _TOP_LEVEL.decode(request.body)
+    known = {*kind.__struct_fields__, *QUIET}
+    unknown = [name for name in given if name not in known]
+    for name, inside in _inner_structs(kind).items():
+        values = msgspec.json.decode(given[name]) if name in given else None
+        if values is None:
+            continue
+        known_inside = inside.__struct_fields__
+        if inside is StructuredFields:
+            Item(values, name).only(known_inside)
+        unknown += [
+            f"{name}.{key}"
+            for key, value in values.items()
+            if key not in known_inside and value is not None
+        ]
     if unknown:
         shown = ", ".join(name[:40] for name in unknown[:10])
         request.warnings.append(f"ignored unknown fields: {shown}")
+
+
+@cache
+def _inner_structs(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+    """The fields that are structs themselves."""
+    return {
+        field.name: choice
+        for field in msgspec.structs.fields(kind)
+        for choice in get_args(field.type)
+        if isinstance(choice, type) and issubclass(choice, msgspec.Struct)
+    }
 
 
 def _short(error: BaseException) -> str:

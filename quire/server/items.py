@@ -6,6 +6,8 @@ per shape would refuse what clients really send. Whole bodies are structs; see `
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from typing import Any
 
 from quire.errors import BadRequest
@@ -28,6 +30,19 @@ class Item:
 
     def get(self, key: str) -> Any:
         return self.value.get(key)
+
+    def only(self, known: Collection[str]) -> Item:
+        """Refuse other keys: here they would change what is asked. Null and false ask nothing."""
+        for key, value in self.value.items():
+            if key not in known and value is not None and value is not False:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise BadRequest(
+                    f"got {self.where}.{key[:60]}, which is not known here{hint};"
+                    f" known: {', '.join(known)}",
+                    param=f"{self.where}.{key[:60]}",
+                )
+        return self
 
     def items(self, key: str) -> list[Item]:
         """A list of objects; null is none."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.errors import EngineDead
 from quire.server import sse
-from quire.server.completions import cache_salt, check_length
+from quire.server.completions import cache_salt, check_grammar, check_length
 from quire.server.embeddings import check_shape, finished
 from quire.server.fields import decode
 from quire.server.generation import Generation, Job
@@ -99,7 +99,7 @@ async def _plain(
     sampling = sampling_fields(fields)
     structured = structured_outputs(sampling)
     if structured is not None:
-        await server.checker.check(structured)
+        await check_grammar(request, server, structured)
     params = sampling_params(
         sampling,
         server.settings,

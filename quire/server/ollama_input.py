@@ -119,23 +119,11 @@ class OllamaModelFields(msgspec.Struct, kw_only=True):
 # ------------------------------------------------------------ options
 
 
-class _Named(msgspec.Struct):
-    options: dict[str, msgspec.Raw] | None = None
-
-
-_NAMES = msgspec.json.Decoder(_Named)
-
-
 def note_options(request: HttpRequest, server: Server, options: OllamaOptions | None) -> None:
-    """Warn of options that would change the answer elsewhere and do not here."""
-    if options is None:
+    """Warn of a context that this server does not have."""
+    if options is None or options.num_ctx is None:
         return
-    given, known = _NAMES.decode(request.body).options or {}, OllamaOptions.__struct_fields__
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        shown = ", ".join(name[:40] for name in unknown[:10])
-        request.warnings.append(f"ignored unknown options: {shown}")
-    if options.num_ctx is not None and options.num_ctx > server.max_model_len:
+    if options.num_ctx > server.max_model_len:
         request.warnings.append(
             f"num_ctx={options.num_ctx} is more than this server's context of"
             f" {server.max_model_len} tokens, which --max-model-len sets"

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from quire.errors import BadRequest
+from quire.errors import BadRequest, CheckpointError
 from quire.outputs import StreamEvent
 from quire.params import SamplingParams, StructuredOutputsParams
-from quire.server.completions import cache_salt, check_length
+from quire.server.completions import cache_salt, check_grammar, check_length
 from quire.server.fields import SamplingFields
 from quire.server.generation import Generation, Job
 from quire.server.http import HttpRequest
@@ -30,19 +30,14 @@ from quire.text.tools.parser import CallCut, CallStart, ToolParser
 from quire.text.tools.prompt import spell_out_tools, template_messages
 from quire.text.tools.router import OutputRouter, ReasoningPart, RoutedPart
 
-# Templates see these from us; a client may not put its own values there.
+# Templates have these from us or from Jinja, or they say what is done with the text; a client may
+# not put its own values there.
 RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "bos_token",
-        "continue_final_message",
-        "documents",
-        "eos_token",
-        "messages",
-        "raise_exception",
-        "strftime_now",
-        "tools",
-    }
+    (
+        *("add_generation_prompt", "chat_template", "continue_final_message", "documents"),
+        *("messages", "raise_exception", "self", "strftime_now", "tokenize", "tools"),
+        *("bos_token", "eos_token", "pad_token", "unk_token"),
+    )
 )
 MAX_TEMPLATE_VALUES = 16
 DEFAULT_TOOL_FORMAT = "hermes"  # what `spell_out_tools` teaches a model that knows none
@@ -149,7 +144,7 @@ async def prepare(server: Server, request: HttpRequest, ask: ChatAsk) -> ChatPla
     tools, choice = _tools(ask)
     structured = _structured(ask, tools, choice)
     if structured is not None:
-        await server.checker.check(structured)
+        await check_grammar(request, server, structured)
     tool_format = None
     if tools and choice.mode != "none":
         tool_format = server.settings.tool_call_parser or _tool_format(server)
@@ -203,14 +198,7 @@ def _tool_format(server: Server) -> str:
 
 
 def _template_options(server: Server, ask: ChatAsk) -> dict[str, Any]:
-    values = ask.template_values
-    if len(values) > MAX_TEMPLATE_VALUES or RESERVED & values.keys():
-        bad = sorted(RESERVED & values.keys()) or f"{len(values)} values"
-        raise BadRequest(
-            f"got chat_template_kwargs with {bad}, want at most {MAX_TEMPLATE_VALUES} values and"
-            " none of the template's own names",
-            param="chat_template_kwargs",
-        )
+    _check_template_values(ask.template_values)
     if ask.chat_template is not None and not server.settings.trust_request_chat_template:
         raise BadRequest(
             "this server does not take chat templates from clients"
@@ -223,11 +211,26 @@ def _template_options(server: Server, ask: ChatAsk) -> dict[str, Any]:
             param="continue_final_message",
         )
     return {
-        **values,
+        **ask.template_values,
         "add_generation_prompt": ask.add_generation_prompt,
         "continue_final_message": ask.continue_final_message,
         "chat_template": ask.chat_template,
     }
+
+
+def _check_template_values(values: dict[str, Any]) -> None:
+    problem = None
+    if len(values) > MAX_TEMPLATE_VALUES:
+        problem = f"{len(values)} values, want at most {MAX_TEMPLATE_VALUES}"
+    elif own := sorted(RESERVED & values.keys()):
+        problem = (
+            f"{', '.join(own)}: the server sets that itself; leave it out, or send the request's"
+            " own field of that name"
+        )
+    elif odd := [name for name in values if not name.isidentifier() or name.startswith("_")]:
+        problem = f"{odd[0][:60]!r}, want names such as enable_thinking"
+    if problem is not None:
+        raise BadRequest(f"got chat_template_kwargs with {problem}", param="chat_template_kwargs")
 
 
 async def render(
@@ -239,22 +242,31 @@ async def render(
     """Messages as the model's template writes them, off the loop when there is much of it."""
     size = sum(len(str(message)) for message in messages)
     server.check_text_size(size, "messages")
-    values = dict(options)
-    template = values.pop("chat_template", None)
-    tokenizer = server.tokenizer
-    if template is not None:
-        tokenizer = tokenizer.with_chat_template(template)
+    variables = dict(options)
+    source = variables.pop("chat_template", None)
+    begins = variables.pop("add_generation_prompt", True)
+    continues = variables.pop("continue_final_message", False)
     checked = template_messages(messages)
     definitions = [tool.definition() for tool in tools] or None
     has_calls = any(m.get("tool_calls") or m["role"] == "tool" for m in checked)
-    if (tools or has_calls) and detect_tool_format(tokenizer.chat_template) is None:
+    used = server.tokenizer.chat_template if source is None else source
+    if (tools or has_calls) and detect_tool_format(used) is None:
         checked, definitions = spell_out_tools(checked, tools), None
 
     def work() -> str:
-        return tokenizer.apply_chat_template(checked, tools=definitions, tokenize=False, **values)
+        tokenizer = server.tokenizer
+        if source is not None:
+            tokenizer = tokenizer.with_chat_template(source)
+        return tokenizer.render_chat(
+            checked, definitions, begins, continue_final_message=continues, variables=variables
+        )
 
     begun = time.monotonic()
-    text = await server.in_thread(work, size)
+    try:
+        text = await server.in_thread(work, size)
+    except CheckpointError as error:  # it does not compile, or goes out of bounds
+        param = "messages" if source is None else "chat_template"
+        raise BadRequest(str(error), param=param) from None
     if time.monotonic() - begun > server.limits.template_s:
         raise Problem(400, "the chat template took too long on these messages", param="messages")
     return text

@@ -143,11 +143,12 @@ def _response_format(text: TextFields | None) -> dict[str, Any] | None:
         return None
     given = Item(text.format, "text.format")
     kind = given.get("type")
-    if kind in ("text", "json_object"):
+    if kind == "text" or (kind == "json_object" and given.get("schema") is None):
+        given.only(("type",))
         return {"type": kind}
-    if kind == "json_schema":
+    if kind in ("json_schema", "json_object"):
         schema = Item(given.get("schema"), "text.format.schema")
-        return {"type": kind, "json_schema": {"schema": schema.value}}
+        return {"type": kind, "schema": schema.value}
     raise wrong("text.format.type", kind, "text, json_object or json_schema")
 
 
@@ -157,6 +158,7 @@ def _response_format(text: TextFields | None) -> dict[str, Any] | None:
 def _tool(given: dict[str, Any], where: str) -> dict[str, Any]:
     if given.get("type") != "function":
         raise wrong(f"{where}.type", given.get("type"), "'function': no tools are run here")
+    Item(given, where).text("name")  # by which tool_choice may pick tools
     keys = ("name", "description", "parameters", "strict")
     function = {key: given[key] for key in keys if given.get(key) is not None}
     return {"type": "function", "function": function}

@@ -11,7 +11,8 @@ from typing import Any
 
 from quire.errors import BadRequest
 from quire.params import SamplingParams, StructuredOutputsParams
-from quire.server.fields import SamplingFields
+from quire.server.fields import SamplingFields, StructuredFields
+from quire.server.items import Item
 from quire.server.settings import Limits, ServeSettings
 
 _PASSED = (
@@ -110,11 +111,10 @@ def structured_outputs(fields: SamplingFields) -> StructuredOutputsParams | None
     if (own := fields.structured_outputs) is not None:
         given = {
             name: value
-            for name in ("json", "regex", "choice", "grammar", "json_object")
-            if (value := getattr(own, name)) is not None and value is not False
+            for name in StructuredFields.__struct_fields__
+            if (value := getattr(own, name)) is not None
         }
-        if given:
-            asked["structured_outputs"] = StructuredOutputsParams(**given)
+        asked["structured_outputs"] = StructuredOutputsParams(**given)
     for name in ("json", "regex", "choice", "grammar"):
         value = getattr(fields, f"guided_{name}")
         if value is not None:
@@ -124,33 +124,51 @@ def structured_outputs(fields: SamplingFields) -> StructuredOutputsParams | None
     return next(iter(asked.values()), None)
 
 
+_SCHEMA_KEYS = ("name", "description", "schema", "strict")
+_FORMAT_KEYS: dict[str, tuple[str, ...]] = {
+    "text": ("type",),
+    "json_object": ("type", "schema"),  # with a schema, as llama.cpp and others have it
+    "json_schema": ("type", "json_schema", *_SCHEMA_KEYS),  # nested or, as in Responses, flat
+    "regex": ("type", "regex", "value"),
+    "choice": ("type", "choice", "value"),
+    "grammar": ("type", "grammar", "value"),
+    "ebnf": ("type", "ebnf", "value"),
+}
+
+
 def _response_format(given: dict[str, Any]) -> StructuredOutputsParams | None:
     kind = given.get("type")
+    if not isinstance(kind, str) or kind not in _FORMAT_KEYS:
+        raise BadRequest(
+            f"got response_format.type={str(kind)[:40]!r},"
+            " want text, json_object, json_schema, regex, choice or grammar",
+            param="response_format.type",
+        )
+    Item(given, "response_format").only(_FORMAT_KEYS[kind])
     if kind == "text":
         return None
+    if kind == "json_schema" or given.get("schema") is not None:
+        return StructuredOutputsParams(json=_format_schema(given))
     if kind == "json_object":
         return StructuredOutputsParams(json_object=True)
-    if kind == "json_schema":
-        holder = given.get("json_schema")
-        schema = holder.get("schema") if isinstance(holder, dict) else given.get("schema")
-        if isinstance(holder, dict) and schema is None:
-            schema = {}  # OpenAI lets the schema be absent: any JSON
-        if not isinstance(schema, dict):
-            raise BadRequest(
-                "response_format of type json_schema needs json_schema.schema, an object",
-                param="response_format",
-            )
-        return StructuredOutputsParams(json=schema)
-    if kind in ("regex", "grammar", "ebnf", "choice"):
-        value = given.get(kind, given.get("value"))
-        if value is None:
-            raise BadRequest(
-                f"response_format of type {kind} needs {kind}", param=f"response_format.{kind}"
-            )
-        wanted: dict[str, Any] = {"grammar" if kind == "ebnf" else kind: value}
-        return StructuredOutputsParams(**wanted)
-    raise BadRequest(
-        f"got response_format.type={str(kind)[:40]!r},"
-        " want text, json_object, json_schema, regex, choice or grammar",
-        param="response_format.type",
-    )
+    value = given.get(kind, given.get("value"))
+    if value is None:
+        raise BadRequest(
+            f"response_format of type {kind} needs {kind}", param=f"response_format.{kind}"
+        )
+    wanted: dict[str, Any] = {"grammar" if kind == "ebnf" else kind: value}
+    return StructuredOutputsParams(**wanted)
+
+
+def _format_schema(given: dict[str, Any]) -> dict[str, Any]:
+    schema, holder = given.get("schema"), given.get("json_schema")
+    if isinstance(holder, dict):
+        # OpenAI lets the schema be absent: any JSON.
+        schema = Item(holder, "response_format.json_schema").only(_SCHEMA_KEYS).get("schema")
+        schema = {} if schema is None else schema
+    if not isinstance(schema, dict):
+        raise BadRequest(
+            f"response_format of type {given['type']} needs a schema, an object",
+            param="response_format",
+        )
+    return schema

@@ -21,7 +21,7 @@ from quire.errors import BadRequest, CheckpointError
 from quire.text.byte_level import spelled_bytes
 from quire.text.messages import Message
 from quire.text.special_tokens import SpecialTokens, read_special_tokens
-from quire.text.template import ChatTemplate
+from quire.text.template import ChatTemplate, compile_template
 
 MAX_TOKENIZER_BYTES = 256_000_000
 _BPE_WITH_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
@@ -177,15 +177,41 @@ class Tokenizer:
 
         Encode the text with `add_special_tokens=False`: templates print those themselves.
         """
+        text = self.render_chat(
+            messages,
+            tools,
+            add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        *,
+        continue_final_message: bool = False,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The same as text, with the template's variables in a mapping.
+
+        For names that strangers chose: as keywords they could be those of our own parameters.
+        """
         text = self._template(bool(tools)).render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             variables=variables,
         )
-        if continue_final_message:
-            text = _cut_after_final_message(text, messages)
-        return self.encode(text, add_special_tokens=False) if tokenize else text
+        return _cut_after_final_message(text, messages) if continue_final_message else text
+
+    def check_templates(self) -> None:
+        """Raises CheckpointError if one of the chat templates in use does not compile."""
+        for name in ("default", "tool_use"):
+            if name in self._templates:
+                compile_template(self._templates[name])
 
     def with_chat_template(self, source: str) -> Tokenizer:
         """The same vocabulary with another chat template; raises CheckpointError if it is bad."""

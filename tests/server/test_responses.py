@@ -308,14 +308,16 @@ def test_a_forced_call(bench: Bench) -> None:
         assert bench.link.submitted[-1].params.structured_outputs is not None
 
 
+ALLOWED = {
+    "type": "allowed_tools",
+    "mode": "auto",
+    "tools": [{"type": "function", "name": "look"}],
+}
+
+
 def test_allowed_tools_hide_the_others(bench: Bench) -> None:
     other = {**TOOL, "name": "other"}
-    choice = {
-        "type": "allowed_tools",
-        "mode": "auto",
-        "tools": [{"type": "function", "name": "look"}],
-    }
-    whole(bench, tools=[TOOL, other], tool_choice=choice)
+    whole(bench, tools=[TOOL, other], tool_choice=ALLOWED)
     assert '"look"' in bench.link.prompt() and '"other"' not in bench.link.prompt()
 
 
@@ -350,10 +352,13 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http:
         ({"input": []}, "messages"),
         ({"input": 3}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{**TOOL, "name": ["look"]}], "tool_choice": ALLOWED}, "tools[0].name"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "shema": {}}}}, "text.format.shema"),
         ({"temperature": "warm"}, "temperature"),
         ({"max_output_tokens": 0}, "max_tokens"),
         ({"top_logprobs": 21}, "logprobs"),

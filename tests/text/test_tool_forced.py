@@ -134,3 +134,15 @@ def test_parser_reads_what_the_schema_allows() -> None:
 def test_without_a_grammar_the_rest_is_text() -> None:
     reading = read(ForcedCallParser(), ['[{"name": "clock", "parameters": {}}, sorry'])
     assert reading.plain() == (", sorry", [("clock", {})])
+
+
+def test_a_call_torn_at_the_end_is_no_text() -> None:
+    """Red when half a call, cut by max_tokens, comes out as what the model said."""
+    output = json.dumps([call("weather", city="Paris"), call("tree", root={"kids": []})])
+    for end in range(len(output)):
+        for size in (1, 7, 999):
+            reading = read(ForcedCallParser(), cut(output[:end], size))
+            assert reading.text == ""
+            whole = [c for c in reading.calls if c.closing is None]
+            assert [c.name for c in whole] == ["weather", "tree"][: len(whole)]
+    assert len(whole) == 2

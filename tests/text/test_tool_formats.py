@@ -192,9 +192,9 @@ MALFORMED = [
     ("pythonic", "[f(a=" + "[" * 80 + "]" * 80 + ")]"),
     ("pythonic", "[__import__('os').system('id')]"),
     ("forced", '{"name": 3}'),
-    ("forced", '[{"name": "f", "parameters": tru'),
+    ("forced", '[{"name": "f", "parameters": tru}]'),
     ("forced", ""),
-    ("forced", " \n"),
+    ("forced", " \n."),
 ]
 
 

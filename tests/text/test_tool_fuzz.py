@@ -63,6 +63,11 @@ def cut_outputs(draw: st.DrawFn, outputs: st.SearchStrategy[str]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(bounds)]
 
 
+def texts_of(name: str, output: str) -> set[str]:
+    """What an output without calls may be read as: all of it, or a forced call that was torn."""
+    return {output, ""} if name == "forced" else {output}
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=150, deadline=None)
 @given(pieces=cut_outputs(OUTPUTS))
@@ -71,8 +76,7 @@ def test_cuts_do_not_matter(name: str, pieces: list[str]) -> None:
     whole = read(FORMATS[name](), [text])
     assert read(FORMATS[name](), pieces) == whole
     assert read(FORMATS[name](), cut(text, 1)) == whole
-    if not whole.calls:
-        assert whole.text == text
+    assert whole.calls or whole.text in texts_of(name, text)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -80,7 +84,7 @@ def test_cuts_do_not_matter(name: str, pieces: list[str]) -> None:
 @given(pieces=cut_outputs(st.text(max_size=60)))
 def test_arbitrary_text_comes_back(name: str, pieces: list[str]) -> None:
     reading = read(FORMATS[name](), pieces)
-    assert reading.calls or reading.text == "".join(pieces)
+    assert reading.calls or reading.text in texts_of(name, "".join(pieces))
 
 
 @settings(max_examples=50, deadline=None)
@@ -237,4 +241,4 @@ def test_a_megabyte_of_anything_loses_nothing(name: str) -> None:
     for other, what, output in adversaries(1_000_000):
         if other == name and what in MEGABYTE:
             reading = read(FORMATS[name](), [output])
-            assert reading.calls or reading.text == output, what
+            assert reading.calls or reading.text in texts_of(name, output), what

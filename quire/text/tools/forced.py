@@ -2,8 +2,8 @@
 
 With `tool_choice` "required" or a named function the output is constrained to a JSON array of
 `{"name": ..., "parameters": {...}}`, whatever format the model speaks by itself. The grammar side
-only sees an ordinary JSON schema. Without a grammar the same parser still works: what breaks is
-text.
+only sees an ordinary JSON schema. An output that ends too early leaves calls behind and no text.
+Without a grammar the same parser still works: what breaks is text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quire.text.tools.definitions import Tool, ToolChoice
 from quire.text.tools.marked import MarkedParser, Markup
 from quire.text.tools.parser import NewId, openai_call_id
 
-FORCED = Markup(body=CallList, starts_inside=True)
+FORCED = Markup(body=CallList, starts_inside=True, is_all_calls=True)
 
 
 class ForcedCallParser(MarkedParser):

@@ -48,6 +48,7 @@ class Markup:
     opener: str = ""  # none: calls can only be the whole output
     closer: str = ""
     starts_inside: bool = False  # whether the output may begin with calls, unmarked
+    is_all_calls: bool = False  # a grammar lets nothing else by: a call torn at the end is no text
 
 
 class MarkedParser:
@@ -74,7 +75,8 @@ class MarkedParser:
     def finish(self) -> list[Part]:
         if self._body is not None:
             self._body.finish()
-            self._write_leftover(self._body)
+            if not self._markup.is_all_calls:
+                self._write_leftover(self._body)
         elif self._opener is not None:
             self._writer.text(self._opener.flush())
         self._writer.text("".join(self._after))  # a closer that was begun is no loss
