@@ -12,7 +12,7 @@ from quire.errors import BadRequest
 from quire.server import sse
 from quire.server.fields import RerankFields, ScoreFields, decode
 from quire.server.http import HttpRequest, Reply
-from quire.server.pooled import Pooled, PoolJob, check_pooling, listing, pool
+from quire.server.pooled import Pooled, PoolJob, check_count, check_pooling, listing, pool
 from quire.server.server import Server
 from quire.text.pairs import Pairing, cosine, encode_pair, pair_up
 
@@ -88,6 +88,7 @@ async def _scores(
         ones, others = found.vectors[: len(first)], found.vectors[len(first) :]
         return Scores([cosine(ones[i], others[j]) for i, j in pairs], found)
     verdict = server.verdict.for_pairs()
+    check_count(len(pairs), server, "text_2")  # before any is tokenised
     prompts = [await _prompt(server, first[i], second[j]) for i, j in pairs]
     found = await pool(request, server, prompts, PoolJob("classify", priority, cut, "text_2"))
     if fields.use_activation is False:
