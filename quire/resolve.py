@@ -66,7 +66,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
         cache=CacheConfig(args.page_size, 0, args.enable_prefix_caching),
         kv_cache_memory=args.kv_cache_memory,
         gpu_memory_utilization=args.gpu_memory_utilization,
-        seed=args.seed,
+        seed=args.seed or 0,  # of random weights, which are the same at every start
         enforce_eager=args.enforce_eager,
         attention_backend=args.attention_backend,
         load_format=args.load_format,

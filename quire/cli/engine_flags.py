@@ -62,7 +62,7 @@ def add_engine_flags(parser: VerbParser) -> None:
     add("--kv-cache-memory", type=size_bytes, metavar="SIZE", help="such as 4GiB or 512MiB")
     add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
     add("--scheduling-policy", metavar="NAME", help="fcfs or priority")
-    add("--seed", dest="engine_seed", type=int, metavar="N", help="where all randomness starts")
+    add("--seed", dest="engine_seed", type=int, metavar="N", help="makes what is drawn repeat")
     add("--load-format", metavar="NAME", help="auto, or dummy for random weights")
     add("--threads", type=positive, metavar="N", help="CPU threads")
     add("--enforce-eager", action="store_const", const=True, help="no CUDA graphs")

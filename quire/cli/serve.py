@@ -141,7 +141,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
     template = None
     if args.chat_template is not None:
         template = _read(args.chat_template, "--chat-template")
-    engine = engine_args(args) if download else EngineArgs()
+    engine = engine_args(args, seed=args.engine_seed) if download else EngineArgs()
     sampling = {}
     if download and args.generation_config == "auto":
         sampling = recommended_sampling(model_of(args), Path(engine.model))
