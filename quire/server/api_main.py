@@ -109,7 +109,8 @@ async def _serve(settings: ServeSettings, tokenizer: Tokenizer, verdict: Verdict
     await asyncio.wait(tasks, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
     await server.aclose()
     # Idle connections would keep some servers waiting; everything that matters is done.
-    sys.stdout.flush()
+    with suppress(OSError):  # the terminal may be gone
+        sys.stdout.flush()
     os._exit(0)
 
 
