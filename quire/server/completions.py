@@ -25,7 +25,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint only
 
 async def completions(request: HttpRequest, server: Server) -> Reply | EventStream:
     fields = decode(request, CompletionFields)
-    model = server.check_model(fields.model)
+    model = server.check_model(fields.model, request)
     params = _params(fields, server)
     if params.structured_outputs is not None:
         await server.checker.check(params.structured_outputs)
