@@ -6,11 +6,11 @@ them.
 
 from __future__ import annotations
 
+import re
 import socket
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from quire.cli.engine_flags import (
     add_engine_flags,
@@ -30,6 +30,7 @@ quire serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
 QUIRE_API_KEY=secret quire serve smollm2-360m-instruct --served-model-name gpt-mini
 """
 LOG_FORMATS = ("auto", "text", "json")
+_ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")  # as browsers send it
 MAX_REQUESTS = 1_000_000
 MAX_SECONDS = 31_536_000.0  # a year
 
@@ -196,8 +197,7 @@ def _check_names(args: Namespace) -> None:
     if args.otlp_traces_endpoint is not None:
         check_endpoint(args.otlp_traces_endpoint)
     for origin in args.allowed_origins:
-        parts = urlsplit(origin)
-        if origin != "*" and (not parts.scheme or not parts.netloc or parts.path):
+        if not _ORIGIN.fullmatch(origin):
             raise BadRequest(
                 f"got --allowed-origins {origin!r}, want * or origins such as https://app.example"
             )

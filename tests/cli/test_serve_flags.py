@@ -52,6 +52,7 @@ SERVE_FLAGS = [
     (["--log-level", "loud"], "invalid choice: 'loud'"),
     (["--allowed-origins", "app.example"], "got --allowed-origins 'app.example'"),
     (["--allowed-origins", "https://app.example/"], "want * or origins such as https://"),
+    (["--allowed-origins", "*", "http://"], "got --allowed-origins 'http://'"),
     (["--served-model-name", " "], "empty --served-model-name"),
 ]
 
