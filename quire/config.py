@@ -54,7 +54,7 @@ class EngineArgs:
     priority_aging_s: float = 30.0
     batch_wait_ms: float = 0.0
     batch_wait_tokens: int = 0
-    seed: int = 0
+    seed: int | None = 0  # of requests without one of their own; None: each draws afresh
     skip_tokenizer_init: bool = False
     enforce_eager: bool = False
     attention_backend: str | None = None

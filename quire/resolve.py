@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from quire.args_check import check_args
 from quire.config import CacheConfig, Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.errors import NotSupported
 from quire.models.spec import ModelSpec
@@ -25,7 +26,7 @@ DEFAULT_CPU_LEN = 8192
 def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.device, torch.dtype]:
     from quire.runner.device import pick_device, pick_dtype
 
-    _check(args)
+    check_args(args)
     decisions: list[Decision] = []
 
     def decide(what: str, value: object, why: str) -> None:
@@ -66,7 +67,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
         cache=CacheConfig(args.page_size, 0, args.enable_prefix_caching),
         kv_cache_memory=args.kv_cache_memory,
         gpu_memory_utilization=args.gpu_memory_utilization,
-        seed=args.seed,
+        seed=args.seed or 0,  # of random weights, which are the same at every start
         enforce_eager=args.enforce_eager,
         attention_backend=args.attention_backend,
         load_format=args.load_format,
@@ -109,30 +110,3 @@ def _max_model_len(
         limit, why = DEFAULT_CPU_LEN, f"default on cpu; the model goes to {spec.max_positions}"
     decide("max_model_len", limit, why)
     return limit
-
-
-def _check(args: EngineArgs) -> None:
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
-        value = getattr(args, name)
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise NotSupported(f"got {name}={value!r}, want a whole number >= 1")
-    size = args.page_size
-    if not isinstance(size, int) or size < 1 or size & (size - 1):
-        raise NotSupported(f"got page_size={size!r}, want a power of two")
-    if not 0.0 < args.gpu_memory_utilization <= 1.0:
-        value = args.gpu_memory_utilization
-        raise NotSupported(f"got gpu_memory_utilization={value!r}, want a number in (0, 1]")
-    if args.load_format not in ("auto", "dummy"):
-        raise NotSupported(f"got load_format={args.load_format!r}, want 'auto' or 'dummy'")
-    if args.scheduling_policy not in ("fcfs", "priority"):
-        value = args.scheduling_policy
-        raise NotSupported(f"got scheduling_policy={value!r}, want 'fcfs' or 'priority'")
-    if args.priority_aging_s <= 0:
-        raise NotSupported(f"got priority_aging_s={args.priority_aging_s!r}, want seconds > 0")
-    if args.max_chunk and not args.enable_chunked_prefill:
-        raise NotSupported(
-            f"got max_chunk={args.max_chunk} with enable_chunked_prefill=False: prompts are either"
-            " cut into chunks or not; drop one of the two"
-        )
-    if args.max_chunk < 0 or args.batch_wait_ms < 0 or args.batch_wait_tokens < 0:
-        raise NotSupported("max_chunk, batch_wait_ms and batch_wait_tokens must not be negative")

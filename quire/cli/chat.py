@@ -56,7 +56,7 @@ def run(args: Namespace) -> int:
     params = sampling_params(args)
     if args.demo:
         params = params.with_(temperature=0.0, max_tokens=min(args.max_tokens, 96))
-    llm = open_llm(args)
+    llm = open_llm(args, seed=args.engine_seed)
     llm.get_tokenizer().apply_chat_template([{"role": "user", "content": "?"}])  # fails early
     session = ChatSession(llm, params, args.system)
     if args.demo:

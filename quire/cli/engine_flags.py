@@ -7,6 +7,7 @@ An option that was not given stays None and is not passed on, so the one list of
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.parser import VerbParser, positive, size_bytes
@@ -62,7 +63,7 @@ def add_engine_flags(parser: VerbParser) -> None:
     add("--kv-cache-memory", type=size_bytes, metavar="SIZE", help="such as 4GiB or 512MiB")
     add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
     add("--scheduling-policy", metavar="NAME", help="fcfs or priority")
-    add("--seed", dest="engine_seed", type=int, metavar="N", help="where all randomness starts")
+    add("--seed", dest="engine_seed", type=int, metavar="N", help="makes what is drawn repeat")
     add("--load-format", metavar="NAME", help="auto, or dummy for random weights")
     add("--threads", type=positive, metavar="N", help="CPU threads")
     add("--enforce-eager", action="store_const", const=True, help="no CUDA graphs")
@@ -81,16 +82,26 @@ def engine_options(args: Namespace) -> dict[str, Any]:
     return {field: value for field, value in values.items() if value is not None}
 
 
+def checked_args(args: Namespace, **more: Any) -> EngineArgs:
+    """What was asked for, once it is known to make sense; nothing is downloaded or loaded."""
+    from quire.args_check import check_args
+    from quire.config import EngineArgs
+
+    made = EngineArgs(model=model_of(args), **(engine_options(args) | more))
+    check_args(made)
+    return made
+
+
 def engine_args(args: Namespace, **more: Any) -> EngineArgs:
     """The same as a record, the model resolved to a path (and downloaded if need be)."""
     from quire.cli.download import fetch
-    from quire.config import EngineArgs
 
-    return EngineArgs(model=str(fetch(model_of(args))), **(engine_options(args) | more))
+    return replace(checked_args(args, **more), model=str(fetch(model_of(args))))
 
 
 def open_llm(args: Namespace, **more: Any) -> LLM:
     from quire.cli.download import fetch
     from quire.llm import LLM
 
+    checked_args(args, **more)
     return LLM(str(fetch(model_of(args))), **(engine_options(args) | more))

@@ -71,7 +71,7 @@ def run(args: Namespace) -> int:
         args, n=args.n, logprobs=args.logprobs, ignore_eos=args.ignore_eos, seed=args.engine_seed
     )
     prompts: list[Any] = [_parse_ids(text) for text in texts] if args.ids else list(texts)
-    llm = open_llm(args, skip_tokenizer_init=args.ids)
+    llm = open_llm(args, skip_tokenizer_init=args.ids, seed=args.engine_seed)
     if args.chat:
         prompts = [_as_chat(llm, text) for text in texts]
     is_plain = len(prompts) == 1 and args.n == 1 and args.logprobs is None and not args.json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from quire.errors import BadRequest
@@ -68,6 +68,23 @@ def size_bytes(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}, want a size such as 4GiB or 512MiB")
     return value
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """The type of an option that is a whole number within bounds."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(
+                f"got {text!r}, want a whole number from {least} to {most}"
+            )
+        return value
+
+    return read
 
 
 def positive(text: str) -> int:

@@ -6,15 +6,22 @@ them.
 
 from __future__ import annotations
 
-import math
+import re
 import socket
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
-from quire.cli.engine_flags import add_engine_flags, add_model, engine_args, model_of
-from quire.cli.parser import VerbParser, positive
+from quire.cli.engine_flags import (
+    add_engine_flags,
+    add_model,
+    checked_args,
+    engine_args,
+    model_of,
+)
+from quire.cli.parser import VerbParser, whole
 from quire.errors import BadRequest
+from quire.obs.log import LEVELS
 
 EXAMPLES = """
 quire serve                                        the default model, on 127.0.0.1:8000
@@ -23,6 +30,9 @@ quire serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
 QUIRE_API_KEY=secret quire serve smollm2-360m-instruct --served-model-name gpt-mini
 """
 LOG_FORMATS = ("auto", "text", "json")
+_ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")  # as browsers send it
+MAX_REQUESTS = 1_000_000
+MAX_SECONDS = 31_536_000.0  # a year
 
 
 def build_parser() -> VerbParser:
@@ -30,7 +40,7 @@ def build_parser() -> VerbParser:
     add_model(parser)
     http = parser.add_argument_group("http")
     http.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    http.add_argument("--port", type=positive, default=8000, help="port (default: 8000)")
+    http.add_argument("--port", type=whole(1, 65_535), default=8000, help="port (default: 8000)")
     http.add_argument("--http-server", choices=("granian", "uvicorn"), default="granian")
     http.add_argument("--allowed-origins", nargs="*", default=(), metavar="URL", help="for CORS")
     http.add_argument("--no-page", action="store_true", help="do not serve the page at /")
@@ -39,7 +49,7 @@ def build_parser() -> VerbParser:
     _add_limit_flags(parser)
     log = parser.add_argument_group("seeing")
     log.add_argument("--log-format", choices=LOG_FORMATS, default="auto")
-    log.add_argument("--log-level", default="info", metavar="NAME")
+    log.add_argument("--log-level", type=str.lower, choices=LEVELS, default="info", metavar="NAME")
     log.add_argument("--public-metrics", action="store_true", help="/metrics without a key")
     log.add_argument("--otlp-traces-endpoint", metavar="URL", help="send OpenTelemetry traces")
     add_engine_flags(parser)
@@ -95,8 +105,9 @@ def _add_limit_flags(parser: VerbParser) -> None:
         group.add_argument(name, type=kind, metavar=unit, help=text, **options)
 
     group = parser.add_argument_group("limits")
-    add("--max-queued-requests", positive, "N", "past those running", usual.max_queued_requests)
-    add("--max-requests-per-key", positive, "N", "open at once", usual.max_requests_per_key)
+    count = whole(1, MAX_REQUESTS)
+    add("--max-queued-requests", count, "N", "past those running", usual.max_queued_requests)
+    add("--max-requests-per-key", count, "N", "open at once", usual.max_requests_per_key)
     add("--request-timeout", seconds, "S", "most a request may take", usual.request_timeout_s)
     add("--queue-timeout", seconds, "S", "most it may wait to start", usual.queue_timeout_s)
     drain, stall = settings.drain_s, settings.stall_kill_s
@@ -109,8 +120,8 @@ def seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < math.inf:
-        raise ArgumentTypeError(f"got {text!r}, want seconds above 0")
+    if not 0 < value <= MAX_SECONDS:
+        raise ArgumentTypeError(f"got {text!r}, want seconds above 0 and up to {MAX_SECONDS:.0f}")
     return value
 
 
@@ -127,12 +138,12 @@ def run(args: Namespace) -> int:
 
 
 def settings_of(args: Namespace, download: bool = False) -> Any:
-    from quire.config import EngineArgs
     from quire.load.recommended import recommended_sampling
     from quire.server.server import model_name
     from quire.server.settings import Limits, ServeSettings, is_loopback
 
     keys = _keys(args)
+    _check_names(args)
     if not is_loopback(args.host) and not keys and not args.allow_unauthenticated:
         raise BadRequest(
             f"got --host {args.host} without an API key: anyone who reaches this port could use the"
@@ -141,7 +152,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
     template = None
     if args.chat_template is not None:
         template = _read(args.chat_template, "--chat-template")
-    engine = engine_args(args) if download else EngineArgs()
+    engine = (engine_args if download else checked_args)(args, seed=args.engine_seed)
     sampling = {}
     if download and args.generation_config == "auto":
         sampling = recommended_sampling(model_of(args), Path(engine.model))
@@ -171,6 +182,27 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         limits=Limits(**_given_limits(args)),
     )
+
+
+def _check_names(args: Namespace) -> None:
+    """What the server would only look up when it runs, or at somebody's first request."""
+    from quire.obs.trace import check_endpoint
+    from quire.text.reasoning import REASONING
+    from quire.text.tools.formats import TOOL_PARSERS
+
+    if args.tool_call_parser is not None:
+        TOOL_PARSERS.check(args.tool_call_parser)
+    if args.reasoning_parser is not None:
+        REASONING.check(args.reasoning_parser)
+    if args.otlp_traces_endpoint is not None:
+        check_endpoint(args.otlp_traces_endpoint)
+    for origin in args.allowed_origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise BadRequest(
+                f"got --allowed-origins {origin!r}, want * or origins such as https://app.example"
+            )
+    if not all(name.strip() for name in args.served_model_name):
+        raise BadRequest("got an empty --served-model-name; clients must have something to send")
 
 
 def _given_limits(args: Namespace) -> dict[str, Any]:

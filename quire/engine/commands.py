@@ -70,7 +70,10 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 
 
 class Profile(msgspec.Struct, frozen=True, tag=True):
-    """Profile the next steps; the reply is where the trace was written."""
+    """Profile the next steps, fewer if the work ends; the reply: a trace, and how many there were.
+
+    Refused when there is no step to come.
+    """
 
     number: int
     num_steps: int
@@ -121,11 +124,14 @@ class Events(msgspec.Struct, frozen=True, tag=True):
     about: list[About] = []
 
 
+Value = int | float | str | dict[str, int | str] | None
+
+
 class Reply(msgspec.Struct, frozen=True, tag=True):
     """The answer to a numbered command."""
 
     number: int
-    value: int | float | str | None = None
+    value: Value = None
     error: str | None = None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import secrets
 import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,9 +39,10 @@ class Intake:
         tokenizer: Tokenizer | None,
         limits: Limits,
         eos_ids: Sequence[int],
-        seed: int,
+        seed: int | None,
         ids: Iterator[int] | None = None,
     ) -> None:
+        """`seed` makes the draws of requests without one repeat; None: they never do."""
         self.tokenizer, self.limits, self.seed = tokenizer, limits, seed
         # A tokenizer may know more ids than the model has logits for.
         self.eos_ids = frozenset(i for i in eos_ids if 0 <= i < limits.vocab_size)
@@ -63,7 +65,7 @@ class Intake:
         arrival = time.monotonic()
         for index in range(params.n):
             number = next(self._ids)
-            base = self.seed * SEED_STRIDE + number if params.seed is None else params.seed + index
+            base = self._seed(number) if params.seed is None else params.seed + index
             own = params if index == 0 else params.with_(prompt_logprobs=None)
             made.append(
                 Request.new(
@@ -80,6 +82,9 @@ class Intake:
             )
         made[0].children = made[1:]
         return text, made
+
+    def _seed(self, number: int) -> int:
+        return secrets.randbits(64) if self.seed is None else self.seed * SEED_STRIDE + number
 
     def _read(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str]:
         salt = ""

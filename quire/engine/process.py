@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -106,6 +107,16 @@ class Patience(NamedTuple):
     queue_s: float
 
 
+@dataclass(slots=True)
+class Profile:
+    """A profile being taken."""
+
+    number: int  # of the command to answer
+    num_wanted: int
+    profiler: Any
+    num_seen: int = 0
+
+
 class EngineProcess:
     def __init__(
         self,
@@ -129,7 +140,7 @@ class EngineProcess:
         self._next_check = 0.0
         self._is_paused = False
         self._turned = time.monotonic()
-        self._profile: tuple[int, int, Any] | None = None  # steps left, reply number, profiler
+        self._profile: Profile | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             msg.Submit: self._submit,
             msg.Abort: self._abort,
@@ -152,6 +163,8 @@ class EngineProcess:
             if self._can_step:
                 self._step()
             else:
+                if self._profile is not None:  # nobody waits for steps that may never come
+                    self._end_profile(self._profile)
                 self._rest()
             self._expire_waiting()
             self._maybe_snapshot()
@@ -177,7 +190,7 @@ class EngineProcess:
             self.core.abort(request_id)
         self._requests.clear()
         if self._profile is not None:  # nobody is left to tell
-            self._profile[2].stop()
+            self._profile.profiler.stop()
         self._profile = None
         self._peer, self._is_paused, self._watch_every = None, False, 0.0
 
@@ -188,7 +201,9 @@ class EngineProcess:
             self._snapshots.observe(self.core.last_plan, time.monotonic() - begun)
         self._report(events)
         if self._profile is not None:
-            self._count_profile()
+            self._profile.num_seen += 1
+            if self._profile.num_seen == self._profile.num_wanted:
+                self._end_profile(self._profile)
 
     def _report(self, events: list[TokenEvent]) -> None:
         if not events:
@@ -276,26 +291,25 @@ class EngineProcess:
     def _start_profile(self, command: msg.Profile) -> None:
         if self._profile is not None:
             return self._reply(command.number, error="a profile is being taken already")
+        if not self._can_step:
+            state = "paused" if self._is_paused else "idle"
+            error = f"the engine is {state}, so there are no steps to record; ask while it works"
+            return self._reply(command.number, error=error)
         import torch.profiler as tp
 
         profiler = tp.profile()
         profiler.start()
-        self._profile = (command.num_steps, command.number, profiler)
+        self._profile = Profile(command.number, command.num_steps, profiler)
         return None
 
-    def _count_profile(self) -> None:
-        assert self._profile is not None
-        left, number, profiler = self._profile
-        if left > 1:
-            self._profile = (left - 1, number, profiler)
-            return
+    def _end_profile(self, profile: Profile) -> None:
         self._profile = None
-        profiler.stop()
-        path = Path.cwd() / f"quire-profile-{os.getpid()}-{number}.json"
-        profiler.export_chrome_trace(str(path))
-        self._reply(number, path.name)
+        profile.profiler.stop()
+        path = Path.cwd() / f"quire-profile-{os.getpid()}-{profile.number}.json"
+        profile.profiler.export_chrome_trace(str(path))
+        self._reply(profile.number, {"trace": path.name, "num_steps": profile.num_seen})
 
-    def _reply(self, number: int, value: int | str | None = None, error: str | None = None) -> None:
+    def _reply(self, number: int, value: msg.Value = None, error: str | None = None) -> None:
         if self._peer is not None:
             self._peer.send(msg.Reply(number, value, error))
 

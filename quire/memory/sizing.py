@@ -71,6 +71,11 @@ def num_pages(
             f" = {gib(needed * page_bytes)} of cache, but there is {gib(max(0, room.cache))}"
             f" ({room.describe()}); {hint}"
         )
+    if room.asked is not None and pages * page_bytes > room.total:
+        raise OutOfMemory(
+            f"got kv_cache_memory={room.asked} ({gib(room.asked)}), but the device has"
+            f" {gib(room.total)}; ask for less, or leave it out to have it sized"
+        )
     return int(pages)
 
 

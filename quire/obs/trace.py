@@ -136,27 +136,41 @@ class OtelTracer:
         self._provider.shutdown()
 
 
-def otel_tracer(endpoint: str, service: str = "quire") -> OtelTracer:
-    """A tracer that sends batches to an OTLP/HTTP collector, e.g. http://localhost:4318.
-
-    `/v1/traces` is added to an address without a path. Raises NotSupported for other schemes and
-    where the packages are missing.
-    """
-    address = urlsplit(endpoint)
-    if address.scheme not in ("http", "https") or not address.netloc:
+def check_endpoint(endpoint: str) -> None:
+    """Raises NotSupported for what is no address of an OTLP/HTTP collector, and where the packages
+    are missing."""
+    try:
+        address = urlsplit(endpoint)
+        is_url = address.scheme in ("http", "https") and bool(address.hostname)
+        is_url = is_url and address.port != 0  # reading it raises where it is no port
+    except ValueError:
+        is_url = False
+    if not is_url:
         raise NotSupported(
             f"got OTLP endpoint {endpoint!r}, want http://host:4318 or https://...;"
             " the gRPC port (4317) is not spoken here, collectors offer HTTP on 4318"
         )
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace.export  # noqa: F401
     except ImportError as error:
         raise NotSupported(
             f"traces to {endpoint} need packages that are not installed ({error});"
             f" pip install {PACKAGES}"
         ) from error
-    url = endpoint.rstrip("/") + "/v1/traces" if address.path in ("", "/") else endpoint
+
+
+def otel_tracer(endpoint: str, service: str = "quire") -> OtelTracer:
+    """A tracer that sends batches to an OTLP/HTTP collector, e.g. http://localhost:4318.
+
+    `/v1/traces` is added to an address without a path. Raises what `check_endpoint` does.
+    """
+    check_endpoint(endpoint)
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    is_bare = urlsplit(endpoint).path in ("", "/")
+    url = endpoint.rstrip("/") + "/v1/traces" if is_bare else endpoint
     return OtelTracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)), service)
 
 

@@ -21,13 +21,13 @@ async def flush_cache(request: HttpRequest, server: Server) -> Reply:
 
 
 async def pause(request: HttpRequest, server: Server) -> Reply:
-    """No step until resumed; requests keep waiting."""
-    await server.link.ask(msg.Pause)
+    """No step until resumed; requests keep waiting, and /ready says so."""
+    await server.link.set_paused(True)
     return Reply(sse.encode({"status": "paused"}))
 
 
 async def resume(request: HttpRequest, server: Server) -> Reply:
-    await server.link.ask(msg.Resume)
+    await server.link.set_paused(False)
     return Reply(sse.encode({"status": "running"}))
 
 
@@ -48,14 +48,17 @@ async def abort(request: HttpRequest, server: Server) -> Reply:
 
 
 async def profile(request: HttpRequest, server: Server) -> Reply:
-    """Record the next steps; the trace is written where the engine runs."""
+    """Record the next steps, fewer if the work ends; the trace is written where the engine runs.
+
+    An engine that is idle or paused has none: 409, at once.
+    """
     steps = _body(request).get("num_steps", 20)
     if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MAX_PROFILE_STEPS:
         raise BadRequest(
             f"got num_steps={steps!r}, want 1 to {MAX_PROFILE_STEPS}", param="num_steps"
         )
-    name = await server.link.ask(lambda number: msg.Profile(number, steps))
-    return Reply(sse.encode({"trace": name}))
+    found = await server.link.ask(lambda number: msg.Profile(number, steps))
+    return Reply(sse.encode(found))
 
 
 def _body(request: HttpRequest) -> dict[str, object]:

@@ -1,80 +1,160 @@
 """Admission: how much may be under way at once. Past it the answer is 429, at once and cheap.
 
-Counted in sequences (n counts n) and in tokens (prompt plus what may be generated), over everything
-accepted and unfinished. Retry-After follows the rate at which requests have been finishing.
+A place is one HTTP request, however many prompts and answers it asks for: one that asks for many
+is refused when the server is full and not because it is large. Its parts go to the engine one
+behind another. The first goes at once; each later one waits until the engine has less than two
+full batches or none of this request's own, and large requests take turns. So a long list neither
+holds up a short request nor is ever stuck. Tokens (prompt plus what may be generated) are counted
+for parts in the engine. Retry-After follows the rate at which requests have been finishing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter, deque
+from typing import NamedTuple
 
 from quire.errors import Overloaded
 from quire.server.settings import Limits
 
 WINDOW_S = 30.0
+BATCHES = 2  # one that runs, and one that is there when it ends
+
+
+class Size(NamedTuple):
+    """What one part takes up in the engine."""
+
+    num_sequences: int  # n
+    num_tokens: int
 
 
 class Ticket:
-    """Room taken by one request; give it back exactly once."""
+    """One HTTP request: its place, and what its parts in the engine hold. Give it back once."""
 
-    __slots__ = ("key", "num_sequences", "num_tokens")
+    __slots__ = ("begun", "key", "num_parts", "num_sequences", "num_tokens")
 
-    def __init__(self, key: str, num_sequences: int, num_tokens: int) -> None:
-        self.key, self.num_sequences, self.num_tokens = key, num_sequences, num_tokens
+    def __init__(self, key: str) -> None:
+        self.key, self.begun = key, time.monotonic()
+        self.num_parts = self.num_sequences = self.num_tokens = 0
+
+
+class Waiting(NamedTuple):
+    """The next part of a request; there is one at a time for each."""
+
+    ticket: Ticket
+    size: Size
+    entered: asyncio.Future[None]
 
 
 class Admission:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.max_running = 1  # sequences the engine runs at once; known when it says hello
-        self.num_open = 0
+        self.num_open = 0  # requests
+        self.num_open_sequences = 0
         self.num_open_tokens = 0
         self._by_key: Counter[str] = Counter()
-        self._finished: deque[tuple[float, int]] = deque()
+        self._line: deque[Waiting] = deque()
+        self._finished: deque[float] = deque()
 
-    def enter(self, key: str, num_sequences: int, num_tokens: int) -> Ticket:
-        """Raises Overloaded when there is no room."""
+    # ------------------------------------------------------------ requests
+
+    def enter(self, key: str, first: Size) -> Ticket:
+        """A request with its first part. Raises Overloaded when there is no room."""
         limits = self.limits
         most = self.max_running + limits.max_queued_requests
-        if self.num_open + num_sequences > most:
-            raise self._full(f"{self.num_open} of {most} places are taken", num_sequences)
-        if self.num_open and self.num_open_tokens + num_tokens > limits.max_queued_tokens:
+        if self.num_open >= most:
+            raise self._full(f"{self.num_open} of {most} places are taken")
+        if self.num_open and self.num_open_tokens + first.num_tokens > limits.max_queued_tokens:
             raise self._full(
-                f"{self.num_open_tokens} of {limits.max_queued_tokens} tokens are spoken for",
-                num_sequences,
+                f"{self.num_open_tokens} of {limits.max_queued_tokens} tokens are spoken for"
             )
         if 0 < limits.max_requests_per_key <= self._by_key[key]:
-            raise self._full(f"this key has {self._by_key[key]} requests open", num_sequences)
-        self.num_open += num_sequences
-        self.num_open_tokens += num_tokens
+            raise self._full(f"this key has {self._by_key[key]} requests open")
+        self.num_open += 1
         self._by_key[key] += 1
-        return Ticket(key, num_sequences, num_tokens)
+        ticket = Ticket(key)
+        self._add(ticket, first, 1)
+        return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        self.num_open -= ticket.num_sequences
+        """The request is over, and with it whatever its parts still hold."""
+        self.num_open -= 1
+        self.num_open_sequences -= ticket.num_sequences
         self.num_open_tokens -= ticket.num_tokens
         self._by_key[ticket.key] -= 1
         if not self._by_key[ticket.key]:
             del self._by_key[ticket.key]
-        self._finished.append((time.monotonic(), ticket.num_sequences))
+        self._finished.append(time.monotonic())
         self._forget_old()
+        self._call_up()
+
+    # ------------------------------------------------------------ parts
+
+    async def enter_part(self, ticket: Ticket, size: Size) -> None:
+        """A further part, once there is room for it."""
+        waiting = Waiting(ticket, size, asyncio.get_running_loop().create_future())
+        self._line.append(waiting)
+        self._call_up()
+        try:
+            await waiting.entered
+        except asyncio.CancelledError:
+            if waiting.entered.cancelled():
+                self._call_up()  # it may have been first in line
+            else:  # called up in the moment its client left
+                self.leave_part(ticket, size)
+            raise
+
+    def leave_part(self, ticket: Ticket, size: Size) -> None:
+        self._add(ticket, size, -1)
+        self._call_up()
+
+    def _call_up(self) -> None:
+        """Let in whom there is room for. Room goes to the first in line that needs it; those whose
+        other parts are done need none."""
+        kept: deque[Waiting] = deque()
+        for waiting in self._line:
+            if waiting.entered.cancelled():
+                continue
+            if waiting.ticket.num_parts and (kept or not self._has_room(waiting.size)):
+                kept.append(waiting)
+                continue
+            self._add(waiting.ticket, waiting.size, 1)
+            waiting.entered.set_result(None)
+        self._line = kept
+
+    def _has_room(self, size: Size) -> bool:
+        most = BATCHES * self.max_running
+        return (
+            self.num_open_sequences + size.num_sequences <= most
+            and self.num_open_tokens + size.num_tokens <= self.limits.max_queued_tokens
+        )
+
+    def _add(self, ticket: Ticket, size: Size, sign: int) -> None:
+        num_sequences, num_tokens = sign * size.num_sequences, sign * size.num_tokens
+        ticket.num_parts += sign
+        ticket.num_sequences += num_sequences
+        ticket.num_tokens += num_tokens
+        self.num_open_sequences += num_sequences
+        self.num_open_tokens += num_tokens
+
+    # ------------------------------------------------------------ refusals
 
     def _forget_old(self) -> None:
         oldest = time.monotonic() - WINDOW_S
-        while self._finished and self._finished[0][0] < oldest:
+        while self._finished and self._finished[0] < oldest:
             self._finished.popleft()
 
-    def _full(self, why: str, wanted: int) -> Overloaded:
+    def _full(self, why: str) -> Overloaded:
         return Overloaded(
-            f"the server is full: {why}; try again later", retry_after_s=self._retry_after(wanted)
+            f"the server is full: {why}; try again later", retry_after_s=self._retry_after()
         )
 
-    def _retry_after(self, wanted: int) -> int:
-        """Seconds until about that many places are free, at the pace of the last half minute."""
+    def _retry_after(self) -> int:
+        """Seconds until about one place is free, at the pace of the last half minute."""
         self._forget_old()
-        done = sum(count for _, count in self._finished)
-        if not done:
+        if not self._finished:
             return 5
-        return max(1, min(60, math.ceil(wanted * WINDOW_S / done)))
+        return max(1, min(60, math.ceil(WINDOW_S / len(self._finished))))

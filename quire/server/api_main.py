@@ -132,7 +132,8 @@ async def _serve(
     await asyncio.wait(tasks, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
     await server.aclose()
     # Idle connections would keep some servers waiting; everything that matters is done.
-    sys.stdout.flush()
+    with suppress(OSError):  # the terminal may be gone
+        sys.stdout.flush()
     os._exit(0)
 
 
@@ -151,13 +152,13 @@ async def _drain(server: Server, seconds: float, hurry: asyncio.Event) -> None:
     """Let what runs finish, until the deadline or a second signal; tell the rest why it ends."""
     server.is_draining = True
     deadline = time.monotonic() + seconds
-    while server.watchman.generations and time.monotonic() < deadline and not hurry.is_set():
+    while server.admission.num_open and time.monotonic() < deadline and not hurry.is_set():
         await asyncio.sleep(POLL_S)
     for generation in list(server.watchman.generations):
         generation.tap.fail(Problem(503, "the server is shutting down", code="draining"))
     await asyncio.sleep(POLL_S)
     if server.link.num_restarts >= 0:  # else there was nothing to drain: no model, no requests
-        log_event("drained", unfinished=len(server.watchman.generations))
+        log_event("drained", unfinished=server.admission.num_open)
 
 
 # ------------------------------------------------------------ banner

@@ -112,6 +112,14 @@ class App:
             raise Problem(405, f"got {method} {path}, want {want}", allow=", ".join(allowed))
         return None
 
+    def error_style(self, path: str) -> str:
+        """Of a path that may not exist: as at the route it is, or lies below, or as at all routes
+        beside it."""
+        near = (r.style for r in self.routes if f"{path}/".startswith(f"{r.path}/"))
+        folder = path.rpartition("/")[0] + "/"
+        beside = {r.style for r in self.routes if r.path.startswith(folder)}
+        return next(near, beside.pop() if len(beside) == 1 else "openai")
+
 
 class Exchange:
     """One request on its way through the app."""
@@ -241,7 +249,8 @@ class Exchange:
         if self.request is not None and not self.request.has_body:
             problem = Problem(400, "the body broke off", closes=True)
             with suppress(Exception):
-                await self._reply(Reply(problem.body(), 400, headers=problem.headers))
+                style = self.app.error_style(self.request.path)
+                await self._reply(Reply(problem.body(style), 400, headers=problem.headers))
 
     async def _fail(self, error: Exception) -> int:
         problem = problem_of(error)
@@ -263,7 +272,7 @@ class Exchange:
         if self.request is not None and not self.request.has_body:
             self.app.room.release(self.request)
             await discard_body(self.request, self._receive, self.server.limits)
-        style = self.route.style if self.route is not None else "openai"
+        style = self.app.error_style(self._scope["path"])
         return await self._reply(
             Reply(problem.body(style), problem.status, headers=problem.headers)
         )

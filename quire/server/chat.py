@@ -24,7 +24,7 @@ HOLE = "\u241f"  # stands for the text in a prepared chunk
 
 async def chat_completions(request: HttpRequest, server: Server) -> Reply | EventStream:
     fields = decode(request, ChatFields)
-    model = server.check_model(fields.model)
+    model = server.check_model(fields.model, request)
     plan = await prepare(server, request, _ask(fields, server.limits))
     answer = ChatAnswer(request, server, model, fields, plan)
     if fields.stream:

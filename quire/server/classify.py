@@ -21,7 +21,7 @@ EMBED, CLASSIFY = "embed", "classify"
 async def classify(request: HttpRequest, server: Server) -> Reply:
     """The labels of texts, or of a conversation, and how likely each is."""
     fields = decode(request, ClassifyFields)
-    model = server.check_model(fields.model)
+    model = server.check_model(fields.model, request)
     verdict = _verdict(server)
     job = PoolJob("classify", fields.priority or 0, fields.truncate_prompt_tokens)
     found = await pool(request, server, await _prompts(fields, server), job)
@@ -43,7 +43,7 @@ async def classify(request: HttpRequest, server: Server) -> Reply:
 async def pooling(request: HttpRequest, server: Server) -> Reply:
     """The numbers a model makes of texts: its head's where it has one, else an embedding."""
     fields = decode(request, PoolingFields)
-    model = server.check_model(fields.model)
+    model = server.check_model(fields.model, request)
     task = fields.task or (EMBED if server.verdict is None else CLASSIFY)
     if task not in (EMBED, CLASSIFY):
         raise BadRequest(f"got task={task[:40]!r}, want {EMBED} or {CLASSIFY}", param="task")

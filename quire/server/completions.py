@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from typing import Any
 
 from quire.errors import BadRequest
@@ -17,7 +17,7 @@ from quire.server import sse
 from quire.server.fields import CompletionFields, decode
 from quire.server.generation import Generation, Job
 from quire.server.http import EventStream, HttpRequest, Reply
-from quire.server.merge import all_whole, merged
+from quire.server.merge import all_whole, in_order, merged
 from quire.server.problems import Problem
 from quire.server.sampling import sampling_params, structured_outputs
 from quire.server.server import Server
@@ -28,7 +28,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint only
 
 async def completions(request: HttpRequest, server: Server) -> Reply | EventStream:
     fields = decode(request, CompletionFields)
-    model = server.check_model(fields.model)
+    model = server.check_model(fields.model, request)
     params = _params(fields, server)
     if params.structured_outputs is not None:
         await check_grammar(request, server, params.structured_outputs)
@@ -158,14 +158,10 @@ class Completion:
     # ------------------------------------------------------------ whole
 
     async def whole(self, jobs: list[Job]) -> dict[str, Any]:
-        async with AsyncExitStack() as stack:
-            generations = [
-                await stack.enter_async_context(Generation(self.server, self.request, job))
-                for job in jobs
-            ]
-            await all_whole(generations)
-            choices = [c for i, g in enumerate(generations) for c in self._choices(i, g)]
-            return self.head | {"choices": choices, "usage": self.usage(generations)}
+        generations = [Generation(self.server, self.request, job) for job in jobs]
+        found = await all_whole(in_order(generations), self._choices)
+        choices = [choice for made in found for choice in made]
+        return self.head | {"choices": choices, "usage": self.usage(generations)}
 
     def _choices(self, prompt_index: int, generation: Generation) -> list[dict[str, Any]]:
         result, fields = generation.conversation.result(), self.fields
@@ -197,14 +193,10 @@ class Completion:
 
     async def chunks(self, jobs: list[Job]) -> AsyncIterator[bytes]:
         options = self.fields.stream_options
-        async with AsyncExitStack() as stack:
-            generations = [
-                await stack.enter_async_context(Generation(self.server, self.request, job))
-                for job in jobs
-            ]
-            shown = [[Shown(self, g, i) for i in range(self.params.n)] for g in generations]
-            has_begun, num_sent = [False] * len(jobs), 0
-            pieces = await stack.enter_async_context(aclosing(merged(generations)))
+        generations = [Generation(self.server, self.request, job) for job in jobs]
+        shown = [[Shown(self, g, i) for i in range(self.params.n)] for g in generations]
+        has_begun, num_sent = [False] * len(jobs), 0
+        async with aclosing(merged(generations)) as pieces:
             async for index, piece in pieces:
                 if piece is None:
                     yield sse.PING

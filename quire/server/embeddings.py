@@ -18,7 +18,7 @@ from quire.server.server import Server
 
 async def embeddings(request: HttpRequest, server: Server) -> Reply:
     fields = decode(request, EmbeddingFields)
-    model = server.check_model(fields.model)
+    model = server.check_model(fields.model, request)
     check_shape(fields.encoding_format, fields.dimensions, server)
     job = PoolJob(
         check_pooling(fields.pooling), fields.priority or 0, fields.truncate_prompt_tokens

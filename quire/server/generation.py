@@ -1,8 +1,9 @@
 """Generation: one accepted request, from admission to its last token, as pieces of text.
 
 Used as an async context manager, so that leaving it in any way (done, failed, client gone) aborts
-what still runs in the engine and gives the room back. Text is made here from token events by the
-same `Conversation` the offline API uses.
+what still runs in the engine and gives the room back. Several of one HTTP request share a ticket
+(see `merge.py`). Text is made here from token events by the same `Conversation` the offline API
+uses.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from quire.obs.report import FinishReport
 from quire.obs.trace import finish_attributes, request_attributes
 from quire.outputs import RequestOutput, StreamEvent
 from quire.params import SamplingParams
+from quire.server.admission import Size, Ticket
 from quire.server.problems import Expired, Failed, Problem
 from quire.step import TokenEvent
 
@@ -42,11 +44,10 @@ class Job(NamedTuple):
 class Generation:
     def __init__(self, server: Server, request: HttpRequest, job: Job) -> None:
         self.server, self.http = server, request
-        self.begun = self.heard = time.monotonic()
+        self.ticket: Ticket | None = None  # of the request this is a part of; None: it is alone
         self.timeout_s = min(
             job.timeout_s or server.limits.request_timeout_s, server.limits.request_timeout_s
         )
-        self.deadline = self.begun + self.timeout_s
         if server.verdict is not None and job.params.pooling is None:
             raise NotSupported(
                 f"{server.model_names[0]} classifies and cannot generate; use /classify, /pooling,"
@@ -79,24 +80,48 @@ class Generation:
 
     # ------------------------------------------------------------ lifetime
 
-    async def __aenter__(self) -> Generation:
-        server, leader = self.server, self.requests[0]
+    @property
+    def size(self) -> Size:
+        leader, n = self.requests[0], len(self.requests)
+        return Size(n, n * (leader.num_prompt + leader.max_tokens))
+
+    def admit(self) -> Ticket:
+        """A place for the request that this is the first part of; raises when there is none."""
+        server, caller = self.server, self.http.caller
         if server.is_draining:
             raise Problem(503, "the server is shutting down", code="draining", retry_after_s=5)
-        caller = self.http.caller
-        n = len(self.requests)
-        num_tokens = n * (leader.num_prompt + leader.max_tokens)
-        self._ticket = server.admission.enter(caller.salt if caller else "", n, num_tokens)
+        return server.admission.enter(caller.salt if caller else "", self.size)
+
+    async def join(self, ticket: Ticket) -> None:
+        """Wait for room behind the other parts of a request."""
+        await self.server.admission.enter_part(ticket, self.size)
+        self.ticket = ticket
+
+    async def __aenter__(self) -> Generation:
+        server, leader = self.server, self.requests[0]
+        self._is_alone = self.ticket is None
+        self.ticket = self.ticket or self.admit()
+        self.begun = self.heard = time.monotonic()
+        self.deadline = self.http.deadline = self.ticket.begun + self.timeout_s
+        leader.timing.arrival = self.begun  # a part may have waited for others of its request
         try:
             self.tap = server.link.open(self.requests)
         except BaseException:
-            server.admission.leave(self._ticket)
+            self._give_back(self.ticket)
             raise
         server.watchman.generations.add(self)
         server.metrics.accepted(
-            n=n, max_tokens=leader.params.max_tokens, prompt_tokens=leader.num_prompt
+            n=len(self.requests),
+            max_tokens=leader.params.max_tokens,
+            prompt_tokens=leader.num_prompt,
         )
         return self
+
+    def _give_back(self, ticket: Ticket) -> None:
+        if self._is_alone:
+            self.server.admission.leave(ticket)
+        else:
+            self.server.admission.leave_part(ticket, self.size)
 
     async def __aexit__(
         self,
@@ -107,7 +132,8 @@ class Generation:
         server = self.server
         server.watchman.generations.discard(self)
         server.link.close(request.id for request in self.requests)
-        server.admission.leave(self._ticket)
+        assert self.ticket is not None
+        self._give_back(self.ticket)
         reason = self._reason() if kind is None else "error" if _is_ours(error) else "abort"
         report = self._finish_report(reason)
         server.metrics.finished(report)

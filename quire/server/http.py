@@ -51,6 +51,7 @@ class HttpRequest:
     path_value: str = ""  # what a route's trailing {} matched
     begun: float = field(default_factory=time.monotonic)
     sending_since: float | None = None  # a write the client has not taken yet
+    deadline: float | None = None  # of what it generates; none before it was let in
     task: asyncio.Task[Any] | None = None
     warnings: list[str] = field(default_factory=list)  # end up in a response header
     notes: dict[str, str | int] = field(default_factory=dict)  # end up in the access log

@@ -33,6 +33,7 @@ def die_with_parent() -> None:
 def begin(settings_type: type[T], beat_fd: int) -> T:
     """Read our settings, watch the parent, start to beat. Call this first in a child."""
     die_with_parent()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what it means is for the parent to say
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=settings_type)
     threading.Thread(target=_watch_parent, name="lifeline", daemon=True).start()
     threading.Thread(target=_beat, args=(beat_fd,), name="heart", daemon=True).start()

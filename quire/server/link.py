@@ -19,6 +19,7 @@ from quire.engine.wire import Codec, receive_async
 from quire.errors import EngineDead
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
+from quire.server.problems import Refused
 from quire.step import TokenEvent
 
 RETRY_S = 0.05
@@ -66,6 +67,7 @@ class EngineLink:
         self.hello: Hello | None = None
         self.beat: Beat | None = None
         self.num_restarts = -1  # connections after the first
+        self.is_paused = False  # by an operator
         self.on_hello: list[Callable[[Hello], None]] = []
         self.on_beat: list[Callable[[Beat], None]] = []
         self.on_picture: list[Callable[[dict[str, object]], None]] = []
@@ -91,6 +93,8 @@ class EngineLink:
             return f"the engine has been silent for {time.monotonic() - self._heard:.0f} s"
         if self.beat is not None and self.beat.stalled_s > self.stall_s:
             return f"no step for {self.beat.stalled_s:.0f} s with work waiting"
+        if self.is_paused:
+            return "paused by an operator; POST /admin/resume lets it go on"
         return None
 
     @property
@@ -114,8 +118,8 @@ class EngineLink:
         if open_ids and self._can_send:
             self._send(msg.Abort(open_ids))
 
-    async def ask(self, make: Callable[[int], Command]) -> int | float | str | None:
-        """Send a numbered command and wait for its reply."""
+    async def ask(self, make: Callable[[int], Command]) -> msg.Value:
+        """Send a numbered command and wait for its reply. Raises Refused when that is a no."""
         number = next(self._numbers)
         future: asyncio.Future[msg.Reply] = asyncio.get_running_loop().create_future()
         self._replies[number] = future
@@ -127,8 +131,12 @@ class EngineLink:
         finally:
             self._replies.pop(number, None)
         if reply.error is not None:
-            raise EngineDead(reply.error)
+            raise Refused(reply.error)
         return reply.value
+
+    async def set_paused(self, is_paused: bool) -> None:
+        await self.ask(msg.Pause if is_paused else msg.Resume)
+        self.is_paused = is_paused
 
     def watch(self, hz: float) -> None:
         if self._can_send:
@@ -200,6 +208,7 @@ class EngineLink:
         if self._writer is not None:
             self._writer.close()
         self._writer = self.hello = self.beat = None
+        self.is_paused = False  # the next engine is not, and this one forgets with us
         for tap in set(self._taps.values()):
             tap.fail(EngineDead(DEAD))
         self._taps.clear()

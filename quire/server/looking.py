@@ -68,7 +68,7 @@ async def metrics_summary(request: HttpRequest, server: Server) -> Reply:
 
 async def tokenize(request: HttpRequest, server: Server) -> Reply:
     fields = decode(request, TokenizeFields)
-    server.check_model(fields.model)
+    server.check_model(fields.model, request)
     if (fields.prompt is None) == (fields.messages is None):
         raise BadRequest("want either prompt or messages", param="prompt")
     if fields.prompt is not None:
@@ -95,7 +95,7 @@ async def tokenize(request: HttpRequest, server: Server) -> Reply:
 
 async def detokenize(request: HttpRequest, server: Server) -> Reply:
     fields = decode(request, DetokenizeFields)
-    server.check_model(fields.model)
+    server.check_model(fields.model, request)
     size = server.hello.vocab_size
     bad = next((i for i in fields.tokens if not 0 <= i < size), None)
     if bad is not None:

@@ -23,7 +23,7 @@ from quire.server.server import Server
 
 async def messages(request: HttpRequest, server: Server) -> Reply | EventStream:
     fields = decode(request, MessagesFields)
-    model = server.check_model(fields.model)
+    model = server.check_model(fields.model, request)
     plan = await prepare(server, request, message_ask(fields))
     answer = MessageAnswer(request, server, plan, MessageShape(model))
     if fields.stream:
@@ -34,7 +34,7 @@ async def messages(request: HttpRequest, server: Server) -> Reply | EventStream:
 async def count_tokens(request: HttpRequest, server: Server) -> Reply:
     """How long the prompt of such a message would be; nothing is generated."""
     fields = decode(request, CountTokensFields)
-    server.check_model(fields.model)
+    server.check_model(fields.model, request)
     prompt = (await prepare(server, request, prompt_ask(fields))).job.prompt
     assert isinstance(prompt, Mapping)
     return Reply(sse.encode({"input_tokens": len(prompt["prompt_token_ids"])}))

@@ -54,7 +54,7 @@ from quire.server.server import Server
 
 async def chat(request: HttpRequest, server: Server) -> Reply | EventStream:
     fields = decode(request, OllamaChatFields)
-    shape = AnswerShape(served_name(server, fields.model), as_message)
+    shape = AnswerShape(served_name(server, fields.model, request), as_message)
     note_options(request, server, fields.options)
     if not fields.messages:
         return _loaded(request, server, fields, shape)
@@ -64,7 +64,7 @@ async def chat(request: HttpRequest, server: Server) -> Reply | EventStream:
 
 async def generate(request: HttpRequest, server: Server) -> Reply | EventStream:
     fields = decode(request, OllamaGenerateFields)
-    shape = AnswerShape(served_name(server, fields.model), as_response)
+    shape = AnswerShape(served_name(server, fields.model, request), as_response)
     note_options(request, server, fields.options)
     if not fields.prompt:
         return _loaded(request, server, fields, shape)
@@ -179,7 +179,7 @@ class OllamaAnswer:
 
 async def embed(request: HttpRequest, server: Server) -> Reply:
     fields = decode(request, OllamaEmbedFields)
-    model = served_name(server, fields.model)
+    model = served_name(server, fields.model, request)
     note_options(request, server, fields.options)
     check_shape(None, fields.dimensions, server)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
@@ -197,7 +197,7 @@ async def embed(request: HttpRequest, server: Server) -> Reply:
 async def embeddings(request: HttpRequest, server: Server) -> Reply:
     """One text; as in Ollama, the vector is not scaled to length 1."""
     fields = decode(request, OllamaEmbeddingsFields)
-    served_name(server, fields.model)
+    served_name(server, fields.model, request)
     note_options(request, server, fields.options)
     texts = [fields.prompt] if fields.prompt else []
     vectors = (await _pooled(request, server, texts, fields.truncate)).vectors

@@ -29,12 +29,12 @@ SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequen
 PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names where they differ
 
 
-def served_name(server: Server, name: str | None) -> str:
+def served_name(server: Server, name: str | None, request: HttpRequest) -> str:
     """The name to answer with; raises 404 in Ollama's words for a model we do not serve."""
     if name is not None and name.removesuffix(TAG) in server.model_names:
         return name
     try:
-        return server.check_model(name)
+        return server.check_model(name, request)
     except Problem as problem:
         served = ", ".join(server.model_names)
         message = f"model '{(name or '')[:200]}' not found; served here: {served}"
@@ -111,7 +111,7 @@ def _short(count: int) -> str:
 
 async def show(request: HttpRequest, server: Server) -> Reply:
     fields = decode(request, OllamaModelFields)
-    served_name(server, fields.model or fields.name)
+    served_name(server, fields.model or fields.name, request)
     assert server.card is not None
     hello = server.hello
     family = _family(hello.architecture)

@@ -17,7 +17,7 @@ from quire.server.http import JSON_TYPE, NDJSON_TYPE, HttpRequest, Reply
 from quire.server.messages_input import CountTokensFields, MessagesFields
 from quire.server.openapi_schemas import INSIDES, Schema, narrow
 from quire.server.responses_input import ResponsesFields
-from quire.server.server import Server
+from quire.server.server import PLACEHOLDERS, Server
 from quire.version import __version__
 
 EVENTS = "text/event-stream"
@@ -115,6 +115,7 @@ STATUSES = {
     404: "No such model, or no such path.",
     405: "The path is there, for another method.",
     408: "The body did not arrive in time.",
+    409: "Not in the state the engine is in; the message says why.",
     413: "The body is too large.",
     415: "Bodies must not be compressed.",
     429: "The server is full; Retry-After says when to try again.",
@@ -126,7 +127,13 @@ STATUSES = {
 ERRORS = {"anthropic": "AnthropicError", "ollama": "OllamaError"}  # by style; else "Error"
 ALWAYS = (405, 408, 413, 415, 431, 500)  # from what happens around every handler
 ENGINE = (429, 503, 504)
-EXTRA = {"/ready": (503,), "/": (404,), "/page/{}": (404,), "/v1/models/{}": (404,)}
+EXTRA = {
+    "/ready": (503,),
+    "/": (404,),
+    "/page/{}": (404,),
+    "/v1/models/{}": (404,),
+    "/admin/profile": (409,),
+}
 
 
 async def openapi(request: HttpRequest, server: Server) -> Reply:
@@ -138,7 +145,7 @@ async def openapi(request: HttpRequest, server: Server) -> Reply:
 def document(routes: Sequence[Route], server: Server) -> Schema:
     """The whole OpenAPI document."""
     _, schemas = msgspec.json.schema_components(BODIES.values(), ref_template=REFERENCE)
-    models = () if server.settings.accept_any_model else server.model_names
+    models = () if server.settings.accept_any_model else (*server.model_names, *PLACEHOLDERS)
     narrow(schemas, server.limits, models)
     paths: dict[str, Schema] = {}
     for route in routes:

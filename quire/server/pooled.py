@@ -1,14 +1,13 @@
 """Prompts that come back as numbers: the part that embeddings, scores and classes have in common.
 
-A request may bring thousands of texts. They enter the engine a few at a time, so that a long list
-waits here and not in the queue that everybody shares.
+A request may bring thousands of texts. They are tokenised as there is room for them in the engine
+(see `merge.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple
 
 from quire.errors import BadRequest
@@ -19,7 +18,6 @@ from quire.server.http import HttpRequest
 from quire.server.merge import all_whole
 from quire.server.server import Server
 
-AT_ONCE = 64
 EMBEDDINGS = ("mean", "last")
 
 
@@ -62,28 +60,26 @@ async def pool(
     request: HttpRequest, server: Server, items: Sequence[str | list[int]], job: PoolJob
 ) -> Pooled:
     """Texts or token ids -> what the model makes of each. Raises Problem or BadRequest."""
-    if len(items) > server.limits.max_inputs:
-        raise BadRequest(
-            f"got {len(items)} inputs, want at most {server.limits.max_inputs}", param=job.param
-        )
+    check_count(len(items), server, job.param)
     params = SamplingParams(max_tokens=1, pooling=job.pooling, detokenize=False)
     salt = cache_salt(request, server, None)
-    vectors: list[list[float]] = []
-    num_tokens = 0
-    for start in range(0, len(items), AT_ONCE):
-        async with AsyncExitStack() as stack:
-            generations = []
-            for item in items[start : start + AT_ONCE]:
-                ids = await server.encode(item, job.param) if isinstance(item, str) else item
-                ids = _cut(ids, job.max_tokens, server)
-                check_length(ids, server, job.param)
-                prompt = {"prompt_token_ids": ids, "cache_salt": salt}
-                generation = Generation(server, request, Job(prompt, params, job.priority))
-                generations.append(await stack.enter_async_context(generation))
-            await all_whole(generations)
-            num_tokens += sum(g.num_prompt for g in generations)
-            vectors += [g.pooled or [] for g in generations]
-    return Pooled(vectors, num_tokens)
+
+    async def generations() -> AsyncGenerator[Generation, None]:
+        for item in items:
+            ids = await server.encode(item, job.param) if isinstance(item, str) else item
+            ids = _cut(ids, job.max_tokens, server)
+            check_length(ids, server, job.param)
+            prompt = {"prompt_token_ids": ids, "cache_salt": salt}
+            yield Generation(server, request, Job(prompt, params, job.priority))
+
+    found = await all_whole(generations(), lambda _, made: (made.pooled or [], made.num_prompt))
+    return Pooled([vector for vector, _ in found], sum(size for _, size in found))
+
+
+def check_count(num_inputs: int, server: Server, param: str) -> None:
+    most = server.limits.max_inputs
+    if num_inputs > most:
+        raise BadRequest(f"got {num_inputs} inputs, want at most {most}", param=param)
 
 
 def _cut(ids: list[int], most: int | None, server: Server) -> list[int]:

@@ -89,6 +89,10 @@ class Failed(QuireError):
     """The engine ended this request, and only this one, on an error."""
 
 
+class Refused(QuireError):
+    """The engine is well, and cannot do what an operator asks in the state it is in."""
+
+
 class Expired(QuireError):
     """A deadline passed: the request's own, or the one for its first token."""
 
@@ -109,6 +113,8 @@ def problem_of(error: BaseException) -> Problem | None:
         return Problem(429, str(error), code="queue_full", retry_after_s=error.retry_after_s)
     if isinstance(error, EngineDead):
         return Problem(503, str(error), code="engine_unavailable", retry_after_s=2)
+    if isinstance(error, Refused):
+        return Problem(409, str(error), code="conflict")
     if isinstance(error, Failed):
         return Problem(500, str(error), code="generation_failed")
     if isinstance(error, Expired):

@@ -24,7 +24,7 @@ from quire.server.usage import chat_logprobs
 
 async def responses(request: HttpRequest, server: Server) -> Reply | EventStream:
     fields = decode(request, ResponsesFields)
-    model = server.check_model(fields.model)
+    model = server.check_model(fields.model, request)
     plan = await prepare(server, request, chat_ask(fields))
     if fields.truncation == "auto":
         request.warnings.append("truncation=auto is not done here: what is too long is refused")

@@ -12,7 +12,7 @@ from quire.errors import BadRequest
 from quire.server import sse
 from quire.server.fields import RerankFields, ScoreFields, decode
 from quire.server.http import HttpRequest, Reply
-from quire.server.pooled import Pooled, PoolJob, check_pooling, listing, pool
+from quire.server.pooled import Pooled, PoolJob, check_count, check_pooling, listing, pool
 from quire.server.server import Server
 from quire.text.pairs import Pairing, cosine, encode_pair, pair_up
 
@@ -25,7 +25,7 @@ class Scores(NamedTuple):
 async def score(request: HttpRequest, server: Server) -> Reply:
     """How well one text goes with each of several, or each with its own."""
     fields = decode(request, ScoreFields)
-    model = server.check_model(fields.model)
+    model = server.check_model(fields.model, request)
     first, second = fields.text_1, fields.text_2
     if first is None or second is None:
         first, second = fields.queries, fields.documents
@@ -41,7 +41,7 @@ async def score(request: HttpRequest, server: Server) -> Reply:
 async def rerank(request: HttpRequest, server: Server) -> Reply:
     """Documents in the order of how well they answer a query."""
     fields = decode(request, RerankFields)
-    model = server.check_model(fields.model)
+    model = server.check_model(fields.model, request)
     documents = [_text_of(document, i) for i, document in enumerate(fields.documents)]
     if fields.top_n is not None and fields.top_n < 0:
         raise BadRequest(f"got top_n={fields.top_n}, want 0 for all, or more", param="top_n")
@@ -88,6 +88,7 @@ async def _scores(
         ones, others = found.vectors[: len(first)], found.vectors[len(first) :]
         return Scores([cosine(ones[i], others[j]) for i, j in pairs], found)
     verdict = server.verdict.for_pairs()
+    check_count(len(pairs), server, "text_2")  # before any is tokenised
     prompts = [await _prompt(server, first[i], second[j]) for i, j in pairs]
     found = await pool(request, server, prompts, PoolJob("classify", priority, cut, "text_2"))
     if fields.use_activation is False:

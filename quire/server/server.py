@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,11 +33,14 @@ from quire.server.watch import Watchman
 if TYPE_CHECKING:
     from quire.load.card import ModelCard
     from quire.models.sequence_head import Verdict
+    from quire.server.http import HttpRequest
     from quire.server.inside import Inside
     from quire.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
+# What clients that must send some model send when nobody told them which.
+PLACEHOLDERS = ("", "default", "dummy", "local-model", "model")
 LARGE_TEXT = 16_384  # characters; shorter ones are handled on the loop in well under a millisecond
 
 
@@ -115,11 +119,21 @@ class Server:
     def max_model_len(self) -> int:
         return self.hello.max_model_len
 
-    def check_model(self, name: str | None) -> str:
-        """The name to answer with; raises 404 for a model we do not serve."""
-        if name is None or name in self.model_names:
-            return name or self.model_names[0]
+    def check_model(self, name: str | None, request: HttpRequest | None = None) -> str:
+        """The name to answer with; raises 404 for a model we do not serve.
+
+        A placeholder is answered, as its sender has no other model in mind; `request` is warned.
+        """
+        if name is None:
+            return self.model_names[0]
+        if name in self.model_names:
+            return name
         if self.settings.accept_any_model:
+            return self.model_names[0]
+        if name in PLACEHOLDERS:
+            if request is not None:
+                warning = f"model {name!r} is a placeholder; {self.model_names[0]} answers"
+                request.warnings.append(warning)
             return self.model_names[0]
         raise Problem(
             404,
@@ -162,6 +176,14 @@ class Server:
 
 
 def model_name(model: str) -> str:
-    """A path's last part without its ending; names and repositories stay as they are."""
-    path = Path(model)
-    return path.stem if path.suffix == ".gguf" else (path.name if path.is_absolute() else model)
+    """A path's last part without its ending; names and repositories stay as they are.
+
+    >>> [model_name(m) for m in ("./my-model/", "/models/a.gguf", "default", "org/name", "a/b/c")]
+    ['my-model', 'a', 'default', 'org/name', 'c']
+    """
+    path = Path(os.path.abspath(model))  # not resolved: a link is named as it was called
+    if path.suffix == ".gguf":
+        return path.stem
+    # A repository is `name` or `owner/name`, and a folder of that name is most likely its copy.
+    is_path = model.startswith((".", "/", "~")) or model.rstrip("/").count("/") > 1
+    return path.name or "model" if is_path else model.rstrip("/")

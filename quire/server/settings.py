@@ -35,7 +35,7 @@ class Limits:
     max_open_body_bytes: int = 256 * MIB  # of all requests whose bodies are held at this moment
     write_stall_s: float = 30.0  # a reader that takes nothing for this long is dropped
     template_s: float = 5.0
-    max_queued_requests: int = 256  # waiting beyond those running; past it 429
+    max_queued_requests: int = 256  # beyond as many as run at once; past it 429
     max_queued_tokens: int = 4_000_000  # prompt + max_tokens of everything accepted and unfinished
     request_timeout_s: float = 600.0  # the most any request may take, also its default
     queue_timeout_s: float = 60.0  # without a first token by then: 503

@@ -4,7 +4,8 @@
                └─ engine   the model; restarted with growing pauses, given up after too many crashes
 
 Children die with this process (see `lifeline.py`). SIGTERM drains: the API process finishes what it
-has and exits, then the engine goes, then we do, with 0. A second SIGTERM does not wait.
+has and exits, then the engine goes, then we do, with 0. A second SIGTERM does not wait. Ctrl-C and
+a terminal that is closed (SIGHUP) mean the same; under nohup the latter means nothing.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class Supervisor:
         """Until told to stop or out of hope; the exit code of the whole server."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_term)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else nohup
+            signal.signal(signal.SIGHUP, self._on_term)
         try:
             for child in (self.engine, self.api):
                 child.start(self._encoded)

@@ -46,9 +46,11 @@ class Watchman:
 
     def look(self, now: float) -> None:
         for request in list(self._requests.values()):
-            since = request.sending_since
-            if since is not None and now - since > self.limits.write_stall_s:
-                self._drop(request)
+            # Past the deadline all tokens may be here, on their way to a client that sips them.
+            for since in (request.sending_since, request.deadline):
+                if since is not None and now - since > self.limits.write_stall_s:
+                    self._drop(request)
+                    break
         for generation in list(self.generations):
             self._look_at(generation, now)
         if self._dropped:
@@ -61,9 +63,6 @@ class Watchman:
             generation.tap.fail(
                 Expired(f"not done within {seconds:g} s, the request's deadline", is_queue=False)
             )
-            # All tokens may be here, on their way to a client that sips them.
-            if now > generation.deadline + self.limits.write_stall_s:
-                self._drop(generation.http)
         elif now - generation.heard > PING_S:
             generation.heard = now
             generation.tap.poke()

@@ -54,6 +54,13 @@ def test_seed_makes_samples_repeat(tiny, run_json):
     assert len({tuple(ids) for ids in first}) == 3
 
 
+def test_without_a_seed_samples_differ(tiny, run_json):
+    """Red when every start draws the same: an engine's own seed is for the offline API."""
+    words = ["generate", "x", "-m", tiny, *ENGINE, "--temperature", "1", "--max-tokens", "16"]
+    first, again = (run_json(*words)[0]["outputs"][0]["token_ids"] for _ in range(2))
+    assert first != again
+
+
 def test_chat_uses_the_template(tiny, run_json):
     (record,) = run_json("generate", "--chat", "hi", "-m", tiny, *ENGINE, "--max-tokens", "2")
     assert record["prompt"] == "<user>hi<assistant>"

@@ -87,7 +87,9 @@ def test_a_full_server_refuses_at_once_and_says_when_to_come_back(paused: Served
         assert sorted(seconds)[45] < 0.25
         head = await asyncio.to_thread(_head_of_refusal, served)
         assert b"retry-after:" in head.lower()
-        assert served.get("/health")[0] == served.get("/ready")[0] == 200
+        assert served.get("/health")[0] == 200
+        status, body = served.get("/ready")
+        assert status == 503 and "paused" in body["reason"]
         for client, task in zip(clients, tasks, strict=True):
             client.hang_up()
             task.cancel()

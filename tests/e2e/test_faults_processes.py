@@ -48,6 +48,11 @@ def is_not_ready(served: Served) -> bool:
     return bool(served.get("/ready")[0] == 503)
 
 
+def is_draining(served: Served) -> bool:
+    status, body = served.get("/ready")
+    return bool(status == 503 and body["reason"] == "draining")
+
+
 def test_kill_9_of_the_engine_under_load(served: Served) -> None:
     """FT-01. Red when clients wait for ever, the API process goes too, or nothing comes back."""
     api, engine = served.api.pid, served.engine.pid
@@ -168,7 +173,7 @@ def test_a_drain_has_an_end_and_a_second_sigterm_has_it_at_once(folder: Path) ->
             await client.read(2)
             served.post("/admin/pause", {})  # so that it would never end
             served.process.send_signal(signal.SIGTERM)
-            await asyncio.to_thread(wait_until, lambda: is_not_ready(served), 2, "not ready")
+            await asyncio.to_thread(wait_until, lambda: is_draining(served), 2, "draining")
             begun = time.monotonic()
             served.process.send_signal(signal.SIGTERM)
             seen = await asyncio.wait_for(client.read(), 5)

@@ -14,7 +14,7 @@ from tests.rules.source import ROOT, imports, trees
 LAYERS: list[set[str]] = [
     {"errors", "version"},
     {"params", "registry", "env", "config", "jsonfile", "progress", "outputs"},
-    {"request"},
+    {"request", "args_check"},
     {"step"},
     {"forward", "kernels", "kv", "text"},
     {"attn", "sched", "obs", "grammar"},
@@ -45,6 +45,7 @@ TORCH_FREE = [
     "quire.request",
     "quire.step",
     "quire.config",
+    "quire.args_check",
     "quire.env",
     "quire.forward",
     "quire.outputs",

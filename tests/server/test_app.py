@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from quire.obs.log import configure_logging
 from quire.server.app import ADMIN, PUBLIC, App, Route
 from quire.server.http import EventStream, HttpRequest, Reply
 from quire.server.routes import routes
-from quire.server.server import Server
+from quire.server.server import Server, model_name
 from tests.server.asgi import Call, call
 from tests.server.fakes import Bench
 
@@ -125,6 +126,97 @@ def test_wrong_methods() -> None:
     head = ask(bench, "HEAD", "/health")
     assert (head.status, head.body) == (200, b"")
     assert ask(bench, "HEAD", "/inside").body == b""
+
+
+@pytest.mark.parametrize(
+    "method, path, status, kind",
+    [
+        ("GET", "/v1/messages", 405, "invalid_request_error"),
+        ("GET", "/v1/messages/batches", 404, "not_found_error"),
+        ("POST", "/v1/messages/batches/x/cancel", 404, "not_found_error"),
+        ("DELETE", "/v1/messages/count_tokens", 405, "invalid_request_error"),
+        ("POST", "/v1/messages/", 404, "not_found_error"),
+    ],
+)
+def test_anthropics_clients_read_errors_of_paths_that_are_not(
+    method: str, path: str, status: int, kind: str
+) -> None:
+    """Red when what no route answers below /v1/messages has OpenAI's body."""
+    answer = ask(Bench(), method, path)
+    assert answer.status == status
+    said = answer.json()
+    assert (said["type"], said["error"]["type"]) == ("error", kind)
+    stranger = ask(Bench(**KEYS), method, path).json()
+    assert stranger["error"]["type"] == "authentication_error" and stranger["type"] == "error"
+    near = ask(Bench(), method, path.replace("/v1/messages", "/v1/messagesx")).json()
+    assert near.keys() == {"error"}, "a path beside it is not below it"
+
+
+# ------------------------------------------------------------ models by name
+
+
+@pytest.mark.parametrize("name", ["dummy", "default", "", "model", "local-model"])
+def test_placeholders_for_a_model_are_answered_with_a_warning(name: str) -> None:
+    """Red when a client that was never told a model's name cannot talk to the only one."""
+    bench = Bench(served_model_names=("tiny", "also-tiny"))
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    for path, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/messages", chat),
+        ("/tokenize", {"prompt": "hi"}),
+    ):
+        for stream in (False, True) if "max_tokens" in body else (False,):
+            extra = {"stream": True} if stream else {}
+            answer = ask(bench, "POST", path, {**body, **extra, "model": name})
+            assert answer.status == 200, answer.body
+            assert repr(name) in answer.headers["x-quire-warning"]
+            assert "tiny answers" in answer.headers["x-quire-warning"]
+    said = ask(bench, "POST", "/v1/chat/completions", {**chat, "model": name}).json()
+    assert said["model"] == "tiny"
+
+
+@pytest.mark.parametrize("name", ["gpt-3.5-turbo", "Dummy2", "tiny2", "defaults", " "])
+def test_any_other_wrong_model_is_not_found(name: str) -> None:
+    answer = ask(Bench(), "POST", "/v1/completions", {"prompt": "hi", "model": name})
+    assert answer.status == 404 and answer.json()["error"]["code"] == "model_not_found"
+
+
+def test_a_served_name_that_looks_like_a_placeholder_is_a_name() -> None:
+    bench = Bench(served_model_names=("tiny", "default"))
+    answer = ask(bench, "POST", "/v1/completions", {"prompt": "hi", "model": "default"})
+    assert answer.json()["model"] == "default" and "x-quire-warning" not in answer.headers
+
+
+def test_paths_are_served_by_their_last_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when clients must send ./my-model, or learn where a model lies on the server's disk."""
+    folder = tmp_path / "my-model"
+    (folder / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "./my-model": "my-model",
+        "./my-model/": "my-model",
+        "my-model/": "my-model",
+        "my-model": "my-model",
+        str(folder): "my-model",
+        f"{folder}/": "my-model",
+        "./my-model/sub/..": "my-model",
+        "../x/y": "y",
+        "~/models/z": "z",
+        "a/b/c": "c",
+        "m.gguf": "m",
+        "./some/m.q4_0.gguf": "m.q4_0",
+        "/m.gguf": "m",
+        "/": "model",
+        "default": "default",
+        "org/name": "org/name",
+        "org/name@main": "org/name@main",
+    }
+    assert {path: model_name(path) for path in names} == names
+    monkeypatch.chdir(folder)
+    assert [model_name(path) for path in (".", "./", "..")] == ["my-model"] * 2 + [tmp_path.name]
 
 
 # ------------------------------------------------------------ browsers
@@ -282,3 +374,10 @@ def test_a_bug_is_one_line_too(log: io.StringIO) -> None:
     lines = written(log)
     assert [line["event"] for line in lines] == ["bug", "access"]
     assert "KeyError" in lines[0]["traceback"]
+
+
+def test_a_path_beside_ollamas_has_ollamas_error_body() -> None:
+    """Red when an unknown path under /api answers in a form that Ollama's clients cannot read."""
+    reply = Bench().post("/api/nothing", {})
+    assert reply.status_code == 404
+    assert isinstance(reply.json()["error"], str)

@@ -85,7 +85,7 @@ def test_a_client_that_leaves_while_queued_frees_everything(stream: bool, n: int
         bench = slow_bench()
         made = start(bench, LONG | {"stream": stream, "n": n})
         await until(lambda: held(bench)["engine"] == n)
-        assert held(bench)["places"] == n
+        assert held(bench)["places"] == 1
         made.leave()
         await made.end()
         assert held(bench) == nothing()

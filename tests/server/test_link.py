@@ -17,6 +17,7 @@ from quire.params import SamplingParams
 from quire.request import Request
 from quire.server import link as link_module
 from quire.server.link import EngineLink, Tap
+from quire.server.problems import Refused
 from quire.step import TokenEvent
 
 HELLO = msg.Hello(1, "0", "Fake", 64, 8, 64, 7, 8, [1], [], 0.5)
@@ -181,6 +182,29 @@ def test_silence_and_standstill_are_not_ready(
     with_engine(tmp_path, work)
 
 
+def test_a_paused_engine_is_not_ready(tmp_path: Path) -> None:
+    """Red when /ready sends requests to an engine that will not touch them."""
+
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        for is_paused in (True, False, True):
+            asked = asyncio.ensure_future(link.set_paused(is_paused))
+            num_heard = len(engine.heard)
+            await until(lambda: len(engine.heard) > num_heard)  # noqa: B023
+            command = engine.heard[-1]
+            assert isinstance(command, msg.Pause if is_paused else msg.Resume)
+            engine.say(msg.Reply(command.number))
+            await asked
+            engine.say(BEAT)  # sent before the pause
+            assert ("paused" in (link.why_not_ready() or "")) == is_paused
+        await engine.die()
+        await until(lambda: not link.is_up)
+        await engine.start()
+        await until(lambda: link.is_up)
+        assert link.why_not_ready() is None, "the next one is not paused"
+
+    with_engine(tmp_path, work)
+
+
 def test_an_unanswered_question_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "REPLY_S", 0.05)
 
@@ -218,7 +242,7 @@ def test_replies_find_who_asked(tmp_path: Path) -> None:
         engine.say(msg.Reply(numbers[1], 22))
         engine.say(msg.Reply(numbers[0], None, error="no"))
         assert await second == 22
-        with pytest.raises(EngineDead, match="no"):
+        with pytest.raises(Refused, match="no"):
             await first
 
     with_engine(tmp_path, work)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from quire.errors import EngineDead
 from quire.outputs import StreamEvent
-from quire.server.merge import all_whole, merged
+from quire.server.admission import Admission, Size, Ticket
+from quire.server.merge import all_whole, in_order, merged
+from quire.server.settings import Limits
 
 
 class Scripted:
@@ -20,6 +23,19 @@ class Scripted:
     def __init__(self, words: str, failure: Exception | None = None) -> None:
         self.words, self.failure = words, failure
         self.is_cancelled = False
+        self.server = SimpleNamespace(admission=Admission(Limits()))
+
+    def admit(self) -> Ticket:
+        return self.server.admission.enter("", Size(1, 1))
+
+    async def join(self, ticket: Ticket) -> None:
+        pass
+
+    async def __aenter__(self) -> Scripted:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
 
     async def pieces(self) -> AsyncIterator[Sequence[StreamEvent]]:
         try:
@@ -62,7 +78,8 @@ def test_one_failure_ends_the_others() -> None:
         read(endless, Scripted("a", EngineDead("gone")))
     assert endless.is_cancelled
     with pytest.raises(EngineDead):
-        asyncio.run(all_whole([endless, Scripted("a", EngineDead("gone"))]))  # type: ignore[list-item]
+        scripts: list[Any] = [endless, Scripted("a", EngineDead("gone"))]
+        asyncio.run(all_whole(in_order(scripts), lambda *_: None))
 
 
 def test_leaving_early_leaves_nothing_behind() -> None:

@@ -207,6 +207,36 @@ def test_a_pause_ends_with_the_connection(running: Running) -> None:
     assert len(other.tokens_until_end(2)[2]) == 3
 
 
+def reply_to(peer: Connected) -> msg.Reply:
+    while not isinstance(report := peer.next(), msg.Reply):
+        pass
+    return report
+
+
+def test_a_profile_waits_for_no_step_that_does_not_come(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when an idle or paused engine, or one whose work ends, keeps an operator waiting."""
+    monkeypatch.chdir(tmp_path)
+    peer = running.connect()
+    peer.say(msg.Profile(1, 5))
+    assert "idle" in (reply_to(peer).error or "")
+    running.runner.step_s = 0.005
+    peer.submit(1, [1, 2], 20)
+    peer.say(msg.Profile(2, 3))
+    found = reply_to(peer).value
+    assert isinstance(found, dict) and found["num_steps"] == 3
+    assert (tmp_path / str(found["trace"])).stat().st_size > 0
+    peer.say(msg.Profile(3, 1_000))
+    found = reply_to(peer).value
+    assert isinstance(found, dict) and 0 < int(found["num_steps"]) < 20, "until the work ended"
+    peer.say(msg.Pause(4))
+    assert reply_to(peer).error is None
+    peer.submit(2, [1, 2], 3)
+    peer.say(msg.Profile(5, 1))
+    assert "paused" in (reply_to(peer).error or "")
+
+
 def test_a_peer_that_does_not_read_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when reports for a stopped API process pile up without end, or hold a step."""
     monkeypatch.setattr(process_module, "MAX_UNSENT", 1 << 20)

@@ -190,3 +190,13 @@ def test_lists_are_bounded() -> None:
     reply = made.post("/score", {"text_1": "a", "text_2": ["b"] * most})
     assert reply.status_code == 400
     assert f"got {most + 1} inputs, want at most {most}" in reply.json()["error"]["message"]
+
+
+def test_lists_are_counted_before_they_are_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a body of a million documents is encoded, on everybody's time, to be refused."""
+    made = bench(ONE_LABEL)
+    seen: list[str] = []
+    monkeypatch.setattr("quire.server.score.encode_pair", lambda *texts: seen.append(texts[2]))
+    reply = made.post("/rerank", {"query": "q", "documents": ["d"] * 2_049})
+    assert reply.status_code == 400 and "want at most 2048" in reply.json()["error"]["message"]
+    assert seen == []

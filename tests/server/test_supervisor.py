@@ -167,7 +167,10 @@ def test_a_child_that_stops_beating_is_replaced(family: Callable[..., Family]) -
     assert '"child_silent"' in made.log()
 
 
-def test_sigterm_waits_for_the_api_process(family: Callable[..., Family]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_waits_for_the_api_process(
+    family: Callable[..., Family], number: signal.Signals
+) -> None:
     """Red when the engine goes before the requests that need it are done."""
     finishes = (
         "def finish(*_):\n"
@@ -183,7 +186,7 @@ def test_sigterm_waits_for_the_api_process(family: Callable[..., Family]) -> Non
     wait(lambda: (made.folder / "ready").exists(), "ready")
     runtime = Path((made.folder / "api.lives").read_text().split()[2])
     assert runtime.is_dir() and runtime.stat().st_mode & 0o777 == 0o700
-    made.process.send_signal(signal.SIGTERM)
+    made.process.send_signal(number)
     begun = time.monotonic()
     assert made.process.wait(15) == 0
     assert time.monotonic() - begun > 0.6
@@ -210,6 +213,30 @@ def test_sigterm_while_loading_leaves_nobody(family: Callable[..., Family]) -> N
     begun = time.monotonic()
     assert made.process.wait(15) == 0
     assert time.monotonic() - begun < 4.0 and made.is_gone()
+
+
+def test_children_leave_a_hang_up_to_their_parent(family: Callable[..., Family]) -> None:
+    """Red when SIGHUP to everybody ends the engine that the drain still needs."""
+    made = family(IS_UP)
+    for name in ("engine", "api"):
+        made.wait_lives(name, 1)
+        os.kill(made.pid(name), signal.SIGHUP)
+    time.sleep(0.3)
+    assert len(made.lives("engine")) == len(made.lives("api")) == 1
+    assert is_alive(made.pid("engine")) and is_alive(made.pid("api"))
+
+
+def test_nohup_means_no_hang_up(family: Callable[..., Family]) -> None:
+    """Red when `nohup quire serve` ends with its terminal all the same."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited
+    try:
+        made = family(IS_UP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    made.wait_lives("engine", 1)
+    made.process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert made.process.poll() is None and '"draining"' not in made.log()
 
 
 def test_children_die_with_a_killed_supervisor(family: Callable[..., Family]) -> None:

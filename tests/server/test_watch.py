@@ -41,6 +41,7 @@ class Open:
 def watched() -> tuple[Watchman, Open]:
     watchman, generation = Watchman(LIMITS), Open()
     generation.http.task = asyncio.ensure_future(sleeping())
+    generation.http.deadline = generation.deadline
     watchman.generations.add(generation)  # type: ignore[arg-type]
     watchman.enter(generation.http)
     return watchman, generation

@@ -27,7 +27,7 @@ class PlainTokenizer(CharTokenizer):
         return super().encode(text, add_special_tokens=False)
 
 
-def intake(tokenizer: Any = None, seed: int = 0) -> Intake:
+def intake(tokenizer: Any = None, seed: int | None = 0) -> Intake:
     return Intake(tokenizer, LIMITS, eos_ids=[2], seed=seed)
 
 
@@ -197,6 +197,19 @@ def test_engine_seed_decides_unseeded_requests() -> None:
         [intake(seed=s).requests([1], SamplingParams())[1][0].seed] for s in (3, 3, 4)
     )
     assert first == again != other
+
+
+def test_without_a_seed_nothing_repeats() -> None:
+    """Red when two servers, or one started twice, draw the same for the same requests."""
+    seeds = [
+        request.seed
+        for _ in range(2)
+        for request in intake(seed=None).requests([1], SamplingParams(n=3))[1]
+    ]
+    assert len(set(seeds)) == 6
+    assert all(-(2**63) <= seed < 2**63 for seed in seeds)
+    _, given = intake(seed=None).requests([1], SamplingParams(n=2, seed=7))
+    assert [request.seed for request in given] == [7, 8]
 
 
 def test_salt_comes_from_the_prompt() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from quire.args_check import DTYPE_NAMES
 from quire.config import EngineArgs, EngineConfig
 from quire.errors import NotSupported
 from quire.models.spec import ModelSpec, RopeSpec
 from quire.resolve import CPU_SEQS, CPU_TOKENS, DEFAULT_CPU_LEN, resolve
+from quire.runner.device import DTYPES
 
 SPEC = ModelSpec(
     architecture="llama",
@@ -126,6 +128,17 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"max_chunk": -1}, "max_chunk"),
     ({"batch_wait_ms": -1.0}, "batch_wait_ms"),
     ({"batch_wait_tokens": -1}, "batch_wait_tokens"),
+    *(
+        ({name: value}, f"{name}=.*from . to [0-9]+")
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_threads")
+        for value in (10**8, 10**30, True)
+    ),
+    ({"page_size": 2**40}, "page_size=.*up to 4096"),
+    *(({"kv_cache_memory": v}, "kv_cache_memory=") for v in (0, -1, 2**60, 1.5, "4GiB")),
+    *(({"priority_aging_s": float(v)}, "priority_aging_s=") for v in ("nan", "inf")),
+    *(({"batch_wait_ms": float(v)}, "batch_wait_ms=") for v in ("nan", "inf")),
+    ({"gpu_memory_utilization": "0.9"}, "gpu_memory_utilization='0.9'"),
+    ({"seed": 2**64}, "seed="),
     ({"device": "tpu"}, "device='tpu'.*'cpu'"),
     ({"dtype": "int3"}, "dtype='int3'.*bfloat16"),
     # A prompt longer than max_chunk could never enter: the engine would wait for ever.
@@ -138,6 +151,11 @@ def test_refusals_name_the_argument(args: dict[str, Any], words: str) -> None:
     """Red when a bad argument is accepted and fails later, far from its cause."""
     with pytest.raises(NotSupported, match=words):
         resolved(**args)
+
+
+def test_every_name_of_a_dtype_is_one() -> None:
+    """Red when a name passes the check and is not known to the runner, or the other way round."""
+    assert {"auto", *DTYPES} == set(DTYPE_NAMES)
 
 
 def test_engine_args_stay_few() -> None:

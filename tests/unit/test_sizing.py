@@ -30,6 +30,14 @@ def test_asking_for_bytes_overrides_the_rest() -> None:
     assert num_pages(asked, 100, 16, 160, 1000) == 50
 
 
+def test_nobody_gets_more_than_the_device_has() -> None:
+    """Red when a kv_cache_memory beyond all memory is tried, and the machine with it."""
+    asked = Room(total=10_000, usable=100, weights=90, step=90, asked=10**15)
+    with pytest.raises(OutOfMemory, match=r"kv_cache_memory=1000000000000000 .*device has"):
+        num_pages(asked, 100, 16, 160, 1000)
+    assert num_pages(asked, 100, 16, 160, 9) == 91, "what could be used at most does fit"
+
+
 def test_never_more_than_everyone_could_use() -> None:
     """Red when a small engine takes all memory for pages no row can reach."""
     assert num_pages(room(100 * GIB), 100, 16, 100, 4) == 4 * 7 + 1

@@ -1,0 +1,88 @@
+"""check_args: what EngineArgs may say, whatever the model and the device; torch-free and instant.
+
+The command line asks before anything is downloaded, `resolve` for everybody else. Bounds are far
+beyond what makes sense and below what a table of that size does to a machine. Limits that depend
+on the model (its context) or on memory are `resolve.py`'s and `memory/sizing.py`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from quire.config import EngineArgs
+from quire.errors import NotSupported
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPE_NAMES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+LOAD_FORMATS = ("auto", "dummy")
+POLICIES = ("fcfs", "priority")
+
+MAX_MODEL_LEN = 1 << 24
+MAX_SEQS = 1 << 14  # a row of the token table each
+MAX_BATCHED_TOKENS = 1 << 20
+MAX_PAGE_SIZE = 1 << 12
+MAX_CACHE_BYTES = 1 << 50
+MAX_WAIT_MS = 60_000.0
+MAX_AGING_S = 1e9
+THREADS_PER_CPU = 8  # OpenMP breaks down on thousands
+
+
+def check_args(args: EngineArgs) -> None:
+    """Raises NotSupported with the argument, its value and what it may be."""
+    _check_choices(args)
+    cpus = os.cpu_count() or 1
+    _whole("max_model_len", args.max_model_len, 1, MAX_MODEL_LEN)
+    _whole("max_num_seqs", args.max_num_seqs, 1, MAX_SEQS)
+    _whole("max_num_batched_tokens", args.max_num_batched_tokens, 1, MAX_BATCHED_TOKENS)
+    _whole("max_chunk", args.max_chunk, 0, MAX_BATCHED_TOKENS)
+    _whole("batch_wait_tokens", args.batch_wait_tokens, 0, MAX_BATCHED_TOKENS)
+    _whole("kv_cache_memory", args.kv_cache_memory, 1, MAX_CACHE_BYTES, " bytes")
+    _whole("seed", args.seed, -(2**63), 2**63 - 1)
+    most = THREADS_PER_CPU * cpus
+    _whole(
+        "num_threads", args.num_threads, 1, most, f" ({THREADS_PER_CPU} for each of {cpus} CPUs)"
+    )
+    size = args.page_size
+    if not _is_whole(size) or not 1 <= size <= MAX_PAGE_SIZE or size & (size - 1):
+        raise NotSupported(f"got page_size={size!r}, want a power of two up to {MAX_PAGE_SIZE}")
+    _number("gpu_memory_utilization", args.gpu_memory_utilization, 1.0)
+    _number("priority_aging_s", args.priority_aging_s, MAX_AGING_S)
+    _number("batch_wait_ms", args.batch_wait_ms, MAX_WAIT_MS, may_be_zero=True)
+    if args.max_chunk and not args.enable_chunked_prefill:
+        raise NotSupported(
+            f"got max_chunk={args.max_chunk} with enable_chunked_prefill=False: prompts are either"
+            " cut into chunks or not; drop one of the two"
+        )
+
+
+def _check_choices(args: EngineArgs) -> None:
+    _one_of("device", args.device, DEVICES)
+    _one_of("dtype", args.dtype, DTYPE_NAMES)
+    _one_of("load_format", args.load_format, LOAD_FORMATS)
+    _one_of("scheduling_policy", args.scheduling_policy, POLICIES)
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        *others, last = map(repr, known)
+        raise NotSupported(f"got {name}={value!r}, want {', '.join(others)} or {last}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _whole(name: str, value: int | None, least: int, most: int, unit: str = "") -> None:
+    if value is not None and (not _is_whole(value) or not least <= value <= most):
+        raise NotSupported(
+            f"got {name}={value!r}, want a whole number from {least} to {most}{unit}"
+        )
+
+
+def _number(name: str, value: float, most: float, *, may_be_zero: bool = False) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and 0 <= value <= most and (value or may_be_zero):  # NaN is in no interval
+        return
+    least = "from 0" if may_be_zero else "above 0"
+    raise NotSupported(f"got {name}={value!r}, want a number {least} to {most:g}")
