@@ -27,7 +27,7 @@ from quire.text.tools.definitions import Tool, ToolChoice, check_tool_choice, ch
 from quire.text.tools.forced import ForcedCallParser, forced_schema
 from quire.text.tools.formats import detect_tool_format, needs_special_tokens, tool_parser
 from quire.text.tools.parser import CallCut, CallStart, ToolParser
-from quire.text.tools.prompt import spell_out_tools, template_messages
+from quire.text.tools.prompt import template_inputs
 from quire.text.tools.router import OutputRouter, ReasoningPart, RoutedPart
 
 # Templates see these from us; a client may not put its own values there.
@@ -244,11 +244,7 @@ async def render(
     tokenizer = server.tokenizer
     if template is not None:
         tokenizer = tokenizer.with_chat_template(template)
-    checked = template_messages(messages)
-    definitions = [tool.definition() for tool in tools] or None
-    has_calls = any(m.get("tool_calls") or m["role"] == "tool" for m in checked)
-    if (tools or has_calls) and detect_tool_format(tokenizer.chat_template) is None:
-        checked, definitions = spell_out_tools(checked, tools), None
+    checked, definitions = template_inputs(messages, tools, tokenizer.chat_template)
 
     def work() -> str:
         return tokenizer.apply_chat_template(checked, tools=definitions, tokenize=False, **values)

@@ -13,8 +13,8 @@ from tests.rules.source import ROOT, imports, trees
 # Lower may not import from higher. Packages on one line may not import from each other.
 LAYERS: list[set[str]] = [
     {"errors", "version"},
-    {"params", "registry", "env", "config", "jsonfile", "progress", "outputs"},
-    {"request"},
+    {"params", "registry", "env", "config", "jsonfile", "progress", "outputs", "inputs"},
+    {"request", "sampling_params"},
     {"step"},
     {"forward", "kernels", "kv", "text"},
     {"attn", "sched", "obs", "grammar"},
@@ -24,6 +24,7 @@ LAYERS: list[set[str]] = [
     {"runner"},
     {"resolve"},
     {"engine"},
+    {"offline"},
     {"llm"},
     {"bench"},
     {"server"},
