@@ -75,7 +75,7 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
             _check_unneeded(name, value)
         elif (own := RENAMED.get(name, name)) not in known:
             unknown.append(name)
-        elif own != name and own in given:
+        elif own != name and given.get(own) is not None:
             raise NotSupported(f"got {name} and {own}, which mean the same; give one of them")
         elif value is not None:  # None: as if it had not been said
             values[own] = value
