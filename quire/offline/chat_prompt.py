@@ -15,8 +15,15 @@ Message = Mapping[str, Any]
 
 # Arguments of `Tokenizer.apply_chat_template` and `LLM.chat`; no variables of a template.
 RESERVED = frozenset(
-    {"add_generation_prompt", "chat_template", "continue_final_message", "messages", "self"}
-    | {"tokenize", "tools"}
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "messages",
+        "self",
+        "tokenize",
+        "tools",
+    }
 )
 
 

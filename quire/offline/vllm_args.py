@@ -58,7 +58,7 @@ UNNEEDED = {
     "tokenizer_revision": Unneeded((None,), "write the tokenizer as 'name@revision'"),
     "tokenizer_mode": Unneeded(("auto", "slow"), "tokenizer.json or the GGUF file is what is read"),
     # A permission, and nobody here makes use of it: code in a model's folder is never run.
-    "trust_remote_code": Unneeded((False, True)),
+    "trust_remote_code": Unneeded(None),
     "hf_token": Unneeded((None,), "set the environment variable HF_TOKEN"),
     "hf_overrides": Unneeded((None, {}), "change config.json in a copy of the model's folder"),
     "disable_log_stats": Unneeded(None),
