@@ -74,7 +74,7 @@ def prompts_of(llm: LLM, max_tokens: int) -> list[Any]:
         if tokenizer.chat_template is None:
             return f"Q: {question}\nA:"
         turn = [{"role": "user", "content": question}]
-        return {"prompt_token_ids": tokenizer.apply_chat_template(turn, tokenize=True)}
+        return {"prompt_token_ids": tokenizer.apply_chat_template(turn, add_generation_prompt=True)}
 
     long = tokenizer.encode(LONG_TEXT.read_text(encoding="utf-8"))
     top = min(900, max_tokens)

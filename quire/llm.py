@@ -1,47 +1,42 @@
 """LLM: the offline API. Prompts in, finished outputs or a stream of pieces out.
 
 Importing this module does not import torch; building an LLM does. The class follows vLLM's `LLM`
-so that changing the import is all a script needs.
+so that changing the import is all a script needs. It may be used from several threads: their
+requests run in one batch (`engine/joint_loop.py`). What the methods are made of is in `offline/`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from quire.config import Decision, EngineArgs
+from quire.config import Decision
 from quire.engine.collector import no_full_collection
-from quire.errors import BadRequest, EngineDead, NotSupported
+from quire.errors import BadRequest, NotSupported
+from quire.offline import pooled
+from quire.offline.vllm_args import engine_args
 from quire.outputs import (
-    ClassificationOutput,
+    BeamSearchOutput,
     ClassificationRequestOutput,
-    EmbeddingOutput,
     EmbeddingRequestOutput,
-    PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
-    ScoringOutput,
     ScoringRequestOutput,
     StreamEvent,
 )
-from quire.params import SamplingParams
+from quire.params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from quire.engine.intake import Prompt
     from quire.engine.output import Conversation
     from quire.models.sequence_head import Verdict
-    from quire.request import RequestId
+    from quire.offline.engine_view import EngineView
     from quire.sched.stats import SchedStats
     from quire.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
-
-# vLLM arguments that mean nothing here; accepted so that its scripts run.
-IGNORED = {"trust_remote_code", "disable_log_stats", "tokenizer_mode", "revision", "swap_space"}
 
 
 class LLM:
@@ -51,19 +46,19 @@ class LLM:
     >>> llm.generate(["Once upon a time"], SamplingParams(max_tokens=8))[0].outputs[0].text
     """
 
-    def __init__(self, model: str = "default", **kwargs: Any) -> None:
+    def __init__(
+        self, model: str = "default", *, generation_config: str | None = "auto", **kwargs: Any
+    ) -> None:
         from quire.engine.build import build_engine
         from quire.engine.intake import Intake, Limits
+        from quire.engine.joint_loop import JointLoop
         from quire.load.open import open_model
+        from quire.load.recommended import chosen_sampling
         from quire.models.sequence_head import Verdict
 
-        if revision := kwargs.get("revision"):
-            raise NotSupported(
-                f"got revision={revision!r}; write the model as '{model}@{revision}'"
-            )
-        args = EngineArgs(model=model, **_known_args(kwargs))
+        self.args = args = engine_args(model, kwargs)
         opened = open_model(args)
-        self.args = args
+        self._default_sampling = chosen_sampling(generation_config, model, opened.path)
         self.tokenizer = opened.tokenizer
         self._engine = build_engine(args, opened.checkpoint, opened.tokenizer)
         config, spec = self._engine.config, self._engine.spec
@@ -72,7 +67,7 @@ class LLM:
         self._intake = Intake(self.tokenizer, limits, eos, args.seed)
         self._verdict = Verdict.of(opened.checkpoint.config)
         self._names = itertools.count()
-        self._live: dict[RequestId, Conversation] = {}
+        self._loop = JointLoop(self._engine.core)
 
     # ------------------------------------------------------------ generate
 
@@ -81,13 +76,17 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Answer all prompts as one continuous batch; outputs in the order of the prompts."""
+        """Answer all prompts as one continuous batch; outputs in the order of the prompts.
+
+        A request the engine fails on ends with finish_reason "error" and the reason as stop_reason.
+        """
+        _check_lora(lora_request)
         items = _prompt_list(prompts)
-        params = _per_prompt(sampling_params, len(items))
+        params = self._per_prompt(sampling_params, len(items))
         priorities = list(priority) if priority is not None else [0] * len(items)
         if len(priorities) != len(items):
             raise BadRequest(f"got {len(priorities)} priorities for {len(items)} prompts")
@@ -102,45 +101,73 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        lora_request: None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several."""
+        from quire.offline.chat_prompt import ChatStyle, check_content_format
+
+        check_content_format(chat_template_content_format)
         tokenizer = self.get_tokenizer()
+        style = ChatStyle.of(
+            tools,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+        )
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
-        prompts = []
-        for one in conversations:
-            text = tokenizer.apply_chat_template(
-                list(one),
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **(chat_template_kwargs or {}),
-            )
-            ids = tokenizer.encode(text, add_special_tokens=False)
-            prompts.append({"prompt": text, "prompt_token_ids": ids})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        prompts = [style.prompt(tokenizer, one) for one in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[StreamEvent]:
         """Pieces of the answer as they come. Closing the iterator aborts the request."""
-        conversation = self._conversation(prompt, sampling_params or SamplingParams(), 0)
-        return self._stream(conversation)
+        (params,) = self._per_prompt(sampling_params, 1)
+        return self._loop.stream(self._conversation(prompt, params, 0))
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Iterator[StreamEvent]:
-        tokenizer = self.get_tokenizer()
-        text = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=False
-        )
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        return self.stream({"prompt": text, "prompt_token_ids": ids}, sampling_params)
+        from quire.offline.chat_prompt import ChatStyle
+
+        prompt = ChatStyle.of().prompt(self.get_tokenizer(), messages)
+        return self.stream(prompt, sampling_params)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, `concurrency_limit` prompts at a time."""
+        from quire.offline.beam_search import BeamSearcher
+
+        _check_lora(lora_request)
+        tokenizer, items = self.get_tokenizer(), _prompt_list(prompts)
+        searcher = BeamSearcher(params, self._intake.eos_ids, self._intake.limits.max_model_len)
+        found = []
+        size = concurrency_limit or max(1, len(items))
+        starts = range(0, len(items), size)
+        with _progress(len(starts) * params.max_tokens, use_tqdm) as advance:
+            for start in starts:
+                asked = items[start : start + size]
+                found += searcher.run(asked, lambda p, s: self.generate(p, s, False), advance)
+        for beam in itertools.chain(*found):
+            beam.text = tokenizer.decode(beam.tokens)
+        return [BeamSearchOutput(beams) for beams in found]
+
+    # ------------------------------------------------------------ numbers
 
     def embed(
         self,
@@ -148,30 +175,46 @@ class LLM:
         pooling: str = "mean",
         *,
         use_tqdm: bool = True,
+        pooling_params: None = None,
+        lora_request: None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Hidden states of each prompt after the last norm: their mean, or the last token's.
 
         Not normalised; divide by the length where a cosine is wanted.
         """
-        return [
-            EmbeddingRequestOutput(
-                p.request_id, p.prompt_token_ids, EmbeddingOutput(p.outputs.data)
-            )
-            for p in self._pool(prompts, pooling, use_tqdm)
-        ]
+        pooled.check_pooling_params(pooling_params)
+        _check_lora(lora_request)
+        return [pooled.embedding(p) for p in self._pool(prompts, pooling, use_tqdm)]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: None = None,
+        *,
+        use_tqdm: bool = True,
+        lora_request: None = None,
+        pooling_task: str | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """The plain numbers of `embed`, or of a classification head where the model has one."""
+        pooled.check_pooling_params(pooling_params)
+        _check_lora(lora_request)
+        task = pooled.check_pooling_task(pooling_task, self._verdict is not None)
+        return self._pool(prompts, "mean" if task == "embed" else task, use_tqdm)
 
     def classify(
-        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: None = None,
+        lora_request: None = None,
     ) -> list[ClassificationRequestOutput]:
         """How likely each label of a `...ForSequenceClassification` model is, for each prompt."""
+        pooled.check_pooling_params(pooling_params)
+        _check_lora(lora_request)
         verdict = self._head("classify")
-        made = []
-        for p in self.reward(prompts, use_tqdm=use_tqdm):
-            probs = verdict.probabilities(p.outputs.data)
-            label = verdict.labels[probs.index(max(probs))]
-            output = ClassificationOutput(probs, label)
-            made.append(ClassificationRequestOutput(p.request_id, p.prompt_token_ids, output))
-        return made
+        found = self.reward(prompts, use_tqdm=use_tqdm)
+        return [pooled.classification(p, verdict) for p in found]
 
     def reward(
         self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
@@ -187,6 +230,8 @@ class LLM:
         *,
         pooling: str = "mean",
         use_tqdm: bool = True,
+        pooling_params: None = None,
+        lora_request: None = None,
     ) -> list[ScoringRequestOutput]:
         """How well texts go together: one with each of several, or each with its own.
 
@@ -195,18 +240,20 @@ class LLM:
         """
         from quire.text.pairs import cosine, encode_pair, pair_up
 
+        pooled.check_pooling_params(pooling_params)
+        _check_lora(lora_request)
         first, second, pairs = pair_up(text_1, text_2)
         if self._verdict is not None:
             verdict, tokenizer = self._verdict.for_pairs(), self.get_tokenizer()
             prompts = [encode_pair(tokenizer, first[i], second[j]) for i, j in pairs]
             return [
-                _scored(p, p, verdict.probabilities(p.outputs.data)[0])
+                pooled.scoring(p, p, verdict.probabilities(p.outputs.data)[0])
                 for p in self.reward(prompts, use_tqdm=use_tqdm)
             ]
-        pooled = self._pool([*first, *second], pooling, use_tqdm)
-        ones, others = pooled[: len(first)], pooled[len(first) :]
+        found = self._pool([*first, *second], pooling, use_tqdm)
+        ones, others = found[: len(first)], found[len(first) :]
         return [
-            _scored(ones[i], others[j], cosine(ones[i].outputs.data, others[j].outputs.data))
+            pooled.scoring(ones[i], others[j], cosine(ones[i].outputs.data, others[j].outputs.data))
             for i, j in pairs
         ]
 
@@ -217,17 +264,29 @@ class LLM:
             raise NotSupported("the tokenizer was not loaded (skip_tokenizer_init=True)")
         return self.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a call without sampling_params uses: as the model's makers recommend."""
+        return SamplingParams().with_(**self._default_sampling)
+
+    @property
+    def llm_engine(self) -> EngineView:
+        from quire.offline.engine_view import view_of
+
+        return view_of(self._engine, self.args.model, self.tokenizer)
+
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """What was chosen at start-up, and why."""
         return self._engine.decisions
 
     def stats(self) -> SchedStats:
-        return self._engine.core.scheduler.stats()
+        with self._loop.turn() as core:
+            return core.scheduler.stats()
 
     def reset_prefix_cache(self) -> int:
         """Forget cached prefixes; returns the number of pages emptied."""
-        return self._engine.core.scheduler.kv.flush()
+        with self._loop.turn() as core:
+            return core.scheduler.kv.flush()
 
     # ------------------------------------------------------------ inside
 
@@ -255,110 +314,35 @@ class LLM:
             )
         return self._verdict
 
+    def _per_prompt(self, params: Any, count: int) -> list[SamplingParams]:
+        """The engine's own copies: the caller may change his while they are in use."""
+        if params is None:
+            return [self.get_default_sampling_params()] * count
+        if isinstance(params, SamplingParams):
+            return [params.clone()] * count
+        if len(params) != count:
+            raise BadRequest(f"got {len(params)} sampling_params for {count} prompts")
+        return [one.clone() for one in params]
+
     @no_full_collection()
     def _pool(self, prompts: Any, pooling: str, show: bool) -> list[PoolingRequestOutput]:
         params = SamplingParams(pooling=pooling, temperature=0.0, detokenize=False)
         conversations = [self._conversation(prompt, params, 0) for prompt in _prompt_list(prompts)]
         self._run(conversations, show)
-        return [_pooled(conversation) for conversation in conversations]
+        return [pooled.pooled(conversation) for conversation in conversations]
 
     def _run(self, conversations: Sequence[Conversation], show: bool) -> None:
-        try:
-            for conversation in conversations:
-                self._start(conversation)
-            num_open = len(conversations)
-            mine = {id(conversation) for conversation in conversations}
-            with _progress(num_open, show) as advance:
-                while num_open:
-                    for conversation in self._pump():
-                        if id(conversation) in mine:
-                            num_open -= 1
-                            advance()
-        finally:  # Ctrl-C included: leave no request behind
-            for conversation in conversations:
-                self._drop(conversation)
-
-    def _stream(self, conversation: Conversation) -> Iterator[StreamEvent]:
-        inbox: deque[StreamEvent] = deque()
-        conversation.inbox = inbox
-        self._start(conversation)
-        try:
-            while not conversation.finished or inbox:
-                while inbox:
-                    yield inbox.popleft()
-                if not conversation.finished:
-                    self._pump()
-        finally:
-            self._drop(conversation)
-
-    def _start(self, conversation: Conversation) -> None:
-        self._live.update(dict.fromkeys(conversation.answers, conversation))
-        self._engine.core.add(conversation.leader)
-
-    def _drop(self, conversation: Conversation) -> None:
-        for request_id in conversation.answers:
-            if self._live.pop(request_id, None) is not None:
-                self._engine.core.abort(request_id)
-
-    def _fail_all(self) -> None:
-        """A step was lost, and with it part of every running request's state: end them all."""
-        core = self._engine.core
-        core.abandon()
-        for request_id, conversation in list(self._live.items()):
-            for event in core.abort(request_id, "error"):
-                conversation.take(event)
-        self._live.clear()
-
-    def _pump(self) -> list[Conversation]:
-        """One step for everybody; each event goes to its conversation. Returns those now done."""
-        core, done = self._engine.core, []
-        try:
-            events = core.step()
-        except BaseException:
-            self._fail_all()
-            raise
-        for event in events:
-            conversation = self._live.get(event.request_id)
-            if conversation is None:
-                continue  # dropped while this step was in flight
-            stop = conversation.take(event)
-            if stop:
-                core.abort(event.request_id, "stop")
-            if stop or event.finish is not None:
-                del self._live[event.request_id]
-                if conversation.finished:
-                    done.append(conversation)
-        return done
+        with _progress(len(conversations), show) as advance:
+            self._loop.run(conversations, advance)
 
 
-def _pooled(conversation: Conversation) -> PoolingRequestOutput:
-    result = conversation.result()
-    if not conversation.embedding:
-        raise EngineDead(f"prompt {result.request_id} ended without its numbers")
-    return PoolingRequestOutput(
-        result.request_id, result.prompt_token_ids, PoolingOutput(conversation.embedding)
-    )
-
-
-def _scored(
-    first: PoolingRequestOutput, second: PoolingRequestOutput, score: float
-) -> ScoringRequestOutput:
-    ids = first.prompt_token_ids + (second.prompt_token_ids if second is not first else [])
-    return ScoringRequestOutput(second.request_id, ids, ScoringOutput(score))
-
-
-def _known_args(kwargs: dict[str, Any]) -> dict[str, Any]:
-    known = {f.name for f in fields(EngineArgs)} - {"model"}
-    unknown = set(kwargs) - known - IGNORED
-    if unknown:
-        import difflib
-
-        near = {u: difflib.get_close_matches(u, known, n=1) for u in sorted(unknown)}
-        hints = ", ".join(
-            f"{u!r} (did you mean {n[0]!r}?)" if n else f"{u!r}" for u, n in near.items()
+def _check_lora(lora_request: object) -> None:
+    if lora_request is not None:
+        raise BadRequest(
+            f"got lora_request={lora_request!r}, want None: adapters cannot be loaded; merge them"
+            " into the model",
+            param="lora_request",
         )
-        raise NotSupported(f"unknown LLM argument {hints}; known: {', '.join(sorted(known))}")
-    return {name: value for name, value in kwargs.items() if name in known}
 
 
 def _prompt_list(prompts: Any) -> list[Any]:
@@ -369,17 +353,7 @@ def _prompt_list(prompts: Any) -> list[Any]:
     return [items] if items and isinstance(items[0], int) else items
 
 
-def _per_prompt(params: Any, count: int) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise BadRequest(f"got {len(params)} sampling_params for {count} prompts")
-    return list(params)
-
-
-def _progress(total: int, show: bool) -> AbstractContextManager[Any]:
+def _progress(total: int, show: bool) -> AbstractContextManager[Callable[[], None]]:
     if not show:
         return nullcontext(lambda: None)
     from quire.progress import progress_bar

@@ -142,3 +142,22 @@ class StreamEvent:
     index: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One beam: the prompt's tokens and those found, with the choices at each step."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    cum_logprob: float = 0.0
+    text: str | None = None  # of all tokens, the prompt's included
+    finish_reason: str | None = None  # "stop" or "length"
+    stop_reason: int | None = None  # the token that ended it
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """The best beams of one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]

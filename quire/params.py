@@ -1,14 +1,16 @@
-"""SamplingParams: what a caller may ask of one generation; frozen, and it validates itself.
+"""SamplingParams: what a caller may ask of one generation; it validates itself.
 
 Names and defaults follow vLLM's class of the same name, so scripts move over by changing an import.
-Everything here is plain data: the tensors made from it live in `sample/`, the grammars made from
-StructuredOutputsParams in `grammar/`.
+Fields may be assigned. `LLM` takes a copy with every call (`clone`): it is checked anew, and nobody
+changes it. Everything here is plain data: the tensors made from it live in `sample/`, the
+grammars made from StructuredOutputsParams in `grammar/`.
 """
 
 from __future__ import annotations
 
 import json as json_text
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import NoReturn
 
@@ -21,6 +23,7 @@ MAX_BIASED_TOKENS = 1024
 # What a request that does not generate comes back with: the mean of its hidden states, the last
 # one, or what the model's classification head makes of the last one.
 POOLINGS = ("mean", "last", "classify")
+CONTAINERS = ("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
 GRAMMAR_KINDS = ("json", "regex", "choice", "grammar")
 
 
@@ -90,12 +93,14 @@ def _checked_choices(choice: object) -> tuple[str, ...]:
     return tuple(choice)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SamplingParams:
     """One request's sampling wishes.
 
-    >>> SamplingParams(temperature=0.8, top_p=0.95, max_tokens=64).is_greedy
-    False
+    >>> params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=64)
+    >>> params.temperature = 0.0
+    >>> params.is_greedy
+    True
     """
 
     n: int = 1
@@ -122,6 +127,9 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     structured_outputs: StructuredOutputsParams | None = None
+    truncate_prompt_tokens: int | None = None  # keep the last so many; -1: what the model can take
+    logits_processors: None = None  # as in vLLM's class; nothing else is taken
+    extra_args: None = None
     pooling: str | None = None  # one of POOLINGS: the answer is numbers, and not text
     # Filled by the text layer: bad_words as token sequences; users pass bad_words.
     bad_word_ids: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
@@ -129,7 +137,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.pooling is not None:
             # The one token drawn ends the request; nobody reads it.
-            object.__setattr__(self, "max_tokens", 1)
+            self.max_tokens = 1
         for check in (_check_counts, _check_ranges, _check_lists, _check_task):
             check(self)
 
@@ -160,6 +168,18 @@ class SamplingParams:
             )
         return replace(self, **changes)  # type: ignore[arg-type]
 
+    def clone(self) -> SamplingParams:
+        """A copy that shares no list or dict with this one. Raises BadRequest for a bad field."""
+        given = ((name, getattr(self, name)) for name in CONTAINERS)
+        return replace(self, **{name: copy(value) for name, value in given if value is not None})
+
+
+# Fields of vLLM's class that change nothing at None, and what to do instead of anything else.
+UNSUPPORTED = {
+    "logits_processors": "the sampler runs no code of the caller's; use logit_bias,"
+    " allowed_token_ids, bad_words or structured_outputs",
+    "extra_args": "no plugin here reads them; leave it out",
+}
 
 GREEDY_BELOW = 1e-5  # temperatures under this mean argmax, as in vLLM
 
@@ -187,6 +207,10 @@ def _check_counts(p: SamplingParams) -> None:
         value = getattr(p, name)
         if value is not None and (not _is_int(value) or not 0 <= value <= MAX_LOGPROBS):
             _refuse(name, value, f"None or a whole number from 0 to {MAX_LOGPROBS}")
+    cut = p.truncate_prompt_tokens
+    if cut is not None and (not _is_int(cut) or (cut < 1 and cut != -1)):
+        wanted = "None, a whole number >= 1, or -1 for what the model can take"
+        _refuse("truncate_prompt_tokens", cut, wanted)
     if p.n > 1 and p.is_greedy:
         _refuse("n", p.n, "1 when temperature is 0: every copy would be the same")
 
@@ -235,6 +259,9 @@ def _check_lists(p: SamplingParams) -> None:
 
 
 def _check_task(p: SamplingParams) -> None:
+    for name, way_out in UNSUPPORTED.items():
+        if getattr(p, name) is not None:
+            _refuse(name, getattr(p, name), f"None: {way_out}")
     wanted = p.structured_outputs
     if wanted is not None and not isinstance(wanted, StructuredOutputsParams):
         _refuse("structured_outputs", wanted, "None or StructuredOutputsParams(...)")
@@ -257,3 +284,33 @@ def _check_bias(bias: object) -> None:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not _is_int(token) or token < 0 or not is_number or not -100.0 <= value <= 100.0:
             _refuse("logit_bias", {token: value}, "token ids >= 0 with a bias from -100 to 100")
+
+
+@dataclass(slots=True, kw_only=True)
+class BeamSearchParams:
+    """The wishes of `LLM.beam_search`; names and defaults as in vLLM.
+
+    >>> BeamSearchParams(beam_width=4, max_tokens=32).num_candidates
+    8
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0  # above 1 favours long answers
+
+    def __post_init__(self) -> None:
+        most = MAX_LOGPROBS // 2
+        if not _is_int(self.beam_width) or not 1 <= self.beam_width <= most:
+            _refuse("beam_width", self.beam_width, f"a whole number from 1 to {most}")
+        if not _is_int(self.max_tokens) or self.max_tokens < 1:
+            _refuse("max_tokens", self.max_tokens, "a whole number >= 1")
+        penalty = self.length_penalty
+        if not isinstance(penalty, (int, float)) or not -10.0 <= penalty <= 10.0:
+            _refuse("length_penalty", penalty, "a number from -10 to 10")
+
+    @property
+    def num_candidates(self) -> int:
+        """Continuations looked at for each beam: enough even if one of each pair is an end."""
+        return 2 * self.beam_width

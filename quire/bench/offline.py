@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quire.bench.workload import Job, percentile, random_tokens
+from quire.errors import EngineDead
 from quire.llm import LLM
+from quire.outputs import RequestOutput
 from quire.params import SamplingParams
 
 
@@ -67,6 +69,7 @@ def measure_throughput(llm: LLM, jobs: Sequence[Job]) -> Throughput:
     start = time.perf_counter()
     outputs = llm.generate(prompts, params)
     seconds = time.perf_counter() - start
+    _check_ends(outputs)
     num_output = sum(len(o.outputs[0].token_ids) for o in outputs)
     num_prompt = sum(len(job.prompt) for job in jobs)
     ttfts = [o.metrics.ttft for o in outputs if o.metrics and o.metrics.ttft is not None]
@@ -91,8 +94,10 @@ def measure_latency(llm: LLM, num_prompt: int, num_output: int, repeats: int = 3
         # A fresh prompt each time, so that no prefix cache can help.
         prompt = random_tokens(random.Random(next(seeds)), num_prompt, vocab)
         start = time.perf_counter()
-        llm.generate({"prompt_token_ids": list(prompt)}, greedy(num_tokens), use_tqdm=False)
-        return time.perf_counter() - start
+        outputs = llm.generate({"prompt_token_ids": list(prompt)}, greedy(num_tokens), False)
+        taken = time.perf_counter() - start
+        _check_ends(outputs)
+        return taken
 
     firsts, each = [], []
     for _ in range(repeats):
@@ -101,6 +106,13 @@ def measure_latency(llm: LLM, num_prompt: int, num_output: int, repeats: int = 3
         each.append((seconds(num_output) - first) / max(1, num_output - 1))
     ttft, per_token = statistics.median(firsts), statistics.median(each)
     return Latency(num_prompt, num_output, ttft, num_prompt / ttft, per_token, 1 / per_token)
+
+
+def _check_ends(outputs: Sequence[RequestOutput]) -> None:
+    """A request that failed took less time than it should: no figure may come of it."""
+    for output in outputs:
+        if output.outputs[0].finish_reason == "error":
+            raise EngineDead(f"request {output.request_id}: {output.outputs[0].stop_reason}")
 
 
 def warm_up(llm: LLM) -> None:

@@ -341,7 +341,11 @@ def _profiled_llm(args: Namespace, folder: Path) -> LLM:
     from quire.llm import LLM
 
     shape = write_shape(shape_named(args.shape), folder)
-    usual = {"load_format": "dummy", "max_model_len": 9216, "skip_tokenizer_init": True}
+    usual: dict[str, Any] = {
+        "load_format": "dummy",
+        "max_model_len": 9216,
+        "skip_tokenizer_init": True,
+    }
     return LLM(shape, **(usual | engine_options(args)))
 
 

@@ -6,14 +6,14 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.engine_flags import add_engine_flags, add_model, open_llm
+from quire.cli.engine_flags import add_engine_flags, add_model, model_of, open_llm
 from quire.cli.parser import VerbParser, positive
 from quire.cli.show import note, print_json
-from quire.errors import BadRequest
+from quire.errors import BadRequest, EngineDead
 
 if TYPE_CHECKING:
     from quire.llm import LLM
-    from quire.outputs import CompletionOutput, RequestOutput
+    from quire.outputs import CompletionOutput, RequestOutput, StreamEvent
     from quire.params import SamplingParams
 
 EXAMPLES = """
@@ -48,7 +48,9 @@ def build_parser() -> VerbParser:
 def add_sampling_flags(parser: VerbParser, max_tokens: int, temperature: float) -> None:
     flag = parser.flag
     flag("--max-tokens", "longest answer", type=positive, default=max_tokens, metavar="N")
-    flag("--temperature", "0: always the likeliest", type=float, default=temperature, metavar="X")
+    usual = f"0: always the likeliest (default: as the model's makers recommend, or {temperature})"
+    flag("--temperature", usual, type=float, metavar="X")
+    parser.set_defaults(usual_temperature=temperature)
     flag("--top-p", "keep tokens up to this probability mass", type=float, metavar="X")
     flag("--top-k", "keep this many tokens", type=int, metavar="N")
     flag("--min-p", "drop tokens below this share of the best", type=float, metavar="X")
@@ -56,11 +58,17 @@ def add_sampling_flags(parser: VerbParser, max_tokens: int, temperature: float) 
 
 
 def sampling_params(args: Namespace, **more: Any) -> SamplingParams:
+    """As asked for; what was not said is as the model's makers recommend."""
+    from quire.cli.download import fetch
+    from quire.load.recommended import recommended_sampling
     from quire.params import SamplingParams
 
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "stop")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    return SamplingParams(**given, **more)
+    asked = SamplingParams(**given, **more)  # mistakes first, before anything is downloaded
+    recommended = recommended_sampling(model_of(args), fetch(model_of(args)))
+    usual = {"temperature": args.usual_temperature, **recommended}
+    return asked.with_(**{name: usual[name] for name in usual if name not in given})
 
 
 def run(args: Namespace) -> int:
@@ -84,6 +92,8 @@ def run(args: Namespace) -> int:
             print_json(as_record(output))
         else:
             _print_output(text, output, is_plain)
+    for answer in (answer for output in outputs for answer in output.outputs):
+        _check_end(answer)
     return 0
 
 
@@ -113,7 +123,8 @@ def _parse_ids(text: str) -> dict[str, Any]:
 
 def _as_chat(llm: LLM, text: str) -> dict[str, Any]:
     tokenizer = llm.get_tokenizer()
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
+    turns = [{"role": "user", "content": text}]
+    prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     return {"prompt": prompt, "prompt_token_ids": tokenizer.encode(prompt, False)}
 
 
@@ -121,7 +132,13 @@ def _stream(llm: LLM, prompt: Any, params: SamplingParams) -> None:
     for event in llm.stream(prompt, params):
         shown = event.text if llm.tokenizer else "".join(f"{id} " for id in event.token_ids)
         print(shown, end="", flush=True)
+        _check_end(event)
     print()
+
+
+def _check_end(end: CompletionOutput | StreamEvent) -> None:
+    if end.finish_reason == "error":
+        raise EngineDead(f"an answer was cut short: {end.stop_reason}")
 
 
 def _print_output(text: str, output: RequestOutput, is_plain: bool) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Callable
 
 from quire.engine.core import EngineCore
 from quire.obs.log import log_event
@@ -23,8 +24,11 @@ MESSAGE = "the engine failed on this request; others were not affected"
 
 
 class Guard:
-    def __init__(self, core: EngineCore) -> None:
-        self.core, self.scheduler = core, core.scheduler
+    def __init__(
+        self, core: EngineCore, describe: Callable[[Exception], str] = lambda error: MESSAGE
+    ) -> None:
+        """`describe` makes what the failed request is told; clients of a server learn no more."""
+        self.core, self.scheduler, self._describe = core, core.scheduler, describe
         self.num_faults = 0
         self._lag = core.lag
         self._suspects: set[RequestId] = set()
@@ -56,7 +60,8 @@ class Guard:
         events: list[TokenEvent] = []
         if culprit is not None:
             self._suspects.discard(culprit.id)
-            events = [e._replace(error=MESSAGE) for e in self.core.abort(culprit.id, "error")]
+            told = self._describe(error)
+            events = [e._replace(error=told) for e in self.core.abort(culprit.id, "error")]
         self._suspects.update(self.scheduler.requeue_running())
         self._set_pace(1)
         return events

@@ -24,6 +24,10 @@ from quire.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+# Keys of vLLM's prompts that say nothing when they are empty.
+MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd, so that distinct requests get distinct seeds
 
 
@@ -57,6 +61,8 @@ class Intake:
                 f"got priority={priority!r}, want a whole number within 2**31", param="priority"
             )
         text, given, salt = self._read(prompt)
+        if params.truncate_prompt_tokens is not None:
+            given = _last(given, params.truncate_prompt_tokens, self.limits.max_model_len - 1)
         ids = self._checked_ids(given)
         params = self._check_params(params)
         room = self.limits.max_model_len - len(ids)
@@ -89,6 +95,7 @@ class Intake:
     def _read(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str]:
         salt = ""
         if isinstance(prompt, Mapping):
+            _check_keys(prompt)
             salt = str(prompt.get("cache_salt") or "")
             if "prompt_token_ids" in prompt:
                 text = prompt.get("prompt")
@@ -167,6 +174,26 @@ class Intake:
                 " allow at least one more",
                 param="allowed_token_ids",
             )
+
+
+def _check_keys(prompt: Mapping[str, Any]) -> None:
+    for key in prompt:
+        if key in PROMPT_KEYS or (key in MEDIA_KEYS and not prompt[key]):
+            continue
+        if key in MEDIA_KEYS:
+            raise BadRequest(
+                f"got a prompt with {key!r}: only text is read here, no images, audio or video;"
+                " send what matters as text",
+                param=key,
+            )
+        raise BadRequest(
+            f"got a prompt with the key {key!r}, want only {', '.join(PROMPT_KEYS)}", param=str(key)
+        )
+
+
+def _last(ids: Sequence[int], count: int, most: int) -> Sequence[int]:
+    """The end of a prompt; -1: as much as the context has room for."""
+    return ids[-(most if count == -1 else count) :]
 
 
 def _whole_numbers(ids: Any) -> Sequence[int]:

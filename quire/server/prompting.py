@@ -27,7 +27,7 @@ from quire.text.tools.definitions import Tool, ToolChoice, check_tool_choice, ch
 from quire.text.tools.forced import ForcedCallParser, forced_schema
 from quire.text.tools.formats import detect_tool_format, needs_special_tokens, tool_parser
 from quire.text.tools.parser import CallCut, CallStart, ToolParser
-from quire.text.tools.prompt import spell_out_tools, template_messages
+from quire.text.tools.prompt import template_inputs
 from quire.text.tools.router import OutputRouter, ReasoningPart, RoutedPart
 
 # Templates have these from us or from Jinja, or they say what is done with the text; a client may
@@ -246,12 +246,8 @@ async def render(
     source = variables.pop("chat_template", None)
     begins = variables.pop("add_generation_prompt", True)
     continues = variables.pop("continue_final_message", False)
-    checked = template_messages(messages)
-    definitions = [tool.definition() for tool in tools] or None
-    has_calls = any(m.get("tool_calls") or m["role"] == "tool" for m in checked)
     used = server.tokenizer.chat_template if source is None else source
-    if (tools or has_calls) and detect_tool_format(used) is None:
-        checked, definitions = spell_out_tools(checked, tools), None
+    checked, definitions = template_inputs(messages, tools, used)
 
     def work() -> str:
         tokenizer = server.tokenizer

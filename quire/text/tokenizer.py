@@ -19,6 +19,7 @@ from tokenizers import AddedToken, decoders
 
 from quire.errors import BadRequest, CheckpointError
 from quire.text.byte_level import spelled_bytes
+from quire.text.encoding import Encoding
 from quire.text.messages import Message
 from quire.text.special_tokens import SpecialTokens, read_special_tokens
 from quire.text.template import ChatTemplate, compile_template
@@ -90,6 +91,13 @@ class Tokenizer:
 
     # ------------------------------------------------------------ text and ids
 
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoding:
+        if isinstance(text, str):
+            ids = self.encode(text, add_special_tokens)
+            return Encoding(ids, [1] * len(ids))
+        many = self.encode_batch(text, add_special_tokens)
+        return Encoding(many, [[1] * len(ids) for ids in many])
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Raises BadRequest for what is not valid text."""
         try:
@@ -146,8 +154,9 @@ class Tokenizer:
         tools: Sequence[Mapping[str, object]] | None = ...,
         add_generation_prompt: bool = ...,
         *,
-        tokenize: Literal[False] = ...,
+        tokenize: Literal[False],
         continue_final_message: bool = ...,
+        chat_template: str | None = ...,
         **variables: object,
     ) -> str: ...
 
@@ -158,8 +167,9 @@ class Tokenizer:
         tools: Sequence[Mapping[str, object]] | None = ...,
         add_generation_prompt: bool = ...,
         *,
-        tokenize: Literal[True],
+        tokenize: Literal[True] = ...,
         continue_final_message: bool = ...,
+        chat_template: str | None = ...,
         **variables: object,
     ) -> list[int]: ...
 
@@ -167,17 +177,20 @@ class Tokenizer:
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, object]] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool = False,
         *,
-        tokenize: bool = False,
+        tokenize: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         **variables: object,
     ) -> str | list[int]:
-        """The prompt for a conversation. Raises BadRequest, with the template's own reason.
+        """The prompt for a conversation: ids, or text for `tokenize=False`.
 
-        Encode the text with `add_special_tokens=False`: templates print those themselves.
+        Raises BadRequest, with the template's own reason. Encode the text with
+        `add_special_tokens=False`: templates print those themselves.
         """
-        text = self.render_chat(
+        used = self if chat_template is None else self.with_chat_template(chat_template)
+        text = used.render_chat(
             messages,
             tools,
             add_generation_prompt,

@@ -22,6 +22,18 @@ def test_throughput(mute, run_json):
     )
 
 
+@pytest.mark.parametrize("what", ["latency", "throughput"])
+def test_a_request_that_failed_gives_no_figure(mute, what, monkeypatch, capsys):
+    """Red when the time of a request that was cut short is reported as a measurement."""
+
+    def lost(*args):
+        raise RuntimeError("a kernel failed")
+
+    monkeypatch.setattr("quire.sample.sampler.Sampler.__call__", lost)
+    assert main(["bench", what, mute, *ENGINE]) == 1
+    assert "a kernel failed" in capsys.readouterr().err
+
+
 def test_latency_table_ends_in_json(mute, capsys):
     words = ["--prompt-len", "8", "--output-len", "4", "--repeats", "1"]
     assert main(["bench", "latency", mute, *ENGINE, *words]) == 0

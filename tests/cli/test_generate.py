@@ -7,6 +7,7 @@ import pytest
 from quire.cli.main import main
 from quire.cli.parser import size_bytes
 from tests.cli.conftest import ENGINE, quire
+from tests.tiny_folder import write_tiny_folder
 
 
 def test_stdin_prompt_as_a_user_runs_it(tiny):
@@ -80,6 +81,36 @@ def test_plain_output_is_the_answer_alone(mute, capsys):
     words = ["generate", "--ids", "5 6", "-m", mute, *ENGINE, "--max-tokens", "3"]
     assert main(words) == 0
     assert len(capsys.readouterr().out.split()) == 3
+
+
+def test_what_was_not_said_is_as_the_makers_recommend(tmp_path, run_json):
+    """Red when a folder's generation_config.json is read by `serve` alone, or beats a flag."""
+    folder = write_tiny_folder(tmp_path)
+    words = ["generate", "hi", "-m", str(folder), *ENGINE, "--max-tokens", "8", "--seed", "3"]
+
+    def drawn(*more):
+        (record,) = run_json(*words, *more)
+        return record["outputs"][0]["token_ids"]
+
+    greedy, hot = drawn(), drawn("--temperature", "5")
+    assert greedy == drawn("--temperature", "0") != hot
+    (folder / "generation_config.json").write_text('{"temperature": 5.0}')
+    assert drawn() == hot
+    assert drawn("--temperature", "0") == greedy
+
+
+def test_an_answer_that_failed_is_an_error(tiny, monkeypatch, capsys):
+    """Red when half an answer passes for a whole one."""
+
+    def lost(*args):
+        raise RuntimeError("a kernel failed")
+
+    monkeypatch.setattr("quire.sample.sampler.Sampler.__call__", lost)
+    words = ["generate", "hi", "-m", tiny, *ENGINE]
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda shown=is_terminal: shown)
+        assert main(words) == 1
+        assert "cut short: the engine failed" in capsys.readouterr().err
 
 
 def test_streams_to_a_terminal(tiny, monkeypatch, capsys):

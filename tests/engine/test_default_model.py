@@ -80,7 +80,9 @@ def prompts(llm: LLM) -> list[Any]:
     def chat(*turns: str) -> dict[str, Any]:
         roles = ("system", "user") if len(turns) == 2 else ("user",)
         messages = [{"role": r, "content": t} for r, t in zip(roles, turns, strict=True)]
-        return {"prompt_token_ids": tokenizer.apply_chat_template(messages, tokenize=True)}
+        return {
+            "prompt_token_ids": tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        }
 
     return [
         *(chat(STORY, question) for question in QUESTIONS),

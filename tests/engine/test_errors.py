@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire import LLM
+from quire import LLM, SamplingParams
 from quire.config import EngineArgs
 from quire.engine.build import build_engine
-from quire.errors import CheckpointError, NotSupported, OutOfMemory
+from quire.errors import CheckpointError, EngineDead, NotSupported, OutOfMemory
 from quire.models.registry import FAMILIES
 from tests.hf import StateDictCheckpoint, tiny_model
 
@@ -182,23 +182,72 @@ def test_extra_tensors_are_left_alone() -> None:
     assert build_engine(args, checkpoint).spec.num_layers == 3
 
 
-def test_a_step_that_fails_leaves_no_request_behind(make_llm: Callable[..., LLM]) -> None:
-    """Red when an error in the middle of generate leaves pages, rows or waiting requests."""
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+def answers(llm: LLM, prompts: list[Any]) -> list[Any]:
+    return [output.outputs[0] for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+
+def assert_idle(llm: LLM) -> None:
+    stats = llm.stats()
+    assert (stats.num_running, stats.num_waiting, stats.pages_live) == (0, 0, 0)
+
+
+def test_a_step_that_fails_costs_nobody_a_token(make_llm: Callable[..., LLM]) -> None:
+    """Red when one lost step raises out of generate and takes every answer along."""
     llm = make_llm()
+    want = [answer.token_ids for answer in answers(llm, ["the fox", "the dog"] * 8)]
     engine = llm._engine
     plain, calls = engine.runner.sampler, []
 
     def failing(*args: Any) -> Any:
         calls.append(1)
         if len(calls) == 4:
-            raise RuntimeError("device lost")
+            raise RuntimeError("a kernel failed")
         return plain(*args)
 
     engine.runner.sampler = failing
+    assert [a.token_ids for a in answers(llm, ["the fox", "the dog"] * 8)] == want
+    assert_idle(llm)
+
+
+def test_a_fault_ends_only_its_own_request(make_llm: Callable[..., LLM]) -> None:
+    """Red when the culprit's neighbours end with it, or nobody is told what went wrong."""
+    llm = make_llm()
+    prompts = ["the fox", "the dog", "def main():", [77, 78, 79], "over"]
+    want = [answer.token_ids for answer in answers(llm, prompts)]
+    runner = llm._engine.core.runner
+    execute, poisoned = runner.execute, set()
+
+    def failing(plan: Any) -> Any:
+        poisoned.update(a.row for a in plan.admissions if list(a.tokens[:3]) == [77, 78, 79])
+        if poisoned & {work.row for work in plan.works}:
+            poisoned.clear()
+            raise RuntimeError("token 77 makes this kernel fail")
+        return execute(plan)
+
+    runner.execute = failing
+    found = answers(llm, prompts)
+    assert [a.finish_reason for a in found] == ["length"] * 3 + ["error", "length"]
+    assert "token 77 makes this kernel fail" in found[3].stop_reason
+    assert [a.token_ids for i, a in enumerate(found) if i != 3] == want[:3] + want[4:]
+    with pytest.raises(EngineDead, match=r"3 tokens ended without its numbers.*token 77"):
+        llm.embed(prompts, use_tqdm=False)
+    assert_idle(llm)
+
+
+def test_a_lost_device_leaves_no_request_behind(make_llm: Callable[..., LLM]) -> None:
+    """Red when an error nothing can contain leaves pages, rows or waiting requests."""
+    llm = make_llm()
+    plain = llm._engine.runner.sampler
+
+    def failing(*args: Any) -> Any:
+        raise RuntimeError("CUDA error: device lost")
+
+    llm._engine.runner.sampler = failing
     with pytest.raises(RuntimeError, match="device lost"):
-        llm.generate(["the fox", "the dog"] * 8, use_tqdm=False)
-    engine.runner.sampler = plain
-    stats = llm.stats()
-    assert (stats.num_running, stats.num_waiting, stats.pages_live) == (0, 0, 0)
-    tokens = [o.outputs[0].token_ids for o in llm.generate(["the fox"] * 2, use_tqdm=False)]
-    assert all(tokens)
+        answers(llm, ["the fox", "the dog"] * 8)
+    llm._engine.runner.sampler = plain
+    assert_idle(llm)
+    assert all(answer.token_ids for answer in answers(llm, ["the fox"] * 2))

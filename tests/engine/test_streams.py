@@ -144,18 +144,14 @@ def test_closing_one_stream_leaves_the_other(llm: LLM) -> None:
     assert_idle(llm)
 
 
-def test_an_error_in_a_step_ends_every_stream(llm: LLM) -> None:
-    """Red when a neighbour's stream goes on from half a step: wrong tokens, or no end at all."""
-    want = answer(llm, PROMPTS[1]).token_ids
-    first, second = llm.stream(PROMPTS[0], PARAMS), llm.stream(PROMPTS[1], PARAMS)
-    next(first)
-    events = [next(second)]
+def lose_one_step(llm: LLM, error: Exception) -> None:
+    """The next draw raises, once; a stream that never ends is an error, not a hang."""
     core, runner = llm._engine.core, llm._engine.runner
     sampler, step, num_steps = runner.sampler, core.step, 0
 
     def failing(*args: Any) -> Any:
         runner.sampler = sampler
-        raise RuntimeError("device lost")
+        raise error
 
     def counted() -> Any:
         nonlocal num_steps
@@ -164,10 +160,32 @@ def test_an_error_in_a_step_ends_every_stream(llm: LLM) -> None:
         return step()
 
     runner.sampler, core.step = failing, counted
+
+
+def test_a_lost_step_costs_no_stream_a_token(llm: LLM) -> None:
+    """Red when a fault ends streams it had nothing to do with, or they go on from half a step."""
+    want = [answer(llm, prompt).token_ids for prompt in PROMPTS[:2]]
+    streams = [llm.stream(prompt, PARAMS) for prompt in PROMPTS[:2]]
+    seen = [[next(stream)] for stream in streams]
+    lose_one_step(llm, RuntimeError("a kernel failed"))
+    for events, stream in zip(seen, streams, strict=True):
+        events += drained(stream)
+    assert [ids(events) for events in seen] == want
+    assert_idle(llm)
+
+
+def test_a_lost_device_ends_every_stream(llm: LLM) -> None:
+    """Red when a neighbour's stream goes on from half a step: wrong tokens, or no end at all."""
+    want = answer(llm, PROMPTS[1]).token_ids
+    first, second = llm.stream(PROMPTS[0], PARAMS), llm.stream(PROMPTS[1], PARAMS)
+    next(first)
+    events = [next(second)]
+    lose_one_step(llm, RuntimeError("CUDA error: device lost"))
     with pytest.raises(RuntimeError, match="device lost"):
         drained(first)
     events += drained(second)
     assert events[-1].finish_reason == "error"
+    assert "device lost" in str(events[-1].stop_reason)
     assert ids(events) == want[: len(ids(events))]
     assert_idle(llm)
     assert answer(llm, PROMPTS[1]).token_ids == want, "the engine serves again"

@@ -237,8 +237,8 @@ def test_a_lost_step_leaves_no_matcher(llm: LLM, monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("device lost")
 
     monkeypatch.setattr(llm._engine.runner, "sampler", lost)
-    with pytest.raises(RuntimeError, match="device lost"):
-        llm.generate(["the"] * 3, [YES, PLAIN, YES], use_tqdm=False)
+    outputs = llm.generate(["the"] * 3, [YES, PLAIN, YES], use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * 3
     assert len(llm._engine.runner.matchers) == 0
     monkeypatch.undo()
     (output,) = llm.generate("the", YES, use_tqdm=False)

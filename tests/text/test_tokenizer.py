@@ -33,6 +33,10 @@ def with_bos(backend: Backend) -> Backend:
     return backend
 
 
+def text_of(tokenizer: Tokenizer, **options: Any) -> str:
+    return tokenizer.apply_chat_template(HI, tokenize=False, **options)
+
+
 def folder(path: Path, backend: Backend | None = None, **files: Any) -> Path:
     path.mkdir(exist_ok=True)
     (backend or byte_level()).save(str(path / "tokenizer.json"))
@@ -125,7 +129,25 @@ def test_agrees_with_transformers(tmp_path: Path) -> None:
             assert ours.encode(text) == theirs.encode(text)
             ids = ours.encode(text)
             assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
-        assert ours.apply_chat_template(HI) == theirs.apply_chat_template(HI, tokenize=False)
+        assert text_of(ours) == theirs.apply_chat_template(HI, tokenize=False)
+        assert ours.apply_chat_template(HI) == theirs.encode(
+            text_of(ours), add_special_tokens=False
+        )
+        for text in ("the quick fox", ["the quick fox", "日本"]):
+            assert dict(ours(text)) == {
+                key: value for key, value in theirs(text).items() if key != "token_type_ids"
+            }
+            assert ours(text).input_ids == theirs(text).input_ids
+
+
+def test_the_turn_of_the_model_is_asked_for(tmp_path: Path) -> None:
+    """Red when a script written for Hugging Face gets a generation prompt it did not ask for."""
+    template = "{{ messages[0].content }}{% if add_generation_prompt %}>{% endif %}"
+    tokenizer = Tokenizer.from_folder(
+        folder(tmp_path, tokenizer_config={"chat_template": template})
+    )
+    assert text_of(tokenizer) == "hi"
+    assert text_of(tokenizer, add_generation_prompt=True) == "hi>"
 
 
 def test_chat_template_to_ids(tmp_path: Path) -> None:
@@ -133,7 +155,7 @@ def test_chat_template_to_ids(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(files)
     text = tokenizer.apply_chat_template(HI, tokenize=False, add_generation_prompt=True)
     assert text == "<s>user:hi</s>"
-    ids = tokenizer.apply_chat_template(HI, tokenize=True)
+    ids = tokenizer.apply_chat_template(HI)
     assert ids.count(0) == 1  # the template's own beginning token, not a second one
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
@@ -142,12 +164,13 @@ def test_template_file_wins_and_tools_have_their_own(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
     files = folder(tmp_path, tokenizer_config={"chat_template": named})
     tokenizer = Tokenizer.from_folder(files)
-    assert tokenizer.apply_chat_template(HI) == "D"
-    assert tokenizer.apply_chat_template(HI, tools=[{"name": "f"}]) == "T"
+    assert text_of(tokenizer) == "D"
+    assert text_of(tokenizer, tools=[{"name": "f"}]) == "T"
     (files / "chat_template.jinja").write_text("F")
-    assert Tokenizer.from_folder(files).apply_chat_template(HI) == "F"
-    assert tokenizer.with_chat_template("W").apply_chat_template(HI) == "W"
-    assert tokenizer.apply_chat_template(HI) == "D"
+    assert text_of(Tokenizer.from_folder(files)) == "F"
+    assert text_of(tokenizer.with_chat_template("W")) == "W"
+    assert text_of(tokenizer, chat_template="C") == "C"
+    assert text_of(tokenizer) == "D"
 
 
 def test_no_template_and_bad_template(tmp_path: Path) -> None:
@@ -161,7 +184,7 @@ def test_no_template_and_bad_template(tmp_path: Path) -> None:
 def test_continue_final_message(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder(tmp_path, tokenizer_config=CONFIG))
     messages = [*HI, {"role": "assistant", "content": "well, "}]
-    text = tokenizer.apply_chat_template(messages, continue_final_message=True)
+    text = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
     assert text == "<s>user:hi</s>assistant:well, "
     with pytest.raises(BadRequest, match="continue_final_message"):
         tokenizer.apply_chat_template([{"role": "a", "content": " "}], continue_final_message=True)

@@ -94,7 +94,10 @@ def test_ids_win_over_text_when_both_are_given() -> None:
         ({"prompt_token_ids": np.array(5)}, "whole numbers"),
         ({"prompt_token_ids": np.array([[1, 2]])}, "whole numbers"),
         ({"prompt": 5}, "whole numbers"),
-        ({"promt": "ab"}, r"\['promt'\]"),
+        ({"promt": "ab"}, "key 'promt'"),
+        ({"prompt_token_ids": [1], "type": "token"}, "key 'type'.*prompt, prompt_token_ids"),
+        ({"prompt": "a", "multi_modal_data": {"image": 5}}, "'multi_modal_data': only text"),
+        ({"prompt_token_ids": [1], "mm_processor_kwargs": {"a": 1}}, "'mm_processor_kwargs'"),
         ({}, "'prompt' or 'prompt_token_ids'"),
         (5, "whole numbers"),
         (None, "whole numbers"),
@@ -105,6 +108,27 @@ def test_bad_prompt_is_refused(prompt: Any, words: str) -> None:
     """Red when a bad prompt reaches the scheduler or leaves as a TypeError."""
     error = refused(prompt)
     assert re.search(words, str(error)), str(error)
+
+
+def test_a_prompt_of_vllm_without_media_is_a_text() -> None:
+    """Red when keys that say nothing are refused: scripts fill every field."""
+    prompt = {"prompt_token_ids": [5], "multi_modal_data": None, "mm_processor_kwargs": {}}
+    _, (request,) = intake().requests(prompt, SamplingParams())
+    assert request.tokens.tolist() == [5]
+
+
+@pytest.mark.parametrize(("count", "want"), [(3, [28, 29, 30]), (30, None), (-1, None)])
+def test_the_end_of_a_long_prompt_is_kept(count: int, want: list[int] | None) -> None:
+    """Red when a cut prompt loses its end, the question, or is refused as too long."""
+    params = SamplingParams(truncate_prompt_tokens=count)
+    long, short = list(range(1, 31)), [5, 6]
+    if count == 30:
+        assert "30 tokens" in str(refused(long, params)), "it is cut to what was asked, not less"
+    else:
+        _, (request,) = intake().requests(long, params)
+        assert request.tokens.tolist() == (want or long[-19:])
+    _, (request,) = intake().requests(short, params)
+    assert request.tokens.tolist() == short
 
 
 def test_longest_prompt_that_fits() -> None:

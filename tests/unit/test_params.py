@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from quire.errors import BadRequest
-from quire.params import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_N, MAX_STOPS, SamplingParams
+from quire.params import (
+    MAX_BIASED_TOKENS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOPS,
+    BeamSearchParams,
+    SamplingParams,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -42,6 +49,9 @@ BAD: list[tuple[str, Any]] = [
             dict.fromkeys(range(MAX_BIASED_TOKENS + 1), 1.0),
         )
     ),
+    *(("truncate_prompt_tokens", v) for v in (0, -2, 1.0, "1", True)),
+    *(("logits_processors", v) for v in ([], [max])),
+    *(("extra_args", v) for v in ({}, {"a": 1})),
     *(("bad_words", v) for v in ([""], [1], ["ok", ""], 5, "word")),
 ]
 
@@ -75,6 +85,8 @@ GOOD: list[dict[str, Any]] = [
     {"logit_bias": {}},
     {"logit_bias": {0: -100, 5: 100.0}},
     {"bad_words": []},
+    {"truncate_prompt_tokens": 1, "logits_processors": None, "extra_args": None},
+    {"truncate_prompt_tokens": -1},
     {"repetition_penalty": 10.0, "presence_penalty": -2.0, "frequency_penalty": 2.0},
 ]
 
@@ -126,3 +138,44 @@ def test_greedy_threshold_and_penalty_flag() -> None:
         ("repetition_penalty", 0.9),
     ):
         assert SamplingParams(**{name: value}).has_penalties
+
+
+def test_fields_are_assigned_and_checked_when_taken() -> None:
+    """Red when a script that changes one field fails, or a bad value reaches the engine."""
+    params = SamplingParams(max_tokens=16)
+    params.min_tokens = 20
+    with pytest.raises(BadRequest, match="at most max_tokens=16"):
+        params.clone()
+    params.max_tokens = 30  # the order of two assignments does not matter
+    assert params.clone() == SamplingParams(max_tokens=30, min_tokens=20)
+
+
+def test_a_clone_shares_nothing() -> None:
+    """Red when the engine sees what a caller does to his lists afterwards."""
+    params = SamplingParams(stop=["a"], stop_token_ids=[1], logit_bias={1: 2.0}, bad_words=["b"])
+    taken = params.clone()
+    assert taken == params
+    params.stop.append("c")
+    params.stop_token_ids.append(2)
+    params.logit_bias[3] = 1.0
+    params.temperature = 0.0
+    params.bad_words.append("")
+    assert taken.stop == ["a"] and taken.stop_token_ids == [1] and taken.logit_bias == {1: 2.0}
+    assert taken.temperature == 1.0
+    with pytest.raises(BadRequest, match="bad_words"):
+        params.clone()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("beam_width", v) for v in (0, MAX_LOGPROBS, 1.0, True, None)),
+        *(("max_tokens", v) for v in (0, -1, None, 1.0)),
+        *(("length_penalty", v) for v in (NAN, INF, "1", None)),
+    ],
+)
+def test_bad_beams_are_refused_by_name(name: str, value: Any) -> None:
+    """Red when a wish beam search cannot fulfil is found out only in the middle of it."""
+    with pytest.raises(BadRequest, match=f"got {name}=") as caught:
+        BeamSearchParams(**{"beam_width": 2, "max_tokens": 4, name: value})
+    assert caught.value.param == name

@@ -3,18 +3,21 @@
 `template_messages` brings OpenAI's messages to it: text only, arguments as objects, nothing null
 (templates ask `'tool_calls' in message`, so an empty field is not the same as none). For models
 whose template ignores tools, `spell_out_tools` writes tools, calls and results into the text
-itself, the way Hermes models do, and the `hermes` parser reads the answer.
+itself, the way Hermes models do, and the `hermes` parser reads the answer. `template_inputs`
+chooses between the two; the server and the offline API both come through it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from quire.errors import BadRequest
 from quire.text.messages import Json, plain_json
 from quire.text.tools import hermes
 from quire.text.tools.definitions import Tool
+from quire.text.tools.formats import detect_tool_format
 
 MAX_MESSAGES = 2_000
 ROLES = {
@@ -38,6 +41,22 @@ def template_messages(messages: object) -> list[dict[str, Json]]:
             param="messages",
         )
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+class TemplateInputs(NamedTuple):
+    messages: list[dict[str, Json]]
+    tools: list[dict[str, Json]] | None  # None: there are none, or the messages spell them out
+
+
+def template_inputs(
+    messages: object, tools: Sequence[Tool], chat_template: str | None
+) -> TemplateInputs:
+    """Messages and tools for this template; raises BadRequest naming the part at fault."""
+    checked = template_messages(messages)
+    has_calls = any(m.get("tool_calls") or m["role"] == "tool" for m in checked)
+    if (tools or has_calls) and detect_tool_format(chat_template) is None:
+        return TemplateInputs(spell_out_tools(checked, tools), None)
+    return TemplateInputs(checked, [tool.definition() for tool in tools] or None)
 
 
 def tools_as_system_text(tools: Sequence[Tool]) -> str:
