@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,7 +12,9 @@ import pytest
 
 from quire.cli import main as cli
 from quire.errors import CheckpointError, NotSupported, OutOfMemory, QuireError
+from quire.models.tiny import tiny_model
 from tests.cli.conftest import ROOT, quire
+from tests.e2e.harness import free_port
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,53 @@ def test_exit_codes(raised, code, monkeypatch, capsys):
     assert cli.main(["broken"]) == code
     assert "Traceback" not in (told := capsys.readouterr().err)
     assert told.count("\n") == 1
+
+
+STRANGE = {
+    "layers": ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000"),
+    "end": ("config.json", {"eos_token_id": "x"}, "eos_token_id='x'"),
+    "theta": ("config.json", {"rope_theta": math.nan}, "rope_theta=nan"),
+    "width": ("config.json", {"hidden_size": 10**12}, "from 1 to 16777216"),
+    "ends": ("generation_config.json", {"eos_token_id": [1, 10**6]}, "token 1000000 ends"),
+    "begin": ("tokenizer_config.json", {"bos_token": 5}, "bos_token=5"),
+}
+
+
+def strange_model(name, folder):
+    file, changes, told = STRANGE[name]
+    tiny_model("llama", folder)
+    before = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+    (folder / file).write_text(json.dumps({**before, **changes}))
+    return told
+
+
+@pytest.mark.parametrize("verb", [["inspect"], ["generate", "hi", "--threads", "1", "-m"]])
+@pytest.mark.parametrize("name", STRANGE)
+def test_files_from_strangers_exit_2_with_one_line(name, verb, tmp_path, capsys):
+    told = strange_model(name, tmp_path)
+    assert cli.main([*verb, str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ") and shown.err.count("\n") == 1
+    assert told in shown.err
+
+
+def test_a_server_of_files_from_strangers_exits_2_with_one_line(tmp_path):
+    told = strange_model("theta", tmp_path)
+    done = quire("serve", str(tmp_path), "--port", str(free_port()))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert told in done.stderr
+
+
+def test_inspect_reads_how_the_makers_sample(tmp_path, run_json, capsys):
+    file = tiny_model("llama", tmp_path) / "generation_config.json"
+    file.write_text(json.dumps({"temperature": 0.6, "top_k": 20}))
+    (record,) = run_json("inspect", str(tmp_path))
+    assert record["model"]["sampling"] == "temperature 0.6, top_k 20"
+    file.write_text(json.dumps({"temperature": math.nan}))
+    assert cli.main(["inspect", str(tmp_path)]) == 2
+    assert "generation_config.json: got temperature=nan" in capsys.readouterr().err
 
 
 def test_empty_stdin_is_a_clear_error():
