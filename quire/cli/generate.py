@@ -83,7 +83,7 @@ def run(args: Namespace) -> int:
         if args.json:
             print_json(as_record(output))
         else:
-            _print_output(text, output, is_plain)
+            _print_output(text, output, is_plain, has_text=llm.tokenizer is not None)
     return 0
 
 
@@ -124,9 +124,9 @@ def _stream(llm: LLM, prompt: Any, params: SamplingParams) -> None:
     print()
 
 
-def _print_output(text: str, output: RequestOutput, is_plain: bool) -> None:
+def _print_output(text: str, output: RequestOutput, is_plain: bool, has_text: bool) -> None:
     for answer in output.outputs:
-        shown = answer.text or " ".join(map(str, answer.token_ids))
+        shown = answer.text if has_text else " ".join(map(str, answer.token_ids))
         if not is_plain:
             number = f" [{answer.index + 1}]" if len(output.outputs) > 1 else ""
             head = " ".join(text.split())
