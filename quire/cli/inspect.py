@@ -262,12 +262,14 @@ def _sampling_facts(model: str, opened: OpenModel) -> list[Fact]:
 def _memory_facts(
     config: EngineConfig, plan: ModelPlan, needs: PageNeeds, dtype: torch.dtype
 ) -> list[Fact]:
+    from quire.memory.sizing import size_text
+
     size, longest = config.cache.page_size, config.sched.max_model_len
     weights = plan.weights.total * dtype.itemsize
     less = plan.expanded_token_bytes / plan.token_bytes
     whole = f"keys and values of every head would take {plan.expanded_token_bytes:,}"
     return [
-        Fact("weights in memory", weights, f"bytes, {weights / 2**20:.0f} MiB as {config.dtype}"),
+        Fact("weights in memory", weights, f"bytes, {size_text(weights)} as {config.dtype}"),
         Fact(
             "kv bytes per token",
             plan.token_bytes,
