@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 
 def open_closed_streams() -> None:
@@ -22,11 +22,11 @@ def open_closed_streams() -> None:
     sys.stderr = sys.stderr or _reopened(os.O_WRONLY, "w")
 
 
-def _reopened(flags: int, mode: str) -> TextIO:
+def _reopened(flags: int, mode: Literal["r", "w"]) -> TextIO:
     # Children inherit the three, as they do when a shell opens them.
     number = os.open(os.devnull, flags)
     os.set_inheritable(number, True)
-    return os.fdopen(number, mode, encoding="utf-8")
+    return open(number, mode, encoding="utf-8")
 
 
 class Output:
