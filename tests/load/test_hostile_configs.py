@@ -16,7 +16,7 @@ import pytest
 from quire.errors import CheckpointError, QuireError
 from quire.llm import LLM
 from quire.load.fit import check_fit
-from quire.load.safetensors_checkpoint import SafetensorsCheckpoint
+from quire.load.safetensors_checkpoint import SafetensorsCheckpoint, read_config
 from quire.models.registry import spec_of
 from quire.models.tiny import tiny_model
 from quire.models.tiny_configs import tiny_config, tiny_families
@@ -171,6 +171,24 @@ def test_fewer_layers_than_there_are_tensors_for_is_a_model(tmp_path: Path) -> N
     """Red when checkpoints that carry more (layers that draft tokens) are refused."""
     folder = Folder("LlamaForCausalLM", tmp_path)
     assert folder.judge({**folder.config, "num_hidden_layers": 1}) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": ' + "[" * 100_000,
+        '{"a": ' + "9" * 10_000 + "}",
+        '{"hidden_size": 32, "hidden_size": 64}',
+        "[]",
+        "NaN",
+    ],
+    ids=["deep", "digits", "twice", "list", "nan"],
+)
+def test_what_is_no_object_of_json_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json") as caught:
+        read_config(tmp_path)
+    assert len(str(caught.value)) < MAX_MESSAGE
 
 
 # ------------------------------------------------------------ what stands beside it

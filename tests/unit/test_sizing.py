@@ -8,7 +8,7 @@ import pytest
 
 from quire.errors import OutOfMemory
 from quire.kv.groups import PageNeeds
-from quire.memory.sizing import Room, num_pages
+from quire.memory.sizing import Room, check_weights_fit, num_pages
 
 GIB = 1 << 30
 
@@ -119,3 +119,10 @@ def test_any_length_fits_where_all_layers_are_windowed() -> None:
     assert num_pages(room(80), 10, 16, 1 << 20, 1, needs) == 8
     with pytest.raises(OutOfMemory, match=r"largest max_model_len that fits is 96"):
         num_pages(room(79), 10, 16, 1 << 20, 1, needs)
+
+
+def test_weights_that_can_never_fit_are_refused_before_they_are_allocated() -> None:
+    """Red when a machine that promises more memory than it has kills the process instead."""
+    check_weights_fit(16 * GIB, 16 * GIB)
+    with pytest.raises(OutOfMemory, match=r"weights take 16\.50 GiB, but there is 16\.00 GiB"):
+        check_weights_fit(16 * GIB + GIB // 2, 16 * GIB)
