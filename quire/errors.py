@@ -14,6 +14,8 @@ Messages carry the value, the reason and the way out. What only our own code can
 
 from __future__ import annotations
 
+import reprlib
+
 
 class QuireError(Exception):
     """Root of all errors Quire raises on purpose."""
@@ -49,3 +51,16 @@ class OutOfMemory(QuireError, MemoryError):
 
 class EngineDead(QuireError):
     """The engine loop ended on an error it could not survive."""
+
+
+def shown(value: object) -> str:
+    """A value of unknown size and depth as a message carries it.
+
+    >>> shown([1] * 1000)
+    '[1, 1, 1, 1, 1, 1, ...]'
+    """
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 64

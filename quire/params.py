@@ -228,7 +228,7 @@ def _check_ranges(p: SamplingParams) -> None:
     if not isinstance(p.top_p, (int, float)) or not 0.0 < p.top_p <= 1.0:
         _refuse("top_p", p.top_p, "a number in (0, 1]")
     if not _is_int(p.top_k) or not -1 <= p.top_k < 2**31:
-        _refuse("top_k", p.top_k, "a whole number from 1 to 2**31, or 0 or -1 for off")
+        _refuse("top_k", p.top_k, "a whole number from 1 to 2**31 - 1, or 0 or -1 for off")
     if not isinstance(p.repetition_penalty, (int, float)) or not 0.0 < p.repetition_penalty <= 10.0:
         _refuse("repetition_penalty", p.repetition_penalty, "a number in (0, 10]")
     if p.seed is not None and (not _is_int(p.seed) or not -(2**63) <= p.seed < 2**63):

@@ -28,15 +28,15 @@ def download_report() -> Iterator[Report]:
             with _bar(Progress) as report:
                 yield report
             return
+    from quire.memory.sizing import size_text
+
     seen: set[str] = set()
 
     def say(what: str, done: int, total: int) -> None:
         if what not in seen:
             seen.add(what)
-            print(
-                f"{what} ..." if not total else f"{what} ({total / 1e6:.0f} MB) ...",
-                file=sys.stderr,
-            )
+            size = f" ({size_text(total)})" if total else ""
+            print(f"{what}{size} ...", file=sys.stderr)
 
     yield say
 

@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.engine_flags import add_engine_flags, add_model, model_of, open_llm
+from quire.cli.engine_flags import add_engine_flags, add_model, checked_args, model_of, open_llm
 from quire.cli.parser import VerbParser, positive
 from quire.cli.show import note, print_json
 from quire.errors import BadRequest, EngineDead
@@ -66,6 +66,7 @@ def sampling_params(args: Namespace, **more: Any) -> SamplingParams:
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "stop")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     asked = SamplingParams(**given, **more)  # mistakes first, before anything is downloaded
+    checked_args(args)
     recommended = recommended_sampling(model_of(args), fetch(model_of(args)))
     usual = {"temperature": args.usual_temperature, **recommended}
     return asked.with_(**{name: usual[name] for name in usual if name not in given})
@@ -91,7 +92,7 @@ def run(args: Namespace) -> int:
         if args.json:
             print_json(as_record(output))
         else:
-            _print_output(text, output, is_plain)
+            _print_output(text, output, is_plain, has_text=llm.tokenizer is not None)
     for answer in (answer for output in outputs for answer in output.outputs):
         _check_end(answer)
     return 0
@@ -141,9 +142,9 @@ def _check_end(end: CompletionOutput | StreamEvent) -> None:
         raise EngineDead(f"an answer was cut short: {end.stop_reason}")
 
 
-def _print_output(text: str, output: RequestOutput, is_plain: bool) -> None:
+def _print_output(text: str, output: RequestOutput, is_plain: bool, has_text: bool) -> None:
     for answer in output.outputs:
-        shown = answer.text or " ".join(map(str, answer.token_ids))
+        shown = answer.text if has_text else " ".join(map(str, answer.token_ids))
         if not is_plain:
             number = f" [{answer.index + 1}]" if len(output.outputs) > 1 else ""
             head = " ".join(text.split())

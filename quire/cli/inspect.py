@@ -14,7 +14,7 @@ from quire.cli.engine_flags import add_engine_flags, add_model, engine_args
 from quire.cli.parser import VerbParser, positive
 from quire.cli.pull import file_bytes
 from quire.cli.show import print_json, print_table
-from quire.errors import BadRequest, CheckpointError, OutOfMemory
+from quire.errors import BadRequest, OutOfMemory
 
 if TYPE_CHECKING:
     import torch
@@ -75,12 +75,14 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     from quire.cli.layer_plan import BATCHES, bandwidth_of, decode_rates
     from quire.engine.build import max_inflight
     from quire.kv.groups import PageNeeds, layer_groups
+    from quire.load.fit import check_fit
     from quire.models.plan import plan_of
     from quire.models.registry import spec_of
     from quire.resolve import resolve
 
     opened = _open(args)
     spec = spec_of(opened.checkpoint.config)
+    check_fit(opened.checkpoint, spec, opened.tokenizer)
     config, device, dtype = resolve(args, spec)
     longest = config.sched.max_model_len
     if context is not None and context > longest:
@@ -89,6 +91,7 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     needs = PageNeeds(config.cache.page_size, windows, max_inflight(config.sched, device))
     plan = plan_of(spec, dtype.itemsize, context or longest, needs)
     facts = [*_model_facts(spec, opened, plan), *_tokenizer_facts(opened.tokenizer)]
+    facts += _sampling_facts(args.model, opened)
     facts += _memory_facts(config, plan, needs, dtype)
     bandwidth = bandwidth_of(device)
     rates = decode_rates(spec, context or longest, dtype.itemsize, bandwidth, BATCHES)
@@ -186,13 +189,10 @@ def _ranges(layers: tuple[int, ...]) -> str:
 
 
 def _open(args: EngineArgs) -> OpenModel:
-    """With its tokenizer, or without one where none can be read."""
-    from quire.load.open import open_model
+    """With its tokenizer, or without one where there is none."""
+    from quire.load.open import has_tokenizer, open_model
 
-    try:
-        return open_model(args)
-    except CheckpointError:
-        return open_model(replace(args, skip_tokenizer_init=True))
+    return open_model(replace(args, skip_tokenizer_init=not has_tokenizer(args)))
 
 
 def _model_facts(spec: ModelSpec, opened: OpenModel, plan: ModelPlan) -> list[Fact]:
@@ -251,15 +251,25 @@ def _tokenizer_facts(tokenizer: Tokenizer | None) -> list[Fact]:
     ]
 
 
+def _sampling_facts(model: str, opened: OpenModel) -> list[Fact]:
+    from quire.load.recommended import recommended_sampling
+
+    found = recommended_sampling(model, opened.path)
+    text = ", ".join(f"{name} {value:g}" for name, value in found.items())
+    return [Fact("sampling", text, "its makers recommend it")] if text else []
+
+
 def _memory_facts(
     config: EngineConfig, plan: ModelPlan, needs: PageNeeds, dtype: torch.dtype
 ) -> list[Fact]:
+    from quire.memory.sizing import size_text
+
     size, longest = config.cache.page_size, config.sched.max_model_len
     weights = plan.weights.total * dtype.itemsize
     less = plan.expanded_token_bytes / plan.token_bytes
     whole = f"keys and values of every head would take {plan.expanded_token_bytes:,}"
     return [
-        Fact("weights in memory", weights, f"bytes, {weights / 2**20:.0f} MiB as {config.dtype}"),
+        Fact("weights in memory", weights, f"bytes, {size_text(weights)} as {config.dtype}"),
         Fact(
             "kv bytes per token",
             plan.token_bytes,

@@ -1,19 +1,21 @@
 """The command line: a table of verbs, each in a file of its own, imported when it is called.
 
 This file owns what all verbs share: help, version, and what errors look like. A user's mistake is
-one line on stderr and exit code 2, other failures 1, Ctrl-C 130. Nothing here imports torch, so
-help is instant; see `engine_flags.py` for the options that build an engine.
+one line on stderr and exit code 2, other failures 1, Ctrl-C 130; a reader that leaves ends it in
+silence. Nothing here imports torch, so help is instant; see `engine_flags.py` for the options that
+build an engine.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from typing import NamedTuple
 
+from quire.cli.streams import Output, open_closed_streams
 from quire.errors import BadRequest, CheckpointError, NotSupported, QuireError
 
 BAD_INPUT, FAILED, INTERRUPTED, BROKEN_PIPE = 2, 1, 130, 141
@@ -47,17 +49,31 @@ EXAMPLES = """\
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        code = _dispatch(words)
-        sys.stdout.flush()  # here, where a closed pipe can still be handled
+    open_closed_streams()
+    with redirect_stdout(Output(sys.stdout)) as output:
+        try:
+            code = _run(words)
+            output.flush()  # here, where what goes wrong can still be told
+        except OSError:
+            if output.error is None:
+                raise
+    if output.error is None:
         return code
+    output.abandon()
+    if isinstance(output.error, BrokenPipeError):
+        return BROKEN_PIPE
+    print(f"error: cannot write the output: {output.error.strerror}", file=sys.stderr)
+    return FAILED
+
+
+def _run(words: list[str]) -> int:
+    try:
+        return _dispatch(words)
+    except SystemExit as stop:  # argparse's, after it printed its help
+        return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader has left. Python flushes again at exit: give it somewhere to flush to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
     except QuireError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         is_input = isinstance(error, (BadRequest, CheckpointError, NotSupported))

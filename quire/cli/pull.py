@@ -35,6 +35,7 @@ def run(args: Namespace) -> int:
     elif not args.names:
         raise BadRequest("no model named; 'quire pull --list' shows the known ones")
     from quire.cli.download import fetch
+    from quire.memory.sizing import size_text
 
     for name in args.names:
         path = fetch(name)
@@ -42,7 +43,7 @@ def run(args: Namespace) -> int:
         if args.json:
             print_json({"name": name, "path": str(path), "bytes": size})
         else:
-            note(f"{name}: {size / 1e6:.0f} MB")
+            note(f"{name}: {size_text(size)}")
             print(path)
     return 0
 

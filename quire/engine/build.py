@@ -22,9 +22,17 @@ from quire.grammar.pending import GrammarQueue
 from quire.kv.groups import LayerGroups, PageNeeds, layer_groups
 from quire.kv.manager import KVManager
 from quire.load.checkpoint import Checkpoint
+from quire.load.fit import check_fit
 from quire.load.loader import fill_random, load_weights
 from quire.memory.pool import PagePool, bytes_per_page
-from quire.memory.sizing import CPU_DEFAULT, Room, cpu_cache_bytes, gib, num_pages
+from quire.memory.sizing import (
+    CPU_DEFAULT,
+    Room,
+    check_weights_fit,
+    cpu_cache_bytes,
+    num_pages,
+    size_text,
+)
 from quire.models.decoder import Decoder, heads_of
 from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
@@ -59,7 +67,9 @@ def build_engine(
 ) -> Engine:
     """The tokenizer is for grammars alone; without one, requests with a grammar are refused."""
     spec = spec_of(checkpoint.config)
+    check_fit(checkpoint, spec, tokenizer)
     config, device, dtype = resolve(args, spec)
+    check_weights_fit(spec.num_params * dtype.itemsize, total_memory(device))
     if args.num_threads is not None and device.type == "cpu":
         torch.set_num_threads(args.num_threads)
     heads = heads_of(spec, args.page_size)
@@ -178,7 +188,7 @@ def _size_pool(
     decisions.append(
         Decision(
             "kv cache",
-            f"{pages - 1} pages of {heads.page_size} tokens, {gib(pages * page_bytes)}",
+            f"{pages - 1} pages of {heads.page_size} tokens, {size_text(pages * page_bytes)}",
             room.describe(),
         )
     )

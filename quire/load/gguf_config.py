@@ -16,11 +16,11 @@ import numpy as np
 
 from quire.errors import CheckpointError
 from quire.load.gguf import GGUFFile, bad_field
+from quire.models.spec import MAX_COUNT, MAX_EXPERTS, MAX_LAYERS, MAX_NUMBER, MIN_NUMBER
 
 ROPE_FREQS = "rope_freqs.weight"
 _OTHER_MODEL = "this model is not supported in GGUF: use its safetensors checkpoint"
-_MAX_COUNT = 1 << 31
-_MAX_NUMBER = 1e30  # well inside float32
+_MOST = {"block_count": MAX_LAYERS, "expert_count": MAX_EXPERTS}
 
 
 class Fields:
@@ -43,16 +43,19 @@ class Fields:
             raise self.error(key, value, "missing from the metadata", "convert the model again")
         if isinstance(value, (list, np.ndarray)):
             raise self.error(key, value, "differs from layer to layer")
-        if type(value) is not int or not 0 < value < _MAX_COUNT:
-            raise self.error(key, value, "want a positive integer", "convert the model again")
+        most = _MOST.get(key.removeprefix(f"{self.arch}."), MAX_COUNT)
+        if type(value) is not int or not 0 < value <= most:
+            reason = f"want a whole number from 1 to {most}"
+            raise self.error(key, value, reason, "convert the model again")
         return value
 
     def number(self, key: str, default: float) -> float:
         """A positive finite number, rid of the digits that float32 storage adds to it."""
         key = f"{self.arch}.{key}"
         value = self.file.metadata.get(key, default)
-        if type(value) not in (int, float) or not 0 < value < _MAX_NUMBER:
-            raise self.error(key, value, "want a positive number", "convert the model again")
+        if type(value) not in (int, float) or not MIN_NUMBER <= value <= MAX_NUMBER:
+            reason = f"want a number from {MIN_NUMBER:g} to {MAX_NUMBER:g}"
+            raise self.error(key, value, reason, "convert the model again")
         # 9.999999747378752e-06 was written as 1e-05; the shortest float32 spelling gets it back.
         return float(str(np.float32(value))) if float(np.float32(value)) == value else float(value)
 

@@ -23,18 +23,35 @@ DUMMY_STD = 0.02
 
 def load_weights(model: Decoder, checkpoint: Checkpoint, names: Mapping[str, Target]) -> None:
     """Fill the model from the checkpoint; names it does not know are left alone."""
-    checkpoint = plain(checkpoint, model.device)
-    if (form := TernaryForm.of(checkpoint.config)) is not None:
-        checkpoint = PlainCheckpoint(checkpoint, TernaryUnpacker(checkpoint, form))
+    if TernaryForm.of(checkpoint.config) is not None:
         round_inputs(model)
-    parameters = model.parameters()
+    stored, parameters = readable(checkpoint, model.device), model.parameters()
+    for theirs, target in match(parameters, stored, names).items():
+        _copy(parameters[target.name], stored.read(theirs), target, theirs)
+
+
+def readable(checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
+    """With every weight under its own name and in its own shape, however it is stored."""
+    checkpoint = plain(checkpoint, device)
+    if (form := TernaryForm.of(checkpoint.config)) is not None:
+        return PlainCheckpoint(checkpoint, TernaryUnpacker(checkpoint, form))
+    return checkpoint
+
+
+def match(
+    parameters: Mapping[str, Parameter], stored: Checkpoint, names: Mapping[str, Target]
+) -> dict[str, Target]:
+    """Which stored tensor goes where; all are there, each in the shape asked for. Reads none."""
+    found: dict[str, Target] = {}
     missing = {_label(name, part) for name, p in parameters.items() for part in (p.parts or [None])}
-    for theirs in checkpoint.names():
-        target = names.get(theirs) or names.get(_with_prefix(theirs))
+    for theirs in stored.names():
+        target = target_of(names, theirs)
         parameter = parameters.get(target.name) if target else None
         if target is None or parameter is None:
             continue  # rotary buffers, a head tied to the embedding, heads of other tasks
-        _copy(parameter, checkpoint.read(theirs), target, theirs)
+        shape = stored.shape(theirs)
+        _check_shape(parameter, shape[::-1] if target.transposed else shape, target, theirs)
+        found[theirs] = target
         if target.part is None:
             missing -= {_label(target.name, part) for part in (parameter.parts or [None])}
         else:
@@ -50,6 +67,11 @@ def load_weights(model: Decoder, checkpoint: Checkpoint, names: Mapping[str, Tar
             f"{len(missing)} tensors are missing, among them {', '.join(shown[:4])};"
             " the files do not hold the model that config.json describes"
         )
+    return found
+
+
+def target_of(names: Mapping[str, Target], theirs: str) -> Target | None:
+    return names.get(theirs) or names.get(_with_prefix(theirs))
 
 
 def _label(name: str, part: str | None) -> str:
@@ -64,13 +86,17 @@ def _with_prefix(name: str) -> str:
 def _copy(parameter: Parameter, tensor: Tensor, target: Target, theirs: str) -> None:
     if target.transposed:
         tensor = tensor.t()
-    into = parameter.tensor if target.part is None else parameter.parts[target.part]
-    if tensor.shape != into.shape:
-        raise CheckpointError(
-            f"tensor {theirs} has shape {tuple(tensor.shape)}, the config asks for"
-            f" {tuple(into.shape)}"
-        )
-    into.copy_(tensor)  # converts the dtype and moves to the device
+    _check_shape(parameter, tuple(tensor.shape), target, theirs)  # packed ones may lie about it
+    _into(parameter, target).copy_(tensor)  # converts the dtype and moves to the device
+
+
+def _check_shape(parameter: Parameter, shape: tuple[int, ...], target: Target, theirs: str) -> None:
+    if shape != (want := tuple(_into(parameter, target).shape)):
+        raise CheckpointError(f"tensor {theirs} has shape {shape}, the config asks for {want}")
+
+
+def _into(parameter: Parameter, target: Target) -> Tensor:
+    return parameter.tensor if target.part is None else parameter.parts[target.part]
 
 
 def fill_random(model: Decoder, seed: int) -> None:

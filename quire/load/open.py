@@ -57,6 +57,16 @@ def open_tokenizer(args: EngineArgs) -> Tokenizer:
     return _gguf_tokenizer(GGUFFile.open(path).metadata, str(path))
 
 
+def has_tokenizer(args: EngineArgs) -> bool:
+    """Whether there is one, be it good or bad."""
+    path = resolve_model(args.tokenizer or args.model)
+    if path.suffix != ".gguf":
+        return (path / "tokenizer.json").is_file()
+    from quire.load.gguf import GGUFFile
+
+    return "tokenizer.ggml.model" in GGUFFile.open(path).metadata
+
+
 def _gguf_tokenizer(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     from quire.text.gguf_vocab import tokenizer_from_gguf
     from quire.text.tokenizer import Tokenizer

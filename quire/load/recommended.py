@@ -6,9 +6,10 @@ one. `SamplingParams` has defaults of its own: a script that makes one gets thos
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from quire.errors import BadRequest, NotSupported
+from quire.errors import BadRequest, CheckpointError, NotSupported
 from quire.jsonfile import read_object_if_any
 from quire.load.known import find_known
 from quire.params import SamplingParams
@@ -30,33 +31,34 @@ def chosen_sampling(generation_config: str | None, model: str, path: Path) -> di
             f"got generation_config={generation_config!r}, want 'auto', 'none' or a folder with"
             f" {FILE}"
         )
-    return _read(folder)
+    return _read(folder / FILE)
 
 
 def recommended_sampling(model: str, path: Path) -> dict[str, float]:
-    """By name of a SamplingParams field; empty when nobody said anything."""
+    """By name of a SamplingParams field; empty when nobody said so. Raises CheckpointError."""
     known = find_known(model)
     if known is not None and known.sampling:
         return dict(known.sampling)
-    return _read(path) if path.is_dir() else {}
+    return _read(path / FILE) if path.is_dir() else {}
 
 
-def _read(folder: Path) -> dict[str, float]:
-    config = read_object_if_any(folder / FILE)
+def _read(file: Path) -> dict[str, float]:
+    config = read_object_if_any(file)
     if config.get("do_sample") is False:
         return {}
-    found = {
-        name: value
-        for name in FIELDS
-        if isinstance(value := config.get(name), (int, float)) and not isinstance(value, bool)
-    }
-    return found if _is_sane(found) else {}
+    found = {name: config[name] for name in FIELDS if config.get(name) is not None}
+    _check(found, file)
+    return found
 
 
-def _is_sane(values: dict[str, float]) -> bool:
-    """A file's odd values must not make every request fail."""
+def _check(values: Mapping[str, object], file: Path) -> None:
+    """Nonsense is named at the start: in requests it would be nobody's fault."""
+    bad = [f"got {name}={value}, want a number" for name, value in values.items() if value is True]
     try:
         SamplingParams().with_(**values)
-    except BadRequest:
-        return False
-    return True
+    except BadRequest as error:
+        bad.append(str(error))
+    if bad:
+        raise CheckpointError(
+            f"{file}: {bad[0]}; correct the file, or serve with --generation-config none"
+        )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.errors import CheckpointError, NotSupported
+from quire.errors import CheckpointError, NotSupported, shown
 from quire.load.checkpoint import Checkpoint
 from quire.load.unpack import Piece
 from quire.models.decoder import Decoder
@@ -48,18 +48,18 @@ class TernaryForm:
                 "config.json: got use_rms_norm=true in a bitnet quantization_config; norms inside"
                 " the projections are not built, use a checkpoint with norms of its own"
             )
-        others = [name for name in said.get("modules_to_not_convert") or () if name not in HEADS]
-        if others:
+        kept = said.get("modules_to_not_convert") or []
+        if not isinstance(kept, list) or any(name not in HEADS for name in kept):
             raise NotSupported(
-                f"config.json: got modules_to_not_convert={others}, want only {', '.join(HEADS)}:"
-                " a decoder is ternary in all its blocks or in none"
+                f"config.json: got modules_to_not_convert={shown(kept)}, want a list of"
+                f" {', '.join(HEADS)} alone: a decoder is ternary in all its blocks or in none"
             )
         kind = said.get("linear_class") or "bitlinear"
         mode = said.get("quantization_mode") or "offline"
         if kind not in ("bitlinear", "autobitlinear") or mode not in ("offline", "online"):
             raise NotSupported(
-                f"config.json: got linear_class={kind!r} and quantization_mode={mode!r}, want"
-                " bitlinear or autobitlinear, and offline or online"
+                f"config.json: got linear_class={shown(kind)} and quantization_mode={shown(mode)},"
+                " want bitlinear or autobitlinear, and offline or online"
             )
         rounds = mode == "online" and kind == "autobitlinear"
         return TernaryForm(rounds, divides=kind == "bitlinear")

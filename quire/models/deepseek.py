@@ -101,7 +101,7 @@ def _moe(config: Config, num_layers: int, is_v3: bool) -> MoeSpec:
     ffn_size = config.count("moe_intermediate_size")
     num_shared = config.count("n_shared_experts") if config.has("n_shared_experts") else 0
     step = config.count("moe_layer_freq", 1)
-    num_dense = int(config.values.get("first_k_dense_replace") or 0)
+    num_dense = config.count("first_k_dense_replace", 0, least=0)
     dense = (i for i in range(num_layers) if i < num_dense or i % step)
     return MoeSpec(
         router,

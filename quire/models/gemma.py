@@ -59,11 +59,8 @@ NAMES = {
 
 
 def spec(config: Config) -> ModelSpec:
-    text = config.values.get("text_config")
-    if text is not None and not isinstance(text, Mapping):
-        raise CheckpointError(f"config.json: got text_config={str(text)[:64]}, want an object")
-    if text is not None:
-        config = Config({**_inherited(config.values), **text})
+    if config.has("text_config"):
+        config = Config({**_inherited(config.values), **config.nested("text_config").values})
     return _gemma2(config) if config.values.get("model_type") == "gemma2" else _gemma3(config)
 
 
@@ -111,12 +108,11 @@ def _both(config: Config) -> ModelSpec:
 def _ropes(config: Config) -> tuple[RopeSpec, RopeSpec]:
     """Rotations of full and of windowed layers, in both spellings: an object by type of layer, or
     two bases of which the first alone is scaled."""
-    nested = config.values.get("rope_parameters")
-    if isinstance(nested, Mapping) and (FULL in nested or LOCAL in nested):
-        full, local = dict(nested.get(FULL) or {}), dict(nested.get(LOCAL) or {})
+    nested = config.nested("rope_parameters")
+    if FULL in nested.values or LOCAL in nested.values:
+        full, local = dict(nested.nested(FULL).values), dict(nested.nested(LOCAL).values)
     else:
-        scaling = config.values.get("rope_scaling") or nested or {}
-        full, local = dict(scaling), {}
+        full, local = dict(config.nested("rope_scaling").values or nested.values), {}
     full.setdefault("rope_theta", config.number("rope_theta", FULL_THETA))
     local.setdefault("rope_theta", config.number("rope_local_base_freq", LOCAL_THETA))
     head_dim, max_positions = config.count("head_dim"), config.count("max_position_embeddings")

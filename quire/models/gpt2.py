@@ -10,6 +10,8 @@ NAMES = names.GPT2
 
 def spec(config: Config) -> ModelSpec:
     hidden, heads = config.count("n_embd"), config.count("n_head")
+    if hidden % heads:
+        raise config.error("n_head", f"a divisor of n_embd={hidden}")
     config.expect("activation_function", ("gelu_new", "gelu_pytorch_tanh"), "gelu_new")
     return ModelSpec(
         architecture="gpt2",

@@ -15,8 +15,7 @@ NAMES = names.LLAMA
 def spec(config: Config) -> ModelSpec:
     base = llama.spec(config)
     if config.flag("use_sliding_window"):
-        is_zero = config.values.get("max_window_layers") == 0
-        first = 0 if is_zero else config.count("max_window_layers", 28)
+        first = config.count("max_window_layers", 28, least=0)
         windows = windows_of(config, base.num_layers, lambda layer: layer >= first)
         base = replace(base, windows=windows)
     if config.values.get("model_type") == "qwen3":

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import CheckpointError, NotSupported
+from quire.errors import CheckpointError, NotSupported, shown
 from quire.models.names import Target, expand
 from quire.models.sequence_head import NAMES as HEAD_NAMES
 from quire.models.sequence_head import is_classifier, language_model_of, with_head
-from quire.models.spec import Config, ModelSpec
+from quire.models.spec import Config, ModelSpec, check_sizes
 from quire.registry import Registry
 
 FAMILIES = Registry(
@@ -44,8 +44,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise CheckpointError(
-            f"config.json: got architectures={names!r}, want a list with one class name such as"
-            " 'LlamaForCausalLM'"
+            f"config.json: got architectures={shown(names)}, want a list with one class name such"
+            " as 'LlamaForCausalLM'"
         )
     return names[0]
 
@@ -54,14 +54,22 @@ def spec_of(config: Mapping[str, Any]) -> ModelSpec:
     architecture = architecture_of(config)
     _refuse_unread_weights(config)
     spec: ModelSpec = _family(architecture).spec(Config(config))
-    return with_head(spec, config) if is_classifier(architecture) else spec
+    return check_sizes(with_head(spec, config) if is_classifier(architecture) else spec)
 
 
 def names_of(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, Target]:
-    family = _family(architecture_of(config))
     num_experts = spec.moe.router.num_experts if spec.moe else 0
-    table = {**family.NAMES, **(HEAD_NAMES if spec.num_labels else {})}
-    return expand(table, spec.num_layers, num_experts)
+    return expand(_table(config, spec), spec.num_layers, num_experts)
+
+
+def layer_names_of(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, Target]:
+    """As `names_of`, without the names that stand for one expert each."""
+    return expand(_table(config, spec), spec.num_layers)
+
+
+def _table(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, str]:
+    family = _family(architecture_of(config))
+    return {**family.NAMES, **(HEAD_NAMES if spec.num_labels else {})}
 
 
 def _refuse_unread_weights(config: Mapping[str, Any]) -> None:
@@ -70,7 +78,7 @@ def _refuse_unread_weights(config: Mapping[str, Any]) -> None:
     method = said.get("quant_method") if isinstance(said, Mapping) else said
     if said and method not in UNPACKED:
         raise NotSupported(
-            f"config.json: the weights are quantised (quant_method={method!r}), of which only"
+            f"config.json: the weights are quantised (quant_method={shown(method)}), of which only"
             f" {' and '.join(UNPACKED)} are read so far; use a bf16 or fp16 form of the checkpoint"
         )
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.errors import CheckpointError, NotSupported
-from quire.models.spec import ModelSpec
+from quire.errors import NotSupported
+from quire.models.spec import MAX_LABELS, Config, ModelSpec
 
 SUFFIX = "ForSequenceClassification"
 NAMES = {"score.weight": "score.weight"}
@@ -43,19 +43,15 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the labels, in the order of the head's rows."""
     named = config.get("id2label")
     if named is None:
-        count = config.get("num_labels", DEFAULT_LABELS)
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise CheckpointError(f"config.json: got num_labels={count!r}, want a number >= 1")
+        count = Config(config).count("num_labels", DEFAULT_LABELS)
         return tuple(f"LABEL_{i}" for i in range(count))
-    if not isinstance(named, Mapping) or not named:
-        raise CheckpointError(f"config.json: got id2label={named!r}, want an object")
+    if not isinstance(named, Mapping) or not 1 <= len(named) <= MAX_LABELS:
+        raise Config(config).error("id2label", f"an object of 1 to {MAX_LABELS} names")
+    by_id = {key: str(label) for key, label in named.items() if isinstance(label, (str, int))}
     try:
-        by_id = {int(key): str(label) for key, label in named.items()}
-        return tuple(by_id[i] for i in range(len(by_id)))
-    except (ValueError, KeyError):
-        raise CheckpointError(
-            f"config.json: got id2label with keys {sorted(map(str, named))[:8]}, want 0, 1, ..."
-        ) from None
+        return tuple(by_id[str(i)] for i in range(len(named)))
+    except KeyError:
+        raise Config(config).error("id2label", "a name for each of 0, 1, ...") from None
 
 
 BY_TASK = {

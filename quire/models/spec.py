@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,99 +184,184 @@ class ModelSpec:
         return total + (self.num_layers - sparse) * mlp
 
 
+# No checkpoint comes near these. They keep a made-up count from filling memory before the tensors
+# are there to contradict it (`load/fit.py`), and sizes of tensors inside 64 bits.
+MAX_COUNT, MAX_LAYERS, MAX_EXPERTS, MAX_LABELS = 2**24, 4096, 4096, 2**16
+MAX_WEIGHTS = 10**15
+MIN_NUMBER, MAX_NUMBER = 1e-20, 1e12  # their squares are inside float32
+_SPAN = f"from {MIN_NUMBER:g} to {MAX_NUMBER:g}"
+_MOST = {
+    "num_hidden_layers": MAX_LAYERS,
+    "n_layer": MAX_LAYERS,
+    "num_experts": MAX_EXPERTS,
+    "num_local_experts": MAX_EXPERTS,
+    "n_routed_experts": MAX_EXPERTS,
+    "n_shared_experts": MAX_EXPERTS,
+    "num_labels": MAX_LABELS,
+}
+
+
 class Config:
-    """A config.json whose missing and mistyped values become clear errors."""
+    """A config.json whose missing, mistyped and impossible values become clear errors."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
 
+    def error(self, key: str, want: str) -> CheckpointError:
+        value = self.values.get(key)
+        got = f"no {key}" if value is None else f"{key}={shown(value)}"
+        return CheckpointError(f"config.json: got {got}, want {want}")
+
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number >= 1."""
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number that something in the model is counted by."""
         value = self.values.get(key)
-        if value is None:
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-            raise CheckpointError(f"config.json: got {key}={value!r}, want a whole number >= 1")
+        if value is None and default is not None:
+            return default
+        most = _MOST.get(key, MAX_COUNT)
+        if not _is_whole(value) or not least <= value <= most:
+            raise self.error(key, f"a whole number from {least} to {most}")
         return value
 
     def number(self, key: str, default: float) -> float:
+        """A positive number that arithmetic in float32 survives."""
         value = self.values.get(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise CheckpointError(f"config.json: got {key}={value!r}, want a number > 0")
+        if not _is_sane(value):
+            raise self.error(key, f"a number {_SPAN}")
         return float(value)
+
+    def numbers(self, key: str, length: int) -> tuple[float, ...]:
+        values = self.values.get(key)
+        if not isinstance(values, list) or len(values) != length or not all(map(_is_sane, values)):
+            raise self.error(key, f"a list of {length} numbers {_SPAN}")
+        return tuple(map(float, values))
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.values.get(key)
-        return default if value is None else bool(value)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return value
 
     def expect(self, key: str, known: tuple[str, ...], default: str) -> str:
-        value = self.values.get(key) or default
-        if value not in known:
-            raise CheckpointError(f"config.json: got {key}={value!r}, this family knows {known}")
-        return str(value)
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str) or value not in known:
+            raise self.error(key, f"one of {', '.join(known)}")
+        return value
+
+    def nested(self, key: str) -> Config:
+        """The object under a key; an empty one where there is none."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.error(key, "an object")
+        return Config(value or {})
 
     def ids(self, key: str) -> tuple[int, ...]:
+        """Token ids, or layers: one whole number or a list of them."""
         value = self.values.get(key)
         if value is None:
             return ()
-        return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)
+        ids = value if isinstance(value, list) else [value]
+        if not all(_is_whole(id) and 0 <= id < MAX_COUNT for id in ids):
+            raise self.error(key, f"a whole number from 0 to {MAX_COUNT - 1}, or a list of them")
+        return tuple(ids)
 
     @property
     def dtype(self) -> str:
-        return str(self.values.get("dtype") or self.values.get("torch_dtype") or "float32")
+        key = "dtype" if self.has("dtype") else "torch_dtype"
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.error(key, "the name of a dtype such as 'bfloat16'")
+        return value or "float32"
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_sane(value: object) -> TypeGuard[float]:
+    return (_is_whole(value) or isinstance(value, float)) and MIN_NUMBER <= value <= MAX_NUMBER
+
+
+def check_sizes(spec: ModelSpec) -> ModelSpec:
+    """The spec, if its counts make sense together; whether they fit the tensors is `load/fit.py`'s
+    to say."""
+    if (total := spec.num_params) > MAX_WEIGHTS:
+        raise CheckpointError(
+            f"config.json describes a model of {total:.3g} weights, want at most {MAX_WEIGHTS:.0e};"
+            " one of its sizes must be wrong"
+        )
+    for key, ids in (("eos_token_id", spec.eos_ids), ("bos_token_id", _given(spec.bos_id))):
+        if outside := [id for id in ids if id >= spec.vocab_size]:
+            raise CheckpointError(
+                f"config.json: got {key}={outside[0]}, want a token id below"
+                f" vocab_size={spec.vocab_size}"
+            )
+    return spec
+
+
+def _given(id: int | None) -> tuple[int, ...]:
+    return () if id is None else (id,)
+
+
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "freq_factors")
 
 
 def rope_spec(config: Config, head_dim: int, max_positions: int) -> RopeSpec:
     """Both spellings: `rope_parameters` (new) and `rope_theta` + `rope_scaling` (old)."""
-    nested = config.values.get("rope_parameters") or config.values.get("rope_scaling") or {}
-    if not isinstance(nested, Mapping):
-        raise CheckpointError(f"config.json: got rope_parameters={nested!r}, want an object")
-    rope = Config(nested)
-    kind = str(nested.get("rope_type") or nested.get("type") or "default")
+    rope = config.nested("rope_parameters")
+    rope = rope if rope.values else config.nested("rope_scaling")
     if rope.has("short_factor"):
         kind = "longrope"  # early Phi-3 configs call it su or yarn
-    known = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "freq_factors")
-    if kind not in known:
-        raise CheckpointError(f"config.json: got rope_type={kind!r}, known: {', '.join(known)}")
+    else:
+        kind = rope.expect("rope_type" if rope.has("rope_type") else "type", ROPE_KINDS, "default")
     partial = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    attention_factor = nested.get("attention_factor")
-    original = config.values.get("original_max_position_embeddings") or max_positions
+    dim = int(head_dim * partial)
+    if dim > head_dim or dim < 2 or dim % 2:
+        raise CheckpointError(
+            f"config.json: got partial_rotary_factor={partial:g} of heads of {head_dim}, want an"
+            f" even number of rotated dims from 2 to {head_dim}"
+        )
+    original = config.count("original_max_position_embeddings", max_positions)
     spec = RopeSpec(
         kind=kind,
         theta=rope.number("rope_theta", config.number("rope_theta", 10000.0)),
-        dim=int(head_dim * partial),
+        dim=dim,
         original_max=rope.count("original_max_position_embeddings", original),
         factor=rope.number("factor", 1.0),
         low_freq_factor=rope.number("low_freq_factor", 1.0),
         high_freq_factor=rope.number("high_freq_factor", 4.0),
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
-        attention_factor=None if attention_factor is None else float(attention_factor),
-        mscale=float(nested.get("mscale") or 0.0),
-        mscale_all_dim=float(nested.get("mscale_all_dim") or 0.0),
+        attention_factor=_if_any(rope, "attention_factor"),
+        mscale=_if_any(rope, "mscale") or 0.0,
+        mscale_all_dim=_if_any(rope, "mscale_all_dim") or 0.0,
         truncate=rope.flag("truncate", True),
-        factors=tuple(float(f) for f in nested.get("factors", ())),
+        factors=rope.numbers("factors", dim // 2) if kind == "freq_factors" else (),
     )
     return _longrope(spec, rope, max_positions) if kind == "longrope" else spec
 
 
+def _if_any(config: Config, key: str) -> float | None:
+    """A number, or None where it is missing or 0, which some configs write for "none"."""
+    value = config.values.get(key)
+    is_zero = not isinstance(value, bool) and value == 0
+    return None if value is None or is_zero else config.number(key, 0.0)
+
+
 def _longrope(spec: RopeSpec, rope: Config, max_positions: int) -> RopeSpec:
     """With its two lists of factors; the stretch defaults to what the positions grew by."""
-    lists = []
-    for key in ("short_factor", "long_factor"):
-        values = rope.values.get(key)
-        if not isinstance(values, list) or len(values) != spec.dim // 2:
-            raise CheckpointError(
-                f"config.json: got {key}={str(values)[:64]}, want a list of {spec.dim // 2} numbers"
-            )
-        lists.append(tuple(float(value) for value in values))
+    half = spec.dim // 2
+    short, long = rope.numbers("short_factor", half), rope.numbers("long_factor", half)
     factor = rope.number("factor", max_positions / spec.original_max)
-    return replace(spec, factor=factor, factors=lists[0], long_factors=lists[1])
+    return replace(spec, factor=factor, factors=short, long_factors=long)
 
 
 def head_counts(config: Config) -> tuple[int, int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.errors import CheckpointError
 from quire.models.spec import Config
 
 LOCAL, FULL = "sliding_attention", "full_attention"
@@ -23,10 +22,7 @@ def windows_of(
         kinds = [LOCAL if is_local(layer) else FULL for layer in range(num_layers)]
     is_list = isinstance(kinds, list) and len(kinds) == num_layers
     if not is_list or not all(kind in (LOCAL, FULL) for kind in kinds):
-        raise CheckpointError(
-            f"config.json: got layer_types={str(kinds)[:64]}, want {num_layers} of {LOCAL!r} or"
-            f" {FULL!r}"
-        )
+        raise config.error("layer_types", f"{num_layers} of {LOCAL!r} or {FULL!r}")
     if LOCAL not in kinds:
         return ()
     window = config.count("sliding_window")

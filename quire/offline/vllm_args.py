@@ -77,7 +77,7 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
             unknown.append(name)
         elif own != name and given.get(own) is not None:
             raise NotSupported(f"got {name} and {own}, which mean the same; give one of them")
-        elif value is not None:  # None: as if it had not been said
+        elif value is not None or own == "seed":  # None: as if not said; of seeds: fresh draws
             values[own] = value
     if unknown:
         raise NotSupported(_unknown(unknown, known))

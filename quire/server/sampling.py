@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from quire.errors import BadRequest
+from quire.errors import BadRequest, shown
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.server.fields import SamplingFields, StructuredFields
 from quire.server.items import Item
@@ -61,18 +61,21 @@ def sampling_params(
 
 
 def _check_bounds(fields: SamplingFields, limits: Limits, logprobs: int | None) -> None:
-    for name, value, most in (
-        ("n", fields.n, limits.max_n),
-        ("logprobs", logprobs, limits.max_logprobs),
-        ("prompt_logprobs", fields.prompt_logprobs, limits.max_logprobs),
+    for name, value, least, most in (
+        ("n", fields.n, 1, limits.max_n),
+        ("logprobs", logprobs, 0, limits.max_logprobs),
+        ("prompt_logprobs", fields.prompt_logprobs, 0, limits.max_logprobs),
     ):
-        if value is not None and value > most:
-            raise BadRequest(f"got {name}={value}, want at most {most}", param=name)
+        if value is not None and not least <= value <= most:
+            want = f"a whole number from {least} to {most}"
+            raise BadRequest(f"got {name}={value}, want {want}", param=name)
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
-    if len(stops) > limits.max_stops or any(len(s) > limits.max_stop_chars for s in stops):
+    if len(stops) > limits.max_stops or any(
+        not 1 <= len(text) <= limits.max_stop_chars for text in stops
+    ):
         raise BadRequest(
-            f"want at most {limits.max_stops} stop strings of {limits.max_stop_chars} characters,"
-            f" got {len(stops)}",
+            f"got stop={shown(fields.stop)}, want up to {limits.max_stops} strings of 1 to"
+            f" {limits.max_stop_chars} characters",
             param="stop",
         )
     for name, words in (

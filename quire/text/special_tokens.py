@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, shown
 from quire.jsonfile import read_object_if_any
 
 MAX_TEMPLATE_BYTES = 2_000_000
+MAX_TOKEN_ID = 2**31
 TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -32,33 +33,51 @@ class SpecialTokens:
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
     """Read the folder's configs; raises CheckpointError naming the file at fault."""
-    config = read_object_if_any(folder / "tokenizer_config.json")
+    path = folder / "tokenizer_config.json"
+    config = read_object_if_any(path)
     names = read_object_if_any(folder / "special_tokens_map.json")
     merged = names | {key: value for key, value in config.items() if value is not None}
     texts: dict[str, str] = {}
     for name in TOKEN_NAMES:
-        if text := _token_text(merged.get(name)):
+        if text := _token_text(merged.get(name), name, folder):
             texts[name] = text
-    more = merged.get("additional_special_tokens") or merged.get("extra_special_tokens") or ()
-    more_texts = [_token_text(token) for token in (more if isinstance(more, list) else ())]
     return SpecialTokens(
         texts=texts,
-        more_texts=tuple(text for text in more_texts if text),
+        more_texts=_more_texts(merged, folder),
         eos_ids=_read_eos_ids(folder),
-        add_bos=_flag(config.get("add_bos_token")),
-        add_eos=_flag(config.get("add_eos_token")),
-        chat_templates=_read_templates(folder, config.get("chat_template")),
+        add_bos=_flag(config.get("add_bos_token"), "add_bos_token", path),
+        add_eos=_flag(config.get("add_eos_token"), "add_eos_token", path),
+        chat_templates=_read_templates(folder, config.get("chat_template"), path),
     )
 
 
-def _token_text(token: object) -> str | None:
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) and token else None
+def _bad(where: Path, key: str, value: object, want: str) -> CheckpointError:
+    return CheckpointError(f"{where}: got {key}={shown(value)}, want {want}")
 
 
-def _flag(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None
+def _token_text(token: object, key: str, folder: Path) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is not None and not isinstance(text, str):
+        want = "a token's text, or an object with its content"
+        raise _bad(folder / "tokenizer_config.json", key, token, want)
+    return text or None
+
+
+def _more_texts(merged: Mapping[str, object], folder: Path) -> tuple[str, ...]:
+    """The tokens without a role; newer files give each a name, which nothing here asks for."""
+    keys = ("additional_special_tokens", "extra_special_tokens")
+    key = next((key for key in keys if merged.get(key)), keys[0])
+    listed = merged.get(key) or []
+    if not isinstance(listed, (list, dict)):
+        raise _bad(folder / "tokenizer_config.json", key, listed, "a list of tokens")
+    found = [_token_text(token, key, folder) for token in listed if isinstance(listed, list)]
+    return tuple(text for text in found if text)
+
+
+def _flag(value: object, key: str, path: Path) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise _bad(path, key, value, "true or false")
+    return value
 
 
 def _read_eos_ids(folder: Path) -> tuple[int, ...]:
@@ -69,21 +88,19 @@ def _read_eos_ids(folder: Path) -> tuple[int, ...]:
         sources = [config, text_config] if isinstance(text_config, dict) else [config]
         for source in sources:
             value = source.get("eos_token_id")
-            for item in value if isinstance(value, list) else [value]:
-                if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
-                    ids[item] = None
+            listed = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(id) is int and 0 <= id < MAX_TOKEN_ID for id in listed):
+                raise _bad(folder / name, "eos_token_id", value, "a token id, or a list of them")
+            ids |= dict.fromkeys(listed)
     return tuple(ids)
 
 
-def _read_templates(folder: Path, value: object) -> dict[str, str]:
-    templates: dict[str, str] = {}
-    if isinstance(value, str):
-        templates["default"] = value
-    for entry in value if isinstance(value, list) else ():
-        if isinstance(entry, dict):
-            name, source = entry.get("name"), entry.get("template")
-            if isinstance(name, str) and isinstance(source, str):
-                templates[name] = source
+def _read_templates(folder: Path, value: object, path: Path) -> dict[str, str]:
+    entries = [{"name": "default", "template": value}] if isinstance(value, str) else value or []
+    if not isinstance(entries, list) or not all(map(_is_named_template, entries)):
+        want = "a text, or a list of objects with a name and a template"
+        raise _bad(path, "chat_template", value, want)
+    templates: dict[str, str] = {entry["name"]: entry["template"] for entry in entries}
     more = folder / "additional_chat_templates"
     for path in sorted(more.glob("*.jinja")) if more.is_dir() else ():
         templates[path.stem] = _read_template(path)
@@ -91,6 +108,11 @@ def _read_templates(folder: Path, value: object) -> dict[str, str]:
     if (path := folder / "chat_template.jinja").is_file():
         templates["default"] = _read_template(path)
     return templates
+
+
+def _is_named_template(entry: object) -> bool:
+    named = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else ()
+    return bool(named) and all(isinstance(text, str) for text in named)
 
 
 def _read_template(path: Path) -> str:

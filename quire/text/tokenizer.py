@@ -266,6 +266,11 @@ class Tokenizer:
         return frozenset(id for id, token in added.items() if token.special)
 
     @cached_property
+    def largest_id(self) -> int:
+        """Ids need not be the numbers of a count: files can leave gaps."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @cached_property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; models may have more rows than this."""
         return self._backend.get_vocab_size(with_added_tokens=True)

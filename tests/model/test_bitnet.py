@@ -125,7 +125,7 @@ def test_unpacking() -> None:
     "said, words",
     [
         ({"use_rms_norm": True}, "got use_rms_norm=true"),
-        ({"modules_to_not_convert": ["lm_head", "up_proj"]}, r"modules_to_not_convert=\['up_proj"),
+        ({"modules_to_not_convert": ["lm_head", "up_proj"]}, r"want a list of lm_head"),
         ({"linear_class": "trilinear"}, "got linear_class='trilinear'"),
     ],
 )

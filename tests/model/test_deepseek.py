@@ -282,7 +282,7 @@ def test_dense_layers() -> None:
         ("v2", {"norm_topk_prob": True}, NotSupported, "norm_topk_prob=true"),
         ("v3", {"scoring_func": "softmax"}, CheckpointError, "got scoring_func='softmax'"),
         ("v2", {"topk_method": "noaux_tc"}, CheckpointError, "got topk_method='noaux_tc'"),
-        ("v3", {"kv_lora_rank": None}, CheckpointError, "got kv_lora_rank=None"),
+        ("v3", {"kv_lora_rank": None}, CheckpointError, "got no kv_lora_rank"),
     ],
 )
 def test_what_is_refused(

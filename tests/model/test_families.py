@@ -91,5 +91,5 @@ def test_longrope_in_its_older_spellings() -> None:
 def test_granite_reads_each_multiplier(key: str, field: str) -> None:
     config = StateDictCheckpoint(tiny_model("granite")).config
     assert getattr(spec_of({**config, key: 0.7}), field) == 0.7
-    with pytest.raises(CheckpointError, match=f"got {key}=0, want a number > 0"):
+    with pytest.raises(CheckpointError, match=f"got {key}=0, want a number from"):
         spec_of({**config, key: 0})

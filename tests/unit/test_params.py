@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -179,3 +180,46 @@ def test_bad_beams_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(BadRequest, match=f"got {name}=") as caught:
         BeamSearchParams(**{"beam_width": 2, "max_tokens": 4, name: value})
     assert caught.value.param == name
+
+
+NUMERIC = ("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
+NUMERIC += ("repetition_penalty", "logprobs", "prompt_logprobs", "max_tokens", "min_tokens")
+
+
+def stated_bounds(message: str) -> tuple[float, float, bool]:
+    """Low, high and whether the low one is itself allowed, as a message tells them."""
+    number = r"(-?[0-9.]+(?:\*\*31 - 1)?)"
+    if found := re.search(rf"from {number} to {number}", message):
+        return _read(found[1]), _read(found[2]), True
+    if found := re.search(rf"in \({number}, {number}\]", message):
+        return _read(found[1]), _read(found[2]), False
+    found = re.search(rf">= {number}", message)
+    assert found, message
+    return _read(found[1]), 2**20, True
+
+
+def _read(text: str) -> float:
+    if text.endswith("**31 - 1"):
+        return 2**31 - 1
+    return float(text) if "." in text else int(text)
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+def test_messages_state_the_limits_that_hold(name: str) -> None:
+    """Red when the bounds a message names are refused, or what is beyond them is accepted."""
+    others: dict[str, Any] = {} if name == "max_tokens" else {"max_tokens": None}
+    with pytest.raises(BadRequest) as caught:
+        SamplingParams(**others, **{name: "x"})
+    low, high, is_low_allowed = stated_bounds(str(caught.value))
+    whole = name in ("n", "top_k", "logprobs", "prompt_logprobs", "max_tokens", "min_tokens")
+    step = 1 if whole else 1e-9
+    if is_low_allowed:
+        SamplingParams(**others, **{name: low})
+    SamplingParams(**others, **{name: high})
+    SamplingParams(**others, **{name: low + step})
+    below = low - step if is_low_allowed else low
+    beyond = [high + step] if high != 2**20 else []
+    # 0 and -1 are told apart as ways to switch top_k off.
+    for value in [*([-2] if name == "top_k" else [below]), *beyond]:
+        with pytest.raises(BadRequest):
+            SamplingParams(**others, **{name: value})

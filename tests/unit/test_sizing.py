@@ -8,7 +8,7 @@ import pytest
 
 from quire.errors import OutOfMemory
 from quire.kv.groups import PageNeeds
-from quire.memory.sizing import Room, num_pages
+from quire.memory.sizing import Room, check_weights_fit, num_pages
 
 GIB = 1 << 30
 
@@ -69,7 +69,7 @@ def test_refusal_when_not_even_a_page_fits(cache: int) -> None:
     """Red when the advice is a length of zero or a negative one."""
     with pytest.raises(OutOfMemory, match="not even one page fits") as caught:
         num_pages(room(cache), 100, 16, 64, 8)
-    assert "-" not in str(caught.value).split("but there is")[1].split("GiB")[0]
+    assert "-" not in str(caught.value).split("but there is")[1].split("(")[0]
 
 
 def test_refusal_shows_the_arithmetic() -> None:
@@ -82,8 +82,8 @@ def test_refusal_shows_the_arithmetic() -> None:
         "1025 pages",
         "14.00 GiB usable of 16.00 GiB",
         "13.00 GiB weights",
-        "0.50 GiB largest step",
-        "= 0.50 GiB",
+        "512 MiB largest step",
+        "= 512 MiB",
     ):
         assert part in str(caught.value)
     assert tight.describe() in str(caught.value)
@@ -127,3 +127,10 @@ def test_any_length_fits_where_all_layers_are_windowed() -> None:
     assert num_pages(room(80), 10, 16, 1 << 20, 1, needs) == 8
     with pytest.raises(OutOfMemory, match=r"largest max_model_len that fits is 96"):
         num_pages(room(79), 10, 16, 1 << 20, 1, needs)
+
+
+def test_weights_that_can_never_fit_are_refused_before_they_are_allocated() -> None:
+    """Red when a machine that promises more memory than it has kills the process instead."""
+    check_weights_fit(16 * GIB, 16 * GIB)
+    with pytest.raises(OutOfMemory, match=r"weights take 16\.50 GiB, but there is 16\.00 GiB"):
+        check_weights_fit(16 * GIB + GIB // 2, 16 * GIB)
