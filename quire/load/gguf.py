@@ -111,12 +111,9 @@ class GGUFFile:
         """Float32 for quantised types; a view in the stored dtype for plain ones."""
         import torch
 
-        from quire.load.dequant import NATIVE_DTYPES, can_decode, dequantize
+        from quire.load.dequant import NATIVE_DTYPES, dequantize
 
         info = self._info(name)
-        if not can_decode(info.type):
-            fix = "use a file quantised to Q4_0..Q8_0, Q4_K, Q5_K, Q6_K, or F16"
-            raise bad_field(self.path, f"type of {name!r}", info.type.name, "no decoder", fix)
         if (dtype := NATIVE_DTYPES.get(info.type.name)) is not None:
             count = math.prod(info.shape)
             plain = torch.frombuffer(self._buffer, dtype=dtype, count=count, offset=info.offset)
@@ -124,13 +121,21 @@ class GGUFFile:
         return dequantize(self.raw(name), info.type).view(info.shape)
 
     def raw(self, name: str) -> Tensor:
-        """The stored bytes, uint8 [*shape[:-1], row_bytes], as a view of the mapping."""
+        """The stored bytes, uint8 [*shape[:-1], row_bytes], as a view of the mapping.
+
+        Raises CheckpointError where a scale is not finite.
+        """
         import torch
+
+        from quire.load.gguf_scales import find_bad_block
 
         info = self._info(name)
         flat = torch.frombuffer(
             self._buffer, dtype=torch.uint8, count=info.num_bytes, offset=info.offset
         )
+        if (block := find_bad_block(flat, info.type)) is not None:
+            where = f"block {block} of {info.type.name}"
+            raise bad_field(self.path, f"tensor {name!r}", where, "a scale is not finite")
         return flat.view(*info.shape[:-1], info.row_bytes)
 
     def _info(self, name: str) -> TensorInfo:

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.load.dequant import can_decode
 from quire.load.gguf import GGUFFile, bad_field
 from quire.load.gguf_config import ROPE_FREQS, build_config
+from quire.quant.coded import Coded
+from quire.quant.gguf_codes import can_code, coded
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,6 @@ class GGUFCheckpoint:
         self.config: Mapping[str, Any] = build_config(file, str(arch), naming.hf_class)
         self._sources = _translate(file, naming, self.config)
         _check_complete(file, naming, self.config["num_hidden_layers"])
-        _check_types(file)
 
     @classmethod
     def open(cls, path: str | Path) -> GGUFCheckpoint:
@@ -212,6 +212,17 @@ class GGUFCheckpoint:
         if source.rotary_heads:
             return _split_halves(tensor, source.rotary_heads)
         return tensor
+
+    def coded(self, name: str) -> Coded | None:
+        source = self._source(name)
+        info = self.file.tensors[source.name]
+        if len(info.shape) != 2 or source.joined is not None or not can_code(info.type):
+            return None
+        weight = coded(self.file.raw(source.name), info.type)
+        if source.rotary_heads:
+            rows = torch.arange(info.shape[0])
+            return weight.pick(_split_halves(rows, source.rotary_heads))
+        return weight
 
     def _source(self, name: str) -> _Source:
         if (source := self._sources.get(name)) is None:
@@ -307,13 +318,3 @@ def _check_complete(file: GGUFFile, naming: _Naming, num_layers: int) -> None:
     if missing := [name for name in wanted if name not in file.tensors]:
         reason = f"missing from the file, with {len(missing) - 1} more"
         raise bad_field(file.path, "tensor", missing[0], reason)
-
-
-def _check_types(file: GGUFFile) -> None:
-    """Fails before gigabytes are read, not at the first tensor without a decoder."""
-    bad = [info for info in file.tensors.values() if not can_decode(info.type)]
-    if bad:
-        kinds = ", ".join(sorted({info.type.name for info in bad}))
-        reason = f"no decoder for {kinds} ({len(bad)} tensors)"
-        fix = "use a file quantised to Q4_0..Q8_0, Q4_K, Q5_K, Q6_K, or F16"
-        raise bad_field(file.path, f"type of {bad[0].name!r}", bad[0].type.name, reason, fix)

@@ -1,7 +1,7 @@
 """The storage types a GGUF tensor may have: how many weights share a block, and its bytes.
 
-Sizes only, so that a file can be checked and listed even when a type cannot be decoded; what the
-bits mean is in `dequant.py`. Types that ggml uses only in flight (Q8_1, Q8_K) never reach a file
+Sizes only; what the bits mean is in `quant/gguf_codes.py` and `iq_blocks.py`. Every type here can
+be decoded (`dequant.py`). Types that ggml uses only in flight (Q8_1, Q8_K) never reach a file
 and are left out, so one of them in a header is reported as unknown.
 """
 

@@ -255,17 +255,9 @@ def test_metadata_that_is_not_supported(tmp_path: Path, name: str) -> None:
         GGUFCheckpoint.open(write(tmp_path / "l.gguf", "llama", tensors_of("llama"), more))
 
 
-def test_unknown_architecture_and_undecodable_type(tmp_path: Path) -> None:
+def test_unknown_architecture(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"mamba.*known: llama, qwen2, qwen3, gpt2"):
         GGUFCheckpoint.open(write(tmp_path / "m.gguf", "mamba", {}))
-    q4_0 = gguf.GGMLQuantizationType.Q4_0
-    path = write(tmp_path / "l.gguf", "llama", tensors_of("llama"), quant=q4_0)
-    content = bytearray(path.read_bytes())
-    name = b"blk.1.ffn_up.weight"
-    content[content.index(name) + len(name) + 4 + 16] = 20  # IQ4_NL: same size, no decoder
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"blk\.1\.ffn_up\.weight.*IQ4_NL"):
-        GGUFCheckpoint.open(path)
 
 
 def test_real_file_equals_transformers(default_model_path: Path) -> None:

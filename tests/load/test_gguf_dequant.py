@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from quire.load.dequant import can_decode, dequantize
+from quire.load.dequant import NATIVE_DTYPES, dequantize
 from quire.load.gguf_types import GGML_TYPES
 
 oracle = pytest.importorskip("gguf")
 
 BY_NAME = {t.name: t for t in GGML_TYPES.values()}
-BLOCK_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+BLOCK_TYPES = [name for name in BY_NAME if name not in NATIVE_DTYPES]
 
 
 def test_sizes_agree_with_the_reference_table() -> None:
@@ -40,7 +40,7 @@ def test_equal_to_the_reference(name: str, shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(got.numpy(), want)
 
 
-@pytest.mark.parametrize("weights", [1 << 15, 1 << 22], ids=["short", "long"])
+@pytest.mark.parametrize("weights", [1 << 15, 1 << 18, 1 << 22], ids=["short", "some", "long"])
 @pytest.mark.parametrize("name", BLOCK_TYPES)
 def test_runs_leave_no_seams(name: str, weights: int) -> None:
     """A little more than one run of blocks, short and long: the rest must not be lost."""
@@ -54,7 +54,12 @@ def test_runs_leave_no_seams(name: str, weights: int) -> None:
         np.testing.assert_array_equal(whole[at].numpy(), one.numpy())
 
 
-def test_what_can_be_decoded_is_said() -> None:
-    can = {t.name for t in GGML_TYPES.values() if can_decode(t)}
-    assert can >= {*BLOCK_TYPES, "F32", "F16", "BF16"}
-    assert "Q2_K" not in can
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_default_device_does_not_matter(name: str) -> None:
+    """Red when a table or a result is made on the device that a caller has set for parameters."""
+    kind = BY_NAME[name]
+    packed = torch.full((2, kind.block_bytes), 53, dtype=torch.uint8)
+    want = dequantize(packed, kind)
+    with torch.device("meta"):
+        got = dequantize(packed, kind)
+    np.testing.assert_array_equal(got.numpy(), want.numpy())

@@ -1,0 +1,98 @@
+"""Coded: a weight kept as whole numbers, the form that every packed format is brought into.
+
+    weight = scale * (code - zero) + offset
+
+with one scale (and offset) for each row and block of inputs. Formats with two levels of scales
+keep small whole numbers for blocks and an fp16 for each `super_size` of them. `dequantize` is the
+reference that kernels are tested against. How codes lie in memory is `native/panels.py`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A weight [out, in]; `blocks` below is in / block."""
+
+    codes: Tensor  # [out, in] uint8, each below 2**bits; signed bytes where bits is 8
+    bits: int  # 2, 4, 5, 6 or 8
+    block: int  # inputs that share a scale: 16 or 32
+    scales: Tensor  # [out, blocks] fp16 or fp32; uint8 or int8 below super scales
+    zero: int = 0
+    offsets: Tensor | None = None  # as scales
+    super_size: int = 1  # blocks below one super scale
+    super_scales: Tensor | None = None  # [out, blocks / super_size] fp16
+    super_offsets: Tensor | None = None
+    table: tuple[int, ...] | None = None  # what codes of 4 bits stand for: 16 signed bytes
+    are_powers: bool = False  # scales are uint8 exponents: 2**(e - 128)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def pick(self, rows: Tensor | slice) -> Coded:
+        """Some rows, or all in another order."""
+        picked: dict[str, Any] = {n: t[rows].contiguous() for n, t in self._tensors().items()}
+        return replace(self, **picked)
+
+    def is_like(self, other: Coded) -> bool:
+        """Whether the rows of both could be those of one weight."""
+        return self._form() == other._form()
+
+    def join(self, below: Coded) -> Coded:
+        joined: dict[str, Any] = {
+            name: torch.cat((tensor, getattr(below, name)))
+            for name, tensor in self._tensors().items()
+        }
+        return replace(self, **joined)
+
+    def _tensors(self) -> dict[str, Any]:
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+    def _form(self) -> tuple[object, ...]:
+        values = [getattr(self, f.name) for f in fields(self)]
+        return tuple((v.dtype, v.shape[1]) if isinstance(v, Tensor) else v for v in values)
+
+    def dequantize(self) -> Tensor:
+        """[out, in] fp32. Scale times code is rounded once, then the offset is added."""
+        out = torch.empty(self.shape, dtype=torch.float32, device=self.codes.device)
+        self.dequantize_to(out, len(out))
+        return out
+
+    def dequantize_to(self, out: Tensor, num_rows: int) -> None:
+        """Fills out [out, in], so few rows at a time that they stay in cache."""
+        scales = self._wide(self.scales, self.super_scales).unsqueeze(-1)
+        offsets = None
+        if self.offsets is not None:
+            offsets = self._wide(self.offsets, self.super_offsets).unsqueeze(-1)
+        weight = out.view(*self.scales.shape, self.block)
+        for start in range(0, len(out), num_rows):
+            rows = slice(start, start + num_rows)
+            self._put_values(self.codes[rows], out[rows])
+            weight[rows] *= scales[rows]
+            if offsets is not None:
+                weight[rows] += offsets[rows]
+
+    def _put_values(self, codes: Tensor, out: Tensor) -> None:
+        if self.table is not None:
+            table = torch.tensor(self.table, dtype=torch.float32, device=codes.device)
+            torch.index_select(table, 0, codes.view(-1).int(), out=out.view(-1))
+            return
+        out.copy_(codes.view(torch.int8) if self.bits == 8 else codes)
+        if self.zero:
+            out -= self.zero
+
+    def _wide(self, given: Tensor, above: Tensor | None) -> Tensor:
+        if self.are_powers:
+            return torch.ldexp(torch.ones_like(given, dtype=torch.float32), given.int() - 128)
+        if above is None:
+            return given.float()
+        groups = given.float().view(*above.shape, self.super_size)
+        return groups.mul_(above.float().unsqueeze(-1)).view(given.shape)
