@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # pip compiles with one process what compileall does with all; a file or two are for newer Pythons.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
+# The CPU kernels, for a quick first start; without a C compiler they are done without.
+NATIVE := $(BIN)/python -m quire.native.build
 # One thread a process: several test processes that spin on two cores starve each other.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
@@ -38,14 +40,17 @@ $(VENV)/bin/python:
 $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) -e ".[serve]"
 	@$(COMPILE)
+	@$(NATIVE)
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) -e ".[test]"
 	@$(COMPILE)
+	@$(NATIVE)
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.check: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) -e ".[test,check]"
 	@$(COMPILE)
+	@$(NATIVE)
 	@touch $@ $(VENV)/.core $(VENV)/.test

@@ -22,6 +22,7 @@ VARIABLES = (
     Variable("XDG_CACHE_HOME", "the user's cache folder; default: ~/.cache"),
     Variable("QUIRE_API_KEY", "a key clients of `quire serve` must send"),
     Variable("QUIRE_OFFLINE", "1: never use the network, only what is cached"),
+    Variable("QUIRE_CPU_ISA", "instruction set of the native kernels; default: the best there is"),
 )
 
 
@@ -40,6 +41,10 @@ def api_key() -> str | None:
 
 def is_offline() -> bool:
     return os.environ.get("QUIRE_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def cpu_isa() -> str | None:
+    return os.environ.get("QUIRE_CPU_ISA", "").strip() or None
 
 
 def ask_for_one_blas() -> None:

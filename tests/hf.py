@@ -34,6 +34,9 @@ class StateDictCheckpoint:
     def read(self, name: str) -> Tensor:
         return self.tensors[name]
 
+    def coded(self, name: str) -> None:
+        return None
+
 
 def _llama_like(cls: str, **changes: Any) -> Any:
     config = getattr(transformers, f"{cls}Config")(
@@ -87,9 +90,9 @@ def rope(kind: str, **more: Any) -> dict[str, Any]:
 
 
 FAMILIES: dict[str, Any] = {
-    "llama-gqa": lambda: _llama_like("Llama"),
+    "llama-gqa": lambda: _llama_like("Llama", head_dim=16),
     "llama-mha-bias": lambda: _llama_like(
-        "Llama", num_key_value_heads=6, attention_bias=True, mlp_bias=True
+        "Llama", num_key_value_heads=6, attention_bias=True, mlp_bias=True, head_dim=16
     ),
     "llama-mqa-tied": lambda: _llama_like(
         "Llama", num_key_value_heads=1, tie_word_embeddings=True, head_dim=16
@@ -139,6 +142,7 @@ FAMILIES: dict[str, Any] = {
     "olmo2": lambda: _llama_like("Olmo2"),
     "granite": lambda: _llama_like(
         "Granite",
+        head_dim=16,
         tie_word_embeddings=True,
         embedding_multiplier=6.0,
         residual_multiplier=0.22,
@@ -173,7 +177,7 @@ FAMILIES: dict[str, Any] = {
         decoder_sparse_step=2,
         mlp_only_layers=[1],
     ),
-    "mistral-window": lambda: _llama_like("Mistral", sliding_window=11, head_dim=12),
+    "mistral-window": lambda: _llama_like("Mistral", sliding_window=11, head_dim=16),
     "phi3-window": lambda: _llama_like("Phi3", sliding_window=17),
     "qwen2-window": lambda: _llama_like(
         "Qwen2", use_sliding_window=True, sliding_window=9, max_window_layers=1

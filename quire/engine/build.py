@@ -17,6 +17,7 @@ from quire.attn.backend import AttentionBackend, AttnSpec
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.engine.core import EngineCore
+from quire.engine.cpu_path import CpuPath
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
 from quire.kv.groups import LayerGroups, PageNeeds, layer_groups
@@ -69,13 +70,13 @@ def build_engine(
     spec = spec_of(checkpoint.config)
     check_fit(checkpoint, spec, tokenizer)
     config, device, dtype = resolve(args, spec)
-    check_weights_fit(spec.num_params * dtype.itemsize, total_memory(device))
-    if args.num_threads is not None and device.type == "cpu":
-        torch.set_num_threads(args.num_threads)
+    cpu = CpuPath.of(args, device)
+    if not cpu.keeps_packed:
+        check_weights_fit(spec.num_params * dtype.itemsize, total_memory(device))
     heads = heads_of(spec, args.page_size)
     groups = layer_groups(spec.windows, spec.num_layers)
     name, backend = select_backend(config.attention_backend, device, dtype, heads)
-    model = _load(checkpoint, spec, heads, config, dtype, device)
+    model = _load(checkpoint, spec, heads, config, dtype, device, cpu.keeps_packed)
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(
         config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(groups)
@@ -83,6 +84,7 @@ def build_engine(
     decisions = [
         *config.decisions,
         Decision("attention", name, f"first that can do {dtype} on {device.type}"),
+        *cpu.decisions(model),
     ]
     if len(groups) > 1 or groups.windows != (None,):
         decisions.append(_describe(groups))
@@ -92,6 +94,7 @@ def build_engine(
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
     expand_prompts = spec.mla is not None and not config.cache.prefix_caching
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
+    runner.tapes = cpu.record(model, pool, config, decisions)
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, groups.windows)
     scheduler = Scheduler(config.sched, kv)
     grammars = _grammars(tokenizer, spec, runner)
@@ -135,13 +138,14 @@ def _load(
     config: EngineConfig,
     dtype: torch.dtype,
     device: torch.device,
+    keeps_packed: bool,
 ) -> Decoder:
     with torch.inference_mode():
         model = Decoder(spec, heads, config.sched.max_model_len, dtype, device)
         if config.load_format == "dummy":
             fill_random(model, config.seed)
         else:
-            load_weights(model, checkpoint, names_of(checkpoint.config, spec))
+            load_weights(model, checkpoint, names_of(checkpoint.config, spec), keeps_packed)
         model.finish(kernel_choice(device))
     gc.collect()
     return model

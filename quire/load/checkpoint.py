@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quire.quant.coded import Coded
+
 
 class Checkpoint(Protocol):
     config: Mapping[str, Any]  # as in config.json
@@ -27,4 +29,9 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> Tensor:
         """One CPU tensor, possibly a view of mapped memory. Raises CheckpointError."""
+        ...
+
+    def coded(self, name: str) -> Coded | None:
+        """The tensor in whole numbers, where it is stored so and a kernel can multiply with them.
+        A tensor that is stored transposed comes as it is stored: [out, in]."""
         ...

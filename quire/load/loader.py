@@ -21,13 +21,22 @@ from quire.models.names import Target
 DUMMY_STD = 0.02
 
 
-def load_weights(model: Decoder, checkpoint: Checkpoint, names: Mapping[str, Target]) -> None:
-    """Fill the model from the checkpoint; names it does not know are left alone."""
+def load_weights(
+    model: Decoder,
+    checkpoint: Checkpoint,
+    names: Mapping[str, Target],
+    keep_packed: bool = False,
+) -> None:
+    """Fill the model from the checkpoint; names it does not know are left alone.
+
+    `keep_packed`: weights that are stored in whole numbers stay so."""
     if TernaryForm.of(checkpoint.config) is not None:
         round_inputs(model)
     stored, parameters = readable(checkpoint, model.device), model.parameters()
     for theirs, target in match(parameters, stored, names).items():
-        _copy(parameters[target.name], stored.read(theirs), target, theirs)
+        parameter = parameters[target.name]
+        if not (keep_packed and _keep(parameter, stored, target, theirs)):
+            _copy(parameter, stored.read(theirs), target, theirs)
 
 
 def readable(checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
@@ -81,6 +90,15 @@ def _label(name: str, part: str | None) -> str:
 def _with_prefix(name: str) -> str:
     """Base-model checkpoints (GPT-2's own among them) leave out the outermost module's name."""
     return f"transformer.{name}" if name.startswith(("h.", "w", "ln_f")) else f"model.{name}"
+
+
+def _keep(parameter: Parameter, stored: Checkpoint, target: Target, theirs: str) -> bool:
+    """Whether the parameter took the tensor as it is stored."""
+    if parameter.coded is None or (coded := stored.coded(theirs)) is None:
+        return False
+    _check_shape(parameter, coded.shape, target, theirs)
+    parameter.coded[target.part] = coded
+    return True
 
 
 def _copy(parameter: Parameter, tensor: Tensor, target: Target, theirs: str) -> None:

@@ -15,6 +15,7 @@ from quire.load.hub import resolve_model
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quire.quant.coded import Coded
     from quire.text.tokenizer import Tokenizer
 
 
@@ -100,3 +101,6 @@ class ConfigOnly:
 
     def read(self, name: str) -> Tensor:
         raise CheckpointError(f"no tensor {name}: only the config was opened")
+
+    def coded(self, name: str) -> Coded | None:
+        return None

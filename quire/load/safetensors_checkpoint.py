@@ -21,6 +21,7 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.jsonfile import parse_object, read_object
+from quire.quant.coded import Coded
 
 MAX_CONFIG_BYTES = 8_000_000
 MAX_HEADER_BYTES = 100_000_000
@@ -80,6 +81,9 @@ class SafetensorsCheckpoint:
 
     def read(self, name: str) -> Tensor:
         return self._shard(name).read(name)
+
+    def coded(self, name: str) -> Coded | None:
+        return None  # plain numbers only
 
     def _shard(self, name: str) -> Shard:
         try:

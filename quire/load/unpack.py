@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from quire.quant.coded import Coded
+
 
 class Piece(NamedTuple):
     """A plain tensor, yet to be made of stored ones."""
@@ -70,3 +72,6 @@ class PlainCheckpoint:
     def read(self, name: str) -> Tensor:
         piece = self._pieces.get(name)
         return self._stored.read(name) if piece is None else piece.make()
+
+    def coded(self, name: str) -> Coded | None:
+        return self._stored.coded(name) if self._pieces.get(name) is None else None

@@ -20,12 +20,14 @@ from quire.errors import NotSupported
 from quire.forward import ForwardContext, LayerContext, Tail
 from quire.models.spec import ModelSpec, RopeSpec
 from quire.nn.attention import Attention, Ropes, RopeTables
+from quire.nn.embed import Embedding
 from quire.nn.linear import KernelChoice, Linear
 from quire.nn.mla import MlaAttention
 from quire.nn.mlp import MLP
 from quire.nn.moe import SparseMLP
 from quire.nn.norm import LayerNorm, RMSNorm
 from quire.nn.rope import rope_tables
+from quire.quant.coded import Coded
 
 
 class Parameter(NamedTuple):
@@ -33,6 +35,7 @@ class Parameter(NamedTuple):
 
     tensor: Tensor
     parts: dict[str, Tensor]
+    coded: dict[str | None, Coded] | None = None  # parts that stay packed; None: none may
 
 
 class Block:
@@ -146,7 +149,7 @@ class Decoder:
         self.spec, self.num_positions, self.dtype, self.device = spec, num_positions, dtype, device
         self._loads: Tensor | None = None
         hidden = spec.hidden_size
-        self.embed = torch.empty(spec.vocab_size, hidden, dtype=dtype, device=device)
+        self.embed = Embedding(spec.vocab_size, hidden, dtype, device)
         # Rounded as Gemma's own is; the other families' are whole numbers.
         self.embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
         self.positions = (
@@ -164,7 +167,7 @@ class Decoder:
         self.head = linear("head", spec.vocab_size)
         self.score = linear("score", spec.num_labels) if spec.num_labels else None
         if spec.tied:
-            self.head.weight = self.embed
+            self.head.weight = self.embed.weight
 
     def forward(self, ctx: ForwardContext, tail: Tail | None = None) -> Tensor:
         """Hidden states after the last norm, [tokens, hidden]; with a tail of its tokens alone."""
@@ -173,7 +176,7 @@ class Decoder:
     def queries(self, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         """Up to the last layer's `store`: its queries, and the stream."""
         batch = ctx.batch
-        x = F.embedding(batch.input_ids, self.embed)  # a plain launch: see `kernels/early.py`
+        x = self.embed(batch.input_ids)  # a plain launch: see `kernels/early.py`
         if self.positions is not None:
             x = x + F.embedding(batch.positions, self.positions)
         if self.embed_scale != 1.0:
@@ -221,7 +224,11 @@ class Decoder:
         for block in self.blocks:
             block.attn.finish(choose, ropes)
             block.mlp.finish(choose)
-        self.head.finish(choose, keep_weight=self.spec.tied)
+        self.embed.finish(choose)
+        if self.spec.tied and self.embed.packed is not None:
+            self.head.kernel, self.head.weight = self.embed.packed, None
+        else:
+            self.head.finish(choose, keep_weight=self.spec.tied)
         if self.score is not None:
             self.score.finish(choose)
 
@@ -253,9 +260,18 @@ class Decoder:
                 mlp.loads = loads
         return self._loads.zero_()
 
+    def linears(self) -> list[Linear]:
+        """Every product of the model but those of experts."""
+        found = [self.head] if self.score is None else [self.head, self.score]
+        for block in self.blocks:
+            found += [*block.attn.linears().values(), *block.mlp.linears().values()]
+        return found
+
     def parameters(self) -> dict[str, Parameter]:
         """Every tensor the loader must fill, by our name."""
-        found: dict[str, Parameter] = {"embed.weight": Parameter(self.embed, {})}
+        found: dict[str, Parameter] = {
+            "embed.weight": Parameter(self.embed.weight, {}, self.embed.coded)
+        }
         if self.positions is not None:
             found["positions.weight"] = Parameter(self.positions, {})
         for i, block in enumerate(self.blocks):
@@ -292,4 +308,5 @@ def _add_linear(found: dict[str, Parameter], name: str, linear: Linear) -> None:
         if tensor is not None:
             views = tensor.split(list(linear.parts.values()))
             parts = dict(zip(linear.parts, views, strict=True))
-            found[f"{name}.{kind}"] = Parameter(tensor, parts)
+            coded = linear.coded if kind == "weight" else None
+            found[f"{name}.{kind}"] = Parameter(tensor, parts, coded)

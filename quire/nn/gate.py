@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.native.tape import Rows
+
 MAX_SERIAL = 32768  # torch's grain size
 
 
@@ -28,6 +30,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def silu_mul(x: Tensor, activation: str = "silu") -> Tensor:
     """[tokens, 2 * ffn] gate | up -> silu(gate) * up, or another activation's."""
+    if isinstance(x, Rows):
+        return x.tape.gate(x, activation)
     if x.is_cuda:
         from quire.kernels.silu_mul import silu_mul as kernel
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.nn.linear import KernelChoice, Linear, LinearKernel
+from quire.nn.linear import KernelChoice, Linear, LinearKernel, Weights
 
 LEAST, MOST = -128.0, 127.0
 SMALLEST = 1e-5  # the least maximum of a row that is assumed, so that nothing divides by zero
@@ -37,12 +37,12 @@ class Int8InputLinear(Linear):
     def __init__(self, plain: Linear) -> None:
         assert plain.kernel is None, "the kernel has been chosen already"
         self.parts, self.weight, self.bias = plain.parts, plain.weight, plain.bias
-        self.kernel = None
+        self.coded, self.kernel = plain.coded, None
 
     def finish(
         self, make: KernelChoice, keep_weight: bool = False, gate: str | None = None
     ) -> None:
-        def rounding(weight: Tensor, bias: Tensor | None, gate: str | None = None) -> LinearKernel:
+        def rounding(weight: Weights, bias: Tensor | None, gate: str | None = None) -> LinearKernel:
             return Int8Inputs(make(weight, bias, gate))
 
         super().finish(rounding, keep_weight, gate)

@@ -2,20 +2,27 @@
 
 Kernels (one callable each):
     TorchLinear   whatever the library does; not batch invariant
-    PackedLinear  CPU fp32 through MKL with the weight packed once: faster for small batches, and
-                  each row's bits are the same for any number of rows
+    NativeLinear  CPU, our own product (see `native/`): weights of floats or of whole numbers, each
+                  row's bits the same for any number of rows and threads and on any CPU
+    PackedLinear  CPU fp32 through MKL, where nothing can be compiled: the same for rows alone
     MatmulLinear  CUDA through our own matmul, batch invariant as well (see `kernels/matmul.py`)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.native.library import find_library
+from quire.native.linear import NativeLinear
 from quire.nn.gate import silu_mul
+from quire.quant.coded import Coded
+
+Weights = Tensor | Sequence[Tensor | Coded]  # [out, in], or parts of it one below the other
 
 
 class LinearKernel(Protocol):
@@ -94,6 +101,7 @@ class Linear:
         self.parts = parts
         self.weight: Tensor | None = torch.empty(num_out, num_in, dtype=dtype, device=device)
         self.bias = torch.empty(num_out, dtype=dtype, device=device) if bias else None
+        self.coded: dict[str | None, Coded] = {}  # parts (None: all) that are kept packed
         self.kernel: LinearKernel | None = None
 
     def finish(
@@ -101,10 +109,19 @@ class Linear:
     ) -> None:
         """Weights are in: choose the kernel and let go of what it does not need. With a gate,
         an activation's name, the layer gives activation(first part) * second part."""
-        assert self.weight is not None
-        self.kernel = make(self.weight, self.bias, gate)
+        self.kernel = make(self._weights(), self.bias, gate)
         if not keep_weight:
             self.weight = None
+        self.coded = {}
+
+    def _weights(self) -> Weights:
+        assert self.weight is not None
+        if not self.coded:
+            return self.weight
+        if None in self.coded:
+            return [self.coded[None]]
+        views = self.weight.split(list(self.parts.values()))
+        return [self.coded.get(part, view) for part, view in zip(self.parts, views, strict=True)]
 
     def __call__(self, x: Tensor) -> Tensor:
         assert self.kernel is not None, "Linear used before its weight was loaded"
@@ -123,7 +140,7 @@ class GatedLinear:
 
 class KernelChoice(Protocol):
     def __call__(
-        self, weight: Tensor, bias: Tensor | None, gate: str | None = None
+        self, weight: Weights, bias: Tensor | None, gate: str | None = None
     ) -> LinearKernel: ...
 
 
@@ -135,13 +152,23 @@ def kernel_choice(device: torch.device) -> KernelChoice:
 
         layouts = Layouts()
 
-        def on_cuda(weight: Tensor, bias: Tensor | None, gate: str | None = None) -> LinearKernel:
+        def on_cuda(weight: Weights, bias: Tensor | None, gate: str | None = None) -> LinearKernel:
+            assert isinstance(weight, Tensor), "packed weights are for the native library"
             return MatmulLinear(weight, bias, layouts, gate)
 
         return on_cuda
 
-    def elsewhere(weight: Tensor, bias: Tensor | None, gate: str | None = None) -> LinearKernel:
-        kernel = (PackedLinear if can_pack(weight) else TorchLinear)(weight, bias)
+    def elsewhere(weight: Weights, bias: Tensor | None, gate: str | None = None) -> LinearKernel:
+        kernel = _cpu_kernel(weight, bias)
         return GatedLinear(kernel, gate) if gate else kernel
 
     return elsewhere
+
+
+def _cpu_kernel(weight: Weights, bias: Tensor | None) -> LinearKernel:
+    library, _ = find_library()
+    if not isinstance(weight, Tensor) or (library and weight.dtype == torch.float32):
+        assert library is not None, "packed weights are for the native library"
+        parts = [weight] if isinstance(weight, Tensor) else weight
+        return NativeLinear.of(parts, bias, library)
+    return (PackedLinear if can_pack(weight) else TorchLinear)(weight, bias)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.native.tape import Rows
+
 
 class RMSNorm:
     """`offset` is added to the weight, in fp32, before it scales (Gemma)."""
@@ -32,6 +34,8 @@ class RMSNorm:
         return self._sum
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        if isinstance(x, Rows):
+            return x.tape.norm(x, residual, self.scale(), self.eps)
         if x.is_cuda:
             from quire.kernels.rms_norm import rms_norm
 

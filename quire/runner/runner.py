@@ -31,6 +31,7 @@ from quire.runner.prompt_graphs import Inputs, PromptGraphs
 from quire.runner.rows import RequestRows, needs_of
 from quire.runner.sampling import sample_inputs
 from quire.runner.tail import min_dropped, sampled_batch
+from quire.runner.tapes import Tapes
 from quire.runner.upload import IntArray, Uploader
 from quire.sample.inputs import TokenMask
 from quire.sample.logprobs import prompt_logprobs
@@ -63,6 +64,7 @@ class ModelRunner:
         self.masks = GrammarMasks(self.matchers, model.spec.vocab_size, self.uploader)
         self.pools = Pools(rows, model.classify)
         self.min_dropped = min_dropped(model.device)  # rows, for a step to have a tail
+        self.tapes: Tapes | None = None  # on a CPU; set by the engine
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -96,6 +98,14 @@ class ModelRunner:
                 logits = logits[sent["sample_index"]]
         elif self.prompt_graphs is not None and "tiles" in sent:
             logits = self.prompt_graphs.replay(sent, int(shape.context_lens[0]))
+        elif self.tapes is not None:
+            has_tail = self._has_tail(plan, shape)
+            hidden = self.tapes.run(self._batches(shape, sent), sent, has_tail)
+            if not has_tail:
+                prompts = self._prompt_parts(shape, hidden)
+                pooled = self.pools.take(shape, hidden)
+                hidden = hidden[sent["sample_index"]]
+            logits = self.model.logits(hidden)
         else:
             ctx, q, residual = self._queries(shape, sent)
             tail = self._tail(plan, shape, sent, ctx.batch)
@@ -222,6 +232,10 @@ class ModelRunner:
 
     # ------------------------------------------------------------ forward
 
+    def _has_tail(self, plan: StepPlan, shape: StepShape) -> bool:
+        num_dropped = shape.num_tokens - len(shape.sampled)
+        return num_dropped >= self.min_dropped and not self._reads_hidden(plan.works)
+
     def _tail(
         self,
         plan: StepPlan,
@@ -230,8 +244,7 @@ class ModelRunner:
         step: Batch,
     ) -> Tail | None:
         """What to keep in the last layer; None: everything."""
-        num_dropped = shape.num_tokens - len(shape.sampled)
-        if num_dropped < self.min_dropped or self._reads_hidden(plan.works):
+        if not self._has_tail(plan, shape):
             return None
 
         def planned() -> object:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.build import Engine
-from quire.forward import ForwardContext, Tail
+from quire.forward import Batch, ForwardContext, Tail
 from quire.params import SamplingParams
 from quire.request import Request
 from quire.step import TokenEvent
@@ -80,6 +80,14 @@ def watch(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPat
         seen.logits.append(logits(hidden))
         return seen.logits[-1]
 
+    def watched_tape(batches: tuple[Batch, ...], sent: Any, has_tail: bool) -> Tensor:
+        seen.fed.append(batches[0].num_tokens)
+        seen.kept.append(len(sent["sample_index"]) if has_tail else None)
+        return run_tape(batches, sent, has_tail)
+
+    if engine.runner.tapes is not None:
+        run_tape = engine.runner.tapes.run
+        monkeypatch.setattr(engine.runner.tapes, "run", watched_tape)
     monkeypatch.setattr(model, "read_out", watched)
     monkeypatch.setattr(model, "logits", watched_logits)
     for request in requests:

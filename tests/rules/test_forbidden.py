@@ -32,6 +32,7 @@ SPAWNERS = {
     "quire/bench/startup.py",
     "quire/grammar/worker_link.py",
     "quire/load/wheels.py",
+    "quire/native/build.py",
     "quire/server/supervisor.py",
 }
 

@@ -1,0 +1,141 @@
+"""The native library, compiled on the machine that runs it and kept in the cache folder.
+
+Its name holds a hash of the sources, the flags and the compiler, so a new version never meets an
+old file. One process compiles while others wait, into a folder of its own; the finished file is
+moved into place. `python -m quire.native.build` compiles ahead. Loading is `library.py`'s.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from quire import env
+from quire.errors import NotSupported
+
+SOURCES = Path(__file__).parent / "src"
+# No contraction: an operation is fused where the source says so, and nowhere else.
+FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
+# Copies of the kernels by instruction set; plain C is little used and slow to optimise.
+COPIES: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "plain": ("-O2",),
+        "avx2": AVX2,
+        "avxvnni": (*AVX2, "-mavxvnni"),
+        "avx512vnni": (*AVX2, *AVX512),
+    },
+}
+KERNELS = ("products.c", "ops.c")  # compiled once for each instruction set
+COMMON = ("main.c", "pool.c", "replay.c")
+TIMEOUT_S = 300
+DIGEST_BYTES = 32
+
+
+def find_compiler() -> tuple[str, ...] | None:
+    """A command that compiles C: the system's, or the `ziglang` package's."""
+    for name in ("cc", "gcc", "clang"):
+        if path := shutil.which(name):
+            return (path,)
+    if importlib.util.find_spec("ziglang") is not None:
+        return (sys.executable, "-m", "ziglang", "cc")
+    return None
+
+
+def ensure_built() -> Path:
+    """The library's file, compiled if it is not there yet. Raises NotSupported with the reason."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise NotSupported(
+            "no C compiler was found (cc, gcc, clang); install one, or `pip install ziglang`"
+        )
+    folder = _writable(env.cache_folder() / "native")
+    target = folder / f"quire-{_key(compiler)}.so"
+    if _is_whole(target):
+        return target
+    with _locked(folder / "lock"):
+        if not _is_whole(target):  # else another process has made it meanwhile
+            _compile(compiler, target)
+    return target
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file is there and ends in its own digest: loading half a library is fatal."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return content[-DIGEST_BYTES:] == hashlib.sha256(content[:-DIGEST_BYTES]).digest()
+
+
+def _key(compiler: Sequence[str]) -> str:
+    parts = [path.read_bytes() for path in sorted(SOURCES.iterdir())]
+    parts += [repr((compiler, FLAGS, COPIES, platform.machine())).encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _writable(folder: Path) -> Path:
+    """The folder, or one for this process alone where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="quire-native-"))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, or the process dies
+        yield
+
+
+def _compile(compiler: Sequence[str], target: Path) -> None:
+    copies = COPIES.get(platform.machine(), {"plain": ("-O2",)})
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+        jobs = [
+            (f"-DISA={isa}", *flags, "-c", str(SOURCES / name), "-o", f"{folder}/{isa}-{name}.o")
+            for isa, flags in copies.items()
+            for name in KERNELS
+        ]
+        jobs += [("-c", str(SOURCES / name), "-o", f"{folder}/{name}.o") for name in COMMON]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for done in [pool.submit(_run, (*compiler, *FLAGS, *job)) for job in jobs]:
+                done.result()
+        made = f"{folder}/{target.name}"
+        objects = [job[-1] for job in jobs]
+        _run((*compiler, "-shared", "-o", made, *objects, "-lm", "-lpthread"))
+        with open(made, "ab") as file:  # what follows the last section, a loader ignores
+            file.write(hashlib.sha256(Path(made).read_bytes()).digest())
+        os.replace(made, target)
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotSupported(f"the C compiler could not be run: {error}") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        wrong = next((line for line in lines if "error" in line), lines[0])
+        raise NotSupported(f"the C compiler failed: {' '.join(command[:2])} ...: {wrong}")
+
+
+if __name__ == "__main__":
+    try:
+        print(ensure_built())
+    except NotSupported as error:
+        print(f"no native library: {error}; CPU engines will be slower")

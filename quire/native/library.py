@@ -1,0 +1,129 @@
+"""The native library as Python sees it: loaded once, called through ctypes without the GIL.
+
+`load_library` compiles it if need be, chooses the best instruction set this CPU has (or the one
+QUIRE_CPU_ISA names), and multiplies once with it and with plain C: the results must agree to the
+last bit, or the next best is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from quire import env
+from quire.errors import NotSupported
+from quire.native.build import ensure_built
+
+
+class Weight(ctypes.Structure):
+    """`qn_weight` of quire_native.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("codes", "scales", "offsets")),
+        *((name, c_void_p) for name in ("super_scales", "super_offsets", "bias", "table")),
+        *((name, c_int32) for name in ("num_out", "num_in", "bits", "block", "zero")),
+        *((name, c_int32) for name in ("scale_kind", "super_size")),
+    )
+
+
+class Library:
+    """Bindings, and the pool of threads that products are dealt out to."""
+
+    def __init__(self, path: Path) -> None:
+        self._c = _bind(ctypes.CDLL(str(path)))
+        self.isas = tuple(self._isa_names())  # what this CPU can run, best first
+        self.isa = self.isas[-1]
+        self._pools: dict[int, int] = {}  # by number of threads; none ever goes: it may be in use
+        self._pool: int | None = None
+
+    def _isa_names(self) -> list[str]:
+        names: list[str] = []
+        while (name := self._c.qn_isa_name(len(names))) is not None:
+            names.append(name.decode())
+        return names
+
+    def use_isa(self, name: str) -> None:
+        if self._c.qn_use_isa(name.encode()):
+            raise NotSupported(f"got QUIRE_CPU_ISA={name!r}, this CPU has {', '.join(self.isas)}")
+        self.isa = name
+
+    def set_threads(self, count: int) -> None:
+        if count not in self._pools:
+            self._pools[count] = self._c.qn_pool_new(count)
+        self._pool = self._pools[count]
+
+    def can_multiply(self, weight: Weight) -> bool:
+        return bool(self._c.qn_can_multiply(byref(weight)))
+
+    def rows(self, weight: Weight, ids: int, count: int, out: int) -> None:
+        """Rows of the weight itself, as floats one after the other."""
+        self._c.qn_rows(byref(weight), ids, count, out)
+
+    def scratch_bytes(self, weight: Weight, num_rows: int) -> int:
+        return int(self._c.qn_scratch_bytes(byref(weight), num_rows))
+
+    def product(
+        self,
+        weight: Weight,
+        x: tuple[int, int],
+        num_rows: int,
+        out: tuple[int, int],
+        scratch: int,
+    ) -> None:
+        """`x` and `out` are addresses of float rows and the distance between rows."""
+        self._c.qn_product(self._pool, byref(weight), *x, num_rows, *out, scratch)
+
+    def run(self, ops: int, num_ops: int, step: ctypes.Structure, scratch: int) -> None:
+        """Operations at that address, one after the other; see `tape.py`."""
+        self._c.qn_run(self._pool, ops, num_ops, byref(step), scratch)
+
+
+def _bind(c: ctypes.CDLL) -> ctypes.CDLL:
+    weight = POINTER(Weight)
+    signatures: dict[str, tuple[object, list[object]]] = {
+        "qn_pool_new": (c_void_p, [c_int]),
+        "qn_isa_name": (c_char_p, [c_int]),
+        "qn_use_isa": (c_int, [c_char_p]),
+        "qn_can_multiply": (c_int, [weight]),
+        "qn_scratch_bytes": (c_int64, [weight, c_int64]),
+        "qn_run": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
+        "qn_rows": (None, [weight, c_void_p, c_int64, c_void_p]),
+        "qn_product": (
+            None,
+            [c_void_p, weight, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p],
+        ),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(c, name)
+        function.restype, function.argtypes = result, arguments
+    return c
+
+
+class Found(NamedTuple):
+    library: Library | None
+    reason: str  # which instruction set, or why there is no library
+
+
+@cache
+def find_library() -> Found:
+    """The library, one for the process, or why there is none."""
+    try:
+        library = load_library()
+    except NotSupported as error:
+        return Found(None, str(error))
+    return Found(library, f"the best of {', '.join(library.isas)} on this CPU")
+
+
+def load_library() -> Library:
+    """Raises NotSupported where there can be none."""
+    try:
+        library = Library(ensure_built())
+    except OSError as error:
+        raise NotSupported(f"the native library cannot be loaded: {error}") from None
+    library.set_threads(len(os.sched_getaffinity(0)))
+    library.use_isa(env.cpu_isa() or library.isas[0])
+    return library

@@ -1,0 +1,124 @@
+"""Weights as the native kernels read them: panels of 16 outputs, side by side in every vector.
+
+Of whole numbers, a vector holds inputs 4j to 4j + 3 of 16 outputs: 64 codes. Narrow codes lie in
+planes of 4, 2 and 1 bits, several vectors of codes to one of bytes. Of floats, a vector holds one
+input of 16 outputs. Outputs are padded with zeros to whole panels. `src/quire_native.h` is the
+other side of this page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.native.library import Weight
+from quire.quant.coded import Coded
+
+PANEL = 16
+PLANES = {2: ((2, 0),), 4: ((4, 0),), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4))}  # width, shift
+FLOAT_CODES = {torch.float32: 100, torch.float16: 101, torch.bfloat16: 102}
+TABLE_CODES = 40
+HALF_SCALES, FLOAT_SCALES, U8_SCALES, S8_SCALES, POWER_SCALES = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A weight and the tensors its addresses point into."""
+
+    weight: Weight
+    tensors: tuple[Tensor | None, ...]
+
+    @property
+    def num_out(self) -> int:
+        return int(self.weight.num_out)
+
+    @property
+    def num_in(self) -> int:
+        return int(self.weight.num_in)
+
+    @property
+    def is_coded(self) -> bool:
+        """Whole numbers, not floats."""
+        return self.tensors[1] is not None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.tensors if t is not None)
+
+
+def pack_floats(weight: Tensor, bias: Tensor | None = None) -> Panels:
+    """[out, in] fp32, fp16 or bf16, kept as it is."""
+    num_out, num_in = weight.shape
+    panels = _padded(weight).view(-1, PANEL, num_in).transpose(1, 2).contiguous()
+    tensors = (panels, None, None, None, None, _wide_bias(bias), None)
+    shape = (num_out, num_in, FLOAT_CODES[weight.dtype], 1, 0, FLOAT_SCALES, 1)
+    return Panels(Weight(*map(_address, tensors), *shape), tensors)
+
+
+def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
+    assert coded.offsets is None or coded.zero == 0, "an offset takes the place of a zero"
+    table = None if coded.table is None else torch.tensor(coded.table, dtype=torch.int8)
+    tensors = (
+        _planes(coded),
+        _by_panel(coded.scales),
+        _by_panel(coded.offsets),
+        _by_panel(coded.super_scales),
+        _by_panel(coded.super_offsets),
+        _wide_bias(bias),
+        table,
+    )
+    bits = coded.bits if table is None else TABLE_CODES
+    shape = (*coded.shape, bits, coded.block, coded.zero, _scale_kind(coded), coded.super_size)
+    return Panels(Weight(*map(_address, tensors), *shape), tensors)
+
+
+def _planes(coded: Coded) -> Tensor:
+    codes, num_vectors = _padded(coded.codes), coded.block // 4
+    blocks = codes.view(-1, PANEL, codes.shape[1] // coded.block, num_vectors, 4)
+    vectors = blocks.permute(0, 2, 3, 1, 4).flatten(3)  # [panels, blocks, vectors, 64]
+    if coded.bits == 8:
+        return vectors.contiguous()
+    return torch.cat([_plane(vectors, *plane) for plane in PLANES[coded.bits]], 2)
+
+
+def _plane(vectors: Tensor, width: int, shift: int) -> Tensor:
+    """Some bits of every code: the first vectors of a block lowest, the last ones highest."""
+    num_vectors = vectors.shape[2]
+    num_bytes = max(1, num_vectors * width // 8)
+    made = torch.zeros(*vectors.shape[:2], num_bytes, 64, dtype=torch.uint8)
+    mask = (1 << width) - 1
+    for j in range(0, num_vectors, num_bytes):
+        part = vectors[:, :, j : j + num_bytes] >> shift & mask
+        made |= part << width * (j // num_bytes)
+    return made
+
+
+def _by_panel(scales: Tensor | None) -> Tensor | None:
+    """[out, blocks] -> [panels, blocks, 16]."""
+    if scales is None:
+        return None
+    return _padded(scales).view(-1, PANEL, scales.shape[1]).transpose(1, 2).contiguous()
+
+
+def _padded(rows: Tensor) -> Tensor:
+    missing = -rows.shape[0] % PANEL
+    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
+def _wide_bias(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else F.pad(bias.float(), (0, -bias.shape[0] % PANEL)).contiguous()
+
+
+def _scale_kind(coded: Coded) -> int:
+    if coded.are_powers:
+        return POWER_SCALES
+    kinds = {torch.float16: HALF_SCALES, torch.float32: FLOAT_SCALES}
+    kinds |= {torch.uint8: U8_SCALES, torch.int8: S8_SCALES}
+    return kinds[coded.scales.dtype]
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

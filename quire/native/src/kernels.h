@@ -1,0 +1,40 @@
+/* What each instruction set provides. ISA names the copy; main.c chooses among them. */
+#ifndef QUIRE_KERNELS_H
+#define QUIRE_KERNELS_H
+
+#include "quire_native.h"
+
+#define JOIN2(a, b) a##_##b
+#define JOIN(a, b) JOIN2(a, b)
+#define KERNEL(name) JOIN(name, ISA)
+
+typedef struct {
+    void (*round_rows)(const float *x, int64_t stride, int64_t begin, int64_t end, int num_in,
+                       qn_rounded into);
+    int (*can_multiply)(const qn_weight *w);
+    void (*multiply)(const qn_weight *w, const float *x, int64_t x_stride, const qn_rounded *q,
+                     int64_t begin, int64_t end, int64_t rows, float *out, int64_t stride);
+    void (*expand_row)(const qn_weight *w, int64_t row, float *out);
+    void (*norm_rows)(const qn_op *op, int64_t begin, int64_t end);
+    void (*gate_rows)(const qn_op *op, int64_t begin, int64_t end);
+    void (*scale_rows)(const qn_op *op, int64_t begin, int64_t end);
+    void (*store_rows)(const qn_op *op, const qn_step *step, int64_t begin, int64_t end);
+    void (*attend)(const qn_op *op, const qn_step *step, qn_queries unit, int kv_head);
+} qn_kernels;
+
+extern const qn_kernels *qn_current; /* of the instruction set in use */
+
+#ifdef ISA
+void KERNEL(round_rows)(const float *, int64_t, int64_t, int64_t, int, qn_rounded);
+int KERNEL(can_multiply)(const qn_weight *);
+void KERNEL(multiply)(const qn_weight *, const float *, int64_t, const qn_rounded *, int64_t,
+                      int64_t, int64_t, float *, int64_t);
+void KERNEL(expand_row)(const qn_weight *, int64_t, float *);
+void KERNEL(norm_rows)(const qn_op *, int64_t, int64_t);
+void KERNEL(gate_rows)(const qn_op *, int64_t, int64_t);
+void KERNEL(scale_rows)(const qn_op *, int64_t, int64_t);
+void KERNEL(store_rows)(const qn_op *, const qn_step *, int64_t, int64_t);
+void KERNEL(attend)(const qn_op *, const qn_step *, qn_queries, int);
+#endif
+
+#endif

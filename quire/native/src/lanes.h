@@ -1,0 +1,223 @@
+/* Lanes: one vector register of outputs, the same few operations for every instruction set.
+ *
+ * A lane is one output of a product (or one token of attention). Every operation is exact or
+ * rounds once, as IEEE says, so all instruction sets give the same bits. LANES divides 16, the
+ * height of a panel. Chosen by the flags this file is compiled with; without any, plain C.
+ */
+#ifndef QUIRE_LANES_H
+#define QUIRE_LANES_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define LANES 16
+#include <immintrin.h>
+typedef __m512 vf;  /* floats */
+typedef __m512i vi; /* int32 */
+typedef __m512i vb; /* 4 bytes a lane */
+
+static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
+static inline vf vf_set(float a) { return _mm512_set1_ps(a); }
+static inline vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+static inline vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+static inline vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+static inline vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+static inline vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+static inline vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+static inline vf vf_abs(vf a) { return _mm512_abs_ps(a); }
+static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vf vf_half(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+static inline vf vf_bfloat(const uint16_t *p) {
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+}
+static inline vf vf_of_u8(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+static inline vf vf_of_s8(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+static inline vf vf_of_vi(vi a) { return _mm512_cvtepi32_ps(a); }
+static inline vi vi_of_vf(vf a) { return _mm512_cvtps_epi32(a); } /* to nearest, ties to even */
+static inline vi vi_set(int32_t a) { return _mm512_set1_epi32(a); }
+static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+static inline vi vi_shl(vi a, int n) { return _mm512_slli_epi32(a, n); }
+static inline vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
+static inline vb vb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+static inline vb vb_set(int a) { return _mm512_set1_epi8((char)a); }
+static inline vb vb_and(vb a, vb b) { return _mm512_and_si512(a, b); }
+static inline vb vb_or(vb a, vb b) { return _mm512_or_si512(a, b); }
+#define vb_shr(a, n) _mm512_srli_epi16((a), (n)) /* bits cross bytes: mask them off */
+#define vb_shl(a, n) _mm512_slli_epi16((a), (n))
+static inline vb vb_table(const int8_t *t) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t));
+}
+static inline vb vb_look(vb table, vb index) { return _mm512_shuffle_epi8(table, index); }
+static inline vb vb_four(const int8_t *p) {
+    int32_t w;
+    memcpy(&w, p, 4);
+    return _mm512_set1_epi32(w);
+}
+/* sums of 4 products a lane; codes 0..63 */
+static inline vi vi_dot(vi acc, vb codes, vb x) { return _mm512_dpbusd_epi32(acc, codes, x); }
+/* the same for codes -128..127, up to DOT8_BIAS * the sum of x */
+#define DOT8_BIAS 128
+static inline vi vi_dot8(vi acc, vb codes, vb x) {
+    return _mm512_dpbusd_epi32(acc, _mm512_xor_si512(codes, _mm512_set1_epi8((char)0x80)), x);
+}
+
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define LANES 8
+#include <immintrin.h>
+typedef __m256 vf;
+typedef __m256i vi;
+typedef __m256i vb;
+
+static inline vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
+static inline void vf_store(float *p, vf a) { _mm256_storeu_ps(p, a); }
+static inline vf vf_set(float a) { return _mm256_set1_ps(a); }
+static inline vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
+static inline vf vf_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+static inline vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+static inline vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
+static inline vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+static inline vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+static inline vf vf_abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+static inline vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+static inline vf vf_half(const uint16_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+static inline vf vf_bfloat(const uint16_t *p) {
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+static inline vf vf_of_u8(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+static inline vf vf_of_s8(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+static inline vf vf_of_vi(vi a) { return _mm256_cvtepi32_ps(a); }
+static inline vi vi_of_vf(vf a) { return _mm256_cvtps_epi32(a); }
+static inline vi vi_set(int32_t a) { return _mm256_set1_epi32(a); }
+static inline vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
+static inline vi vi_shl(vi a, int n) { return _mm256_slli_epi32(a, n); }
+static inline vf vf_bits(vi a) { return _mm256_castsi256_ps(a); }
+static inline vb vb_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+static inline vb vb_set(int a) { return _mm256_set1_epi8((char)a); }
+static inline vb vb_and(vb a, vb b) { return _mm256_and_si256(a, b); }
+static inline vb vb_or(vb a, vb b) { return _mm256_or_si256(a, b); }
+#define vb_shr(a, n) _mm256_srli_epi16((a), (n))
+#define vb_shl(a, n) _mm256_slli_epi16((a), (n))
+static inline vb vb_table(const int8_t *t) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t));
+}
+static inline vb vb_look(vb table, vb index) { return _mm256_shuffle_epi8(table, index); }
+static inline vb vb_four(const int8_t *p) {
+    int32_t w;
+    memcpy(&w, p, 4);
+    return _mm256_set1_epi32(w);
+}
+#ifdef __AVXVNNI__
+static inline vi vi_dot(vi acc, vb codes, vb x) { return _mm256_dpbusd_avx_epi32(acc, codes, x); }
+#define DOT8_BIAS 128
+static inline vi vi_dot8(vi acc, vb codes, vb x) {
+    return _mm256_dpbusd_avx_epi32(acc, _mm256_xor_si256(codes, _mm256_set1_epi8((char)0x80)), x);
+}
+#else
+static inline vi vi_dot(vi acc, vb codes, vb x) { /* 2 * 63 * 127 fits 16 bits */
+    return _mm256_add_epi32(
+        acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1)));
+}
+#define DOT8_BIAS 0
+static inline vi vi_dot8(vi acc, vb codes, vb x) { /* 2 * 128 * 127 fits 16 bits */
+    vb pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+#endif
+
+#else
+#define LANES 8
+#define QUIRE_PLAIN 1
+typedef struct { float at[LANES]; } vf;
+typedef struct { int32_t at[LANES]; } vi;
+typedef struct { uint8_t at[4 * LANES]; } vb;
+#define EACH(type, expr) \
+    type r; \
+    for (int i = 0; i < LANES; i++) r.at[i] = (expr); \
+    return r
+#define EACH_BYTE(expr) \
+    vb r; \
+    for (int i = 0; i < 4 * LANES; i++) r.at[i] = (uint8_t)(expr); \
+    return r
+
+static inline float half_to_float(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, rest = h & 1023, bits;
+    if (exponent == 0) {
+        float small = (float)rest * 5.9604644775390625e-08f; /* 2^-24 */
+        return sign ? -small : small;
+    }
+    bits = sign | (exponent == 31 ? 255u << 23 : (exponent + 112) << 23) | rest << 13;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+static inline float bits_to_float(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+static inline vf vf_load(const float *p) { EACH(vf, p[i]); }
+static inline void vf_store(float *p, vf a) { memcpy(p, a.at, sizeof a.at); }
+static inline vf vf_set(float a) { EACH(vf, a); }
+static inline vf vf_add(vf a, vf b) { EACH(vf, a.at[i] + b.at[i]); }
+static inline vf vf_sub(vf a, vf b) { EACH(vf, a.at[i] - b.at[i]); }
+static inline vf vf_mul(vf a, vf b) { EACH(vf, a.at[i] * b.at[i]); }
+static inline vf vf_div(vf a, vf b) { EACH(vf, a.at[i] / b.at[i]); }
+static inline vf vf_max(vf a, vf b) { EACH(vf, a.at[i] > b.at[i] ? a.at[i] : b.at[i]); }
+static inline vf vf_min(vf a, vf b) { EACH(vf, a.at[i] < b.at[i] ? a.at[i] : b.at[i]); }
+static inline vf vf_abs(vf a) { EACH(vf, fabsf(a.at[i])); }
+static inline vf vf_fma(vf a, vf b, vf c) { EACH(vf, fmaf(a.at[i], b.at[i], c.at[i])); }
+static inline vf vf_half(const uint16_t *p) { EACH(vf, half_to_float(p[i])); }
+static inline vf vf_bfloat(const uint16_t *p) { EACH(vf, bits_to_float((uint32_t)p[i] << 16)); }
+static inline vf vf_of_u8(const uint8_t *p) { EACH(vf, (float)p[i]); }
+static inline vf vf_of_s8(const int8_t *p) { EACH(vf, (float)p[i]); }
+static inline vf vf_of_vi(vi a) { EACH(vf, (float)a.at[i]); }
+static inline int32_t nearest(float a) {
+    /* as the vector instruction: out of range and NaN give the smallest integer */
+    return a >= -2147483648.0f && a < 2147483648.0f ? (int32_t)nearbyintf(a) : INT32_MIN;
+}
+static inline vi vi_of_vf(vf a) { EACH(vi, nearest(a.at[i])); }
+static inline vi vi_set(int32_t a) { EACH(vi, a); }
+static inline vi vi_add(vi a, vi b) { EACH(vi, (int32_t)((uint32_t)a.at[i] + (uint32_t)b.at[i])); }
+static inline vi vi_shl(vi a, int n) { EACH(vi, (int32_t)((uint32_t)a.at[i] << n)); }
+static inline vf vf_bits(vi a) { EACH(vf, bits_to_float((uint32_t)a.at[i])); }
+static inline vb vb_load(const uint8_t *p) { EACH_BYTE(p[i]); }
+static inline vb vb_set(int a) { EACH_BYTE(a); }
+static inline vb vb_and(vb a, vb b) { EACH_BYTE(a.at[i] & b.at[i]); }
+static inline vb vb_or(vb a, vb b) { EACH_BYTE(a.at[i] | b.at[i]); }
+static inline vb vb_shr(vb a, int n) { EACH_BYTE(a.at[i] >> n); }
+static inline vb vb_shl(vb a, int n) { EACH_BYTE(a.at[i] << n); }
+static inline vb vb_table(const int8_t *t) { EACH_BYTE(t[i & 15]); }
+static inline vb vb_look(vb table, vb index) { EACH_BYTE(table.at[index.at[i] & 15]); }
+static inline vb vb_four(const int8_t *p) { EACH_BYTE(p[i & 3]); }
+static inline vi vi_dot(vi acc, vb codes, vb x) {
+    for (int i = 0; i < 4 * LANES; i++) acc.at[i / 4] += (int)codes.at[i] * (int8_t)x.at[i];
+    return acc;
+}
+#define DOT8_BIAS 0
+static inline vi vi_dot8(vi acc, vb codes, vb x) {
+    for (int i = 0; i < 4 * LANES; i++) acc.at[i / 4] += (int)(int8_t)codes.at[i] * (int8_t)x.at[i];
+    return acc;
+}
+#endif
+
+/* One lane's worth of rounding for odd ends, with the same instructions' results. */
+static inline float lane_fma(float a, float b, float c) { return fmaf(a, b, c); }
+
+#endif

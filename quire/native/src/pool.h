@@ -1,0 +1,12 @@
+/* A pool of threads that waits by spinning briefly, then sleeps. */
+#ifndef QUIRE_POOL_H
+#define QUIRE_POOL_H
+
+#include "quire_native.h"
+
+typedef void (*qn_work)(void *job, int64_t begin, int64_t end);
+
+/* Units [0, count) dealt out `grain` at a time to whoever is free, the caller included. */
+void qn_share(qn_pool *pool, qn_work work, void *job, int64_t count, int64_t grain);
+
+#endif

@@ -1,0 +1,121 @@
+/* The plain C interface: what crosses from Python, by address.
+ *
+ * A weight [outputs, inputs] is kept in panels of 16 outputs. Whole numbers (codes) lie so that a
+ * vector holds four neighbouring inputs of 16 outputs; floats so that it holds one. A block is 32
+ * (or 16) inputs that share a scale: weight = scale * (code - zero) + offset.
+ */
+#ifndef QUIRE_NATIVE_H
+#define QUIRE_NATIVE_H
+
+#include <stdint.h>
+
+#define PANEL 16
+#define BLOCK 32 /* inputs that share a scale of the activations */
+
+/* How codes are kept. The number of bits, except: */
+enum { CODES_FLOAT32 = 100, CODES_FLOAT16 = 101, CODES_BFLOAT16 = 102, CODES_TABLE4 = 40 };
+
+/* How scales and offsets are kept, for each panel and block, 16 of them side by side. */
+enum {
+    SCALES_HALF = 0,  /* fp16 */
+    SCALES_FLOAT = 1, /* fp32 */
+    SCALES_U8 = 2,    /* uint8 times an fp16 for every `super` blocks */
+    SCALES_S8 = 3,    /* int8 times the same */
+    SCALES_POWER = 4  /* uint8 e: 2^(e - 128), for tables of doubled values */
+};
+
+typedef struct {
+    const uint8_t *codes;
+    const uint8_t *scales;        /* [panels, blocks, 16] */
+    const uint8_t *offsets;       /* the same, added; NULL: none */
+    const uint16_t *super_scales; /* [panels, blocks / super, 16] fp16 */
+    const uint16_t *super_offsets;
+    const float *bias;            /* [outputs rounded up to panels] or NULL */
+    const int8_t *table;          /* of CODES_TABLE4: 16 values */
+    int32_t num_out, num_in;      /* num_in is a multiple of the block */
+    int32_t bits, block, zero;
+    int32_t scale_kind, super;
+} qn_weight;
+
+/* Activations rounded to int8 with one scale for each row and 32 inputs. */
+typedef struct {
+    int8_t *codes;   /* [rows, inputs] */
+    float *scales;   /* [rows, inputs / 32] */
+    int32_t *sums;   /* [rows, inputs / 16] of codes */
+    float *totals;   /* the same times the scale */
+} qn_rounded;
+
+/* ------------------------------------------------------------------ a step */
+
+/* One step: who feeds what. Tokens lie end to end, sequence by sequence. */
+typedef struct {
+    const int64_t *ids, *positions;  /* [tokens] */
+    const int64_t *const *slots;     /* by layer group, [tokens]: where keys and values go */
+    const int32_t *const *tables;    /* by layer group, [table rows, table_stride] pages */
+    const int32_t *query_starts;     /* [sequences + 1] */
+    const int32_t *context_lens;     /* [sequences], the tokens fed now included */
+    const int32_t *rows;             /* [sequences] rows of the tables */
+    const int64_t *sample_index;     /* [samples] tokens whose rows are read at the end */
+    const int32_t *sample_rows;      /* [samples] rows of the tables */
+    int64_t num_tokens, num_seqs, num_samples, table_stride;
+    int32_t page_size;
+} qn_step;
+
+/* The attention of one layer. */
+typedef struct {
+    float *keys, *values;            /* [slots, kv heads, head_dim] */
+    const float *cos, *sin;          /* [positions, rotated / 2]; NULL: no rotation */
+    const float *q_norm, *k_norm;    /* [head_dim]; NULL: no norm */
+    const float *sinks;              /* [heads] or NULL */
+    int32_t num_heads, num_kv_heads, head_dim, rotated;
+    int32_t window, group;           /* window 0: everything */
+    float scale, softcap, norm_eps;  /* softcap 0: none */
+} qn_heads;
+
+/* Neighbouring queries of one sequence: rows [row, row + count), the first at `position`. */
+typedef struct {
+    int64_t row;
+    int32_t table_row, position, count;
+} qn_queries;
+
+enum { OP_EMBED, OP_NORM, OP_PRODUCT, OP_STORE, OP_ATTEND, OP_GATE, OP_SCALE, OP_PICK };
+enum { GATE_SILU, GATE_GELU, GATE_RELU2 };
+
+/* One operation on rows of floats; which fields it reads is said at its kernel. */
+typedef struct {
+    int32_t kind, of_samples;        /* rows are the step's samples, not its tokens */
+    const float *x, *y;
+    float *out, *sum;
+    const float *weight;
+    const qn_weight *product;
+    const qn_heads *heads;
+    int32_t width, out_stride, kind_of_gate;
+    float eps;                       /* or the factor of OP_SCALE and OP_EMBED */
+} qn_op;
+
+typedef struct qn_pool qn_pool;
+
+/* Lives as long as the process. */
+qn_pool *qn_pool_new(int num_threads);
+int qn_pool_threads(const qn_pool *pool);
+
+/* Instruction sets: what this build and this CPU can run, best first; NULL past the end. */
+const char *qn_isa_name(int index);
+/* 1 if there is a kernel for a weight of this kind. */
+int qn_can_multiply(const qn_weight *weight);
+/* 0, or -1 when the name is unknown or this CPU cannot run it. */
+int qn_use_isa(const char *name);
+
+/* Rows of the weight itself, as floats: out [count, inputs]. */
+void qn_rows(const qn_weight *weight, const int64_t *ids, int64_t count, float *out);
+
+/* out [rows, outputs] = x [rows, inputs] @ weight.T + bias; scratch as qn_scratch_bytes says. */
+int64_t qn_scratch_bytes(const qn_weight *weight, int64_t rows);
+void qn_product(qn_pool *pool, const qn_weight *weight, const float *x, int64_t x_stride,
+                int64_t rows, float *out, int64_t out_stride, void *scratch);
+
+
+/* A list of operations, one after the other. */
+void qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *step, void *scratch);
+
+#endif

@@ -1,0 +1,113 @@
+/* A step as one call: its operations in order, each dealt out to the pool. */
+#include "kernels.h"
+#include "pool.h"
+#include "quire_native.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_QUERIES 8 /* of one unit of attention: they share each key */
+#define ALONE 4       /* rows up to which an operation is not worth waking anybody */
+
+typedef struct {
+    const qn_op *op;
+    const qn_step *step;
+    const qn_queries *units;
+    int64_t num_units;
+} job;
+
+static void norm_units(void *arg, int64_t begin, int64_t end) {
+    qn_current->norm_rows(((job *)arg)->op, begin, end);
+}
+
+static void gate_units(void *arg, int64_t begin, int64_t end) {
+    qn_current->gate_rows(((job *)arg)->op, begin, end);
+}
+
+static void scale_units(void *arg, int64_t begin, int64_t end) {
+    qn_current->scale_rows(((job *)arg)->op, begin, end);
+}
+
+static void store_units(void *arg, int64_t begin, int64_t end) {
+    job *j = arg;
+    qn_current->store_rows(j->op, j->step, begin, end);
+}
+
+static void embed_units(void *arg, int64_t begin, int64_t end) {
+    job *j = arg;
+    const qn_op *op = j->op;
+    for (int64_t row = begin; row < end; row++) {
+        float *out = op->out + row * op->width;
+        if (op->product) qn_current->expand_row(op->product, j->step->ids[row], out);
+        else memcpy(out, op->weight + j->step->ids[row] * op->width, (size_t)op->width * 4);
+        for (int i = 0; op->eps != 1.0f && i < op->width; i++) out[i] *= op->eps;
+    }
+}
+
+static void pick_units(void *arg, int64_t begin, int64_t end) {
+    job *j = arg;
+    const int64_t width = j->op->width;
+    for (int64_t row = begin; row < end; row++)
+        memcpy(j->op->out + row * width, j->op->x + j->step->sample_index[row] * width,
+               (size_t)width * 4);
+}
+
+static void attend_units(void *arg, int64_t begin, int64_t end) {
+    job *j = arg;
+    const int kv_heads = j->op->heads->num_kv_heads;
+    for (int64_t i = begin; i < end; i++)
+        qn_current->attend(j->op, j->step, j->units[i / kv_heads], (int)(i % kv_heads));
+}
+
+/* Queries of a step's tokens, a few neighbours at a time. */
+static int64_t token_queries(const qn_step *s, qn_queries *into) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < s->num_seqs; i++) {
+        const int32_t fed = s->query_starts[i + 1] - s->query_starts[i];
+        const int32_t first = s->context_lens[i] - fed;
+        for (int32_t at = 0; at < fed; at += MAX_QUERIES) {
+            const int32_t most = fed - at < MAX_QUERIES ? fed - at : MAX_QUERIES;
+            into[count++] = (qn_queries){s->query_starts[i] + at, s->rows[i], first + at, most};
+        }
+    }
+    return count;
+}
+
+static int64_t sample_queries(const qn_step *s, qn_queries *into) {
+    for (int64_t i = 0; i < s->num_samples; i++)
+        into[i] = (qn_queries){i, s->sample_rows[i], (int32_t)s->positions[s->sample_index[i]], 1};
+    return s->num_samples;
+}
+
+static void run_op(qn_pool *pool, job *j, int64_t rows, void *scratch) {
+    const qn_op *op = j->op;
+    switch (op->kind) {
+    case OP_EMBED: qn_share(pool, embed_units, j, rows, ALONE); break;
+    case OP_NORM: qn_share(pool, norm_units, j, rows, ALONE); break;
+    case OP_STORE: qn_share(pool, store_units, j, rows, ALONE); break;
+    case OP_GATE: qn_share(pool, gate_units, j, rows, ALONE); break;
+    case OP_SCALE: qn_share(pool, scale_units, j, rows, 2 * ALONE); break;
+    case OP_PICK: qn_share(pool, pick_units, j, rows, 4 * ALONE); break;
+    case OP_PRODUCT:
+        qn_product(pool, op->product, op->x, op->width, rows, op->out, op->out_stride, scratch);
+        break;
+    case OP_ATTEND:
+        qn_share(pool, attend_units, j, j->num_units * op->heads->num_kv_heads, 1);
+        break;
+    }
+}
+
+void qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *step, void *scratch) {
+    qn_queries *queries = malloc((size_t)(step->num_tokens + 2 * step->num_samples + 1) *
+                                 sizeof *queries);
+    if (!queries) abort();
+    const int64_t num_tokens = token_queries(step, queries);
+    const int64_t num_samples = sample_queries(step, queries + num_tokens);
+    for (int64_t i = 0; i < num_ops; i++) {
+        const int samples = ops[i].of_samples;
+        job j = {&ops[i], step, queries + (samples ? num_tokens : 0),
+                 samples ? num_samples : num_tokens};
+        run_op(pool, &j, samples ? step->num_samples : step->num_tokens, scratch);
+    }
+    free(queries);
+}

@@ -1,0 +1,127 @@
+"""Compiling the library: once, by one process, and not at all where it cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quire.errors import NotSupported
+from quire.native import build, library
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What would be run; each writes the file it was told to."""
+    seen: list[tuple[str, ...]] = []
+
+    def run(command: tuple[str, ...]) -> None:
+        seen.append(tuple(command))
+        Path(command[command.index("-o") + 1]).write_text("made")
+
+    monkeypatch.setattr(build, "_run", run)
+    monkeypatch.setattr(build, "find_compiler", lambda: ("cc",))
+    return seen
+
+
+def test_it_is_compiled_once(empty_cache: Path, commands: list[tuple[str, ...]]) -> None:
+    """Red when every start compiles, or leaves its working files behind."""
+    first = build.ensure_built()
+    count = len(commands)
+    assert count > 2 and first.read_bytes().startswith(b"made")
+    assert build.ensure_built() == first and len(commands) == count
+    assert {p.name for p in (empty_cache / "native").iterdir()} == {first.name, "lock"}
+
+
+def test_a_change_of_the_sources_is_another_file(
+    empty_cache: Path, commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a new version runs an old library."""
+    before = build.ensure_built()
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
+    assert build.ensure_built() != before
+
+
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a read-only cache keeps the engine from starting."""
+    file = tmp_path / "cache"
+    file.write_text("a file where the folder should be")  # root may write anywhere else
+    monkeypatch.setenv("QUIRE_CACHE", str(file))
+    assert build.ensure_built().read_bytes().startswith(b"made")
+
+
+def test_without_a_compiler(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when its absence is an error and not a reason."""
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    with pytest.raises(NotSupported, match=r"no C compiler was found.*ziglang"):
+        build.ensure_built()
+    library.find_library.cache_clear()
+    try:
+        found = library.find_library()
+        assert found.library is None and "no C compiler" in found.reason
+    finally:
+        library.find_library.cache_clear()
+
+
+def test_a_compiler_that_fails(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when its message is lost, or half a library is left for the next start."""
+    monkeypatch.setattr(build, "find_compiler", lambda: ("false",))
+    with pytest.raises(NotSupported, match="the C compiler failed"):
+        build.ensure_built()
+    assert [p.name for p in (empty_cache / "native").iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"", lambda b: b"x" + b[1:]])
+def test_a_damaged_file_is_made_anew(
+    damage: Callable[[bytes], bytes], empty_cache: Path, commands: list[tuple[str, ...]]
+) -> None:
+    """Red when a file cut short by a full disk is loaded: that kills the process."""
+    path = build.ensure_built()
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    assert build.ensure_built().read_bytes() == whole
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    """Red when both compile into one file, or one loads what the other has half written."""
+    if build.find_compiler() is None:
+        pytest.skip("no C compiler")
+    script = (
+        "from quire.native import build\n"
+        "from pathlib import Path\n"
+        "runs = []\n"
+        "def run(command):\n"
+        "    runs.append(command)\n"
+        "    Path(command[command.index('-o') + 1]).write_text('made')\n"
+        "build._run = run\n"
+        "print(build.ensure_built().read_bytes()[:4].decode(), len(runs))\n"
+    )
+    env = {**os.environ, "QUIRE_CACHE": str(tmp_path)}
+    both = [
+        subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate()[0].split() for process in both]
+    assert [words[0] for words in said] == ["made", "made"]
+    assert sorted(int(words[1]) > 0 for words in said) == [False, True]
+
+
+def test_an_unknown_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a typo in QUIRE_CPU_ISA silently means another one."""
+    if build.find_compiler() is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("QUIRE_CPU_ISA", "avx9000")
+    with pytest.raises(NotSupported, match=r"QUIRE_CPU_ISA='avx9000', this CPU has .*plain"):
+        library.load_library()

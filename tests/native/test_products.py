@@ -1,0 +1,126 @@
+"""Native products: right in every format, the same bits in any company, thread and instruction set.
+
+The oracle is fp64 arithmetic on the dequantised weight and, for weights of whole numbers, on the
+activations as they are rounded: to int8, with one scale for each row and 32 inputs.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.native.library import Library
+from quire.native.linear import NativeLinear
+from quire.quant.coded import Coded
+from tests.native.weights import FORMS, blocks
+
+MAX_ROWS = 65
+SHAPES = ((16, 32), (33, 64), (100, 576))  # (outputs, inputs)
+
+
+def rounded(x: Tensor) -> Tensor:
+    """fp64 values of what the kernels make of activations."""
+    groups = x.view(len(x), -1, 32)
+    most = groups.abs().amax(-1, keepdim=True)
+    inverse = torch.where(most > 0, 127.0 / most, 0.0)
+    whole = (groups * inverse).round().clamp(-127, 127)
+    return (whole.double() * (most / 127.0).double()).view(x.shape)
+
+
+def expected(weight: Coded | Tensor, x: Tensor) -> Tensor:
+    if isinstance(weight, Coded):
+        return rounded(x) @ weight.dequantize().double().T
+    return x.double() @ weight.double().T
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_products(form: str, library: Library) -> None:
+    """Red when codes are unpacked wrongly, or bits follow rows, threads or instruction sets."""
+    torch.manual_seed(0)
+    for shape in SHAPES:
+        weight, bias = FORMS[form](*shape), torch.randn(shape[0])
+        linear, x = NativeLinear.of([weight], bias, library), torch.randn(MAX_ROWS, shape[1])
+        want = expected(weight, x) + bias.double()
+        library.use_isa(library.isas[0])
+        library.set_threads(1)
+        whole = linear(x)
+        error = (whole.double() - want).norm() / want.norm()
+        assert error < 2e-6, (shape, error)
+        for isa in library.isas:
+            library.use_isa(isa)
+            assert torch.equal(linear(x), whole), (shape, isa)
+            for rows in range(1, MAX_ROWS):
+                assert torch.equal(linear(x[:rows]), whole[:rows]), (shape, isa, rows)
+        library.use_isa(library.isas[0])
+        for threads in (2, 3):
+            library.set_threads(threads)
+            for rows in (1, 2, 5, 8, 13, 65):
+                assert torch.equal(linear(x[-rows:]), whole[-rows:]), (shape, threads, rows)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_a_weight(form: str, library: Library) -> None:
+    """Red when an embedding reads another row than the product does, or rounds otherwise."""
+    torch.manual_seed(1)
+    weight = FORMS[form](50, 64)
+    ids = torch.tensor([0, 49, 7, 16, 15, 33, 7])
+    want = weight.dequantize() if isinstance(weight, Coded) else weight.float()
+    for isa in library.isas:
+        library.use_isa(isa)
+        assert torch.equal(NativeLinear.of([weight], None, library).rows(ids), want[ids]), isa
+
+
+def test_parts_of_different_formats(library: Library) -> None:
+    """Red when a part's columns land elsewhere, or a bias is cut at the wrong place."""
+    torch.manual_seed(2)
+    parts = [FORMS["4 bits"](48, 64), FORMS["4 bits"](16, 64), FORMS["6 bits"](20, 64)]
+    parts += [torch.randn(7, 64)]
+    bias, x = torch.randn(91), torch.randn(5, 64)
+    linear = NativeLinear.of(parts, bias, library)
+    assert [part.num_out for part in linear.parts] == [64, 20, 7]  # like neighbours became one
+    want = torch.cat([expected(part, x) for part in parts], 1) + bias.double()
+    assert torch.allclose(linear(x).double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-30, 1e30])
+def test_activations_of_any_size(scale: float, library: Library) -> None:
+    """Red when a row of zeros or denormals divides by zero."""
+    torch.manual_seed(3)
+    weight = blocks(4, 32, 8, False)(16, 64)
+    assert isinstance(weight, Coded)
+    x = torch.randn(3, 64) * scale
+    x[1, 32:] = 0.0
+    want = expected(weight, x)
+    for isa in library.isas:
+        library.use_isa(isa)
+        got = NativeLinear.of([weight], None, library)(x).double()
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-40), isa
+
+
+def test_a_wide_weight_has_its_scales_expanded_in_pieces(library: Library) -> None:
+    """Red when the blocks beyond the first piece get the first one's scales."""
+    torch.manual_seed(4)
+    weight = FORMS["4 bits, offsets"](17, 32 * 600)
+    assert isinstance(weight, Coded)
+    x = torch.randn(9, 32 * 600)
+    want = expected(weight, x)
+    got = NativeLinear.of([weight], None, library)(x).double()
+    assert (got - want).norm() / want.norm() < 1e-3  # large terms cancel
+
+
+def test_two_engines_may_multiply_at_once(library: Library) -> None:
+    """Red when jobs of two callers mix in the pool: wrong numbers, or a wait without end."""
+    torch.manual_seed(5)
+    library.set_threads(2)
+    linear = NativeLinear.of([FORMS["4 bits"](1024, 64)], None, library)
+    inputs = [torch.randn(rows, 64) for rows in (1, 3, 8, 20)]
+    wants = [linear(x) for x in inputs]
+
+    def work(which: int) -> bool:
+        return all(torch.equal(linear(inputs[which]), wants[which]) for _ in range(300))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(4)))

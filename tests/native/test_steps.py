@@ -1,0 +1,73 @@
+"""Steps as one native call: the same model as layer by layer, the same bits in any step.
+
+Layer by layer the arithmetic is torch's, so the two agree closely and not to the bit.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.engine.build import Engine
+from quire.native.library import Library
+from tests.hf import tiny_engine, tiny_model
+from tests.model.test_parity import make, prompts, run
+
+RECORDED = ("llama-gqa", "llama-mha-bias", "qwen3", "granite", "gemma2", "gemma3", "mistral-window")
+NOT_RECORDED = ("gpt2", "olmo2", "qwen3-moe-mixed")
+
+
+def logits_of(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Of three prompts read in chunks beside each other, then five tokens each."""
+    seen: list[torch.Tensor] = []
+    logits = engine.runner.model.logits
+
+    def watched(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(logits(hidden))
+        return seen[-1]
+
+    monkeypatch.setattr(engine.runner.model, "logits", watched)
+    run(engine, [make(i, p, 5) for i, p in enumerate(prompts(3, seed=5))])
+    return seen
+
+
+@pytest.mark.parametrize("family", RECORDED)
+def test_one_call_is_the_model_layer_by_layer(
+    family: str, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a native operation computes something else than the layer it stands for."""
+    options = {"max_num_batched_tokens": 24, "max_chunk": 9}
+    model = tiny_model(family)
+    native = tiny_engine(model, **options)
+    assert native.runner.tapes is not None
+    plain = tiny_engine(model, enforce_eager=True, **options)
+    assert plain.runner.tapes is None
+    for got, want in zip(
+        logits_of(native, monkeypatch), logits_of(plain, monkeypatch), strict=True
+    ):
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", NOT_RECORDED)
+def test_what_has_no_operation_runs_layer_by_layer(family: str, library: Library) -> None:
+    """Red when a layer that is not recorded is left out in silence."""
+    engine = tiny_engine(tiny_model(family))
+    assert engine.runner.tapes is None
+    (steps,) = [d for d in engine.decisions if d.what == "steps"]
+    assert steps.value == "layer by layer" and steps.why
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mistral-window"])
+def test_every_instruction_set_and_thread_gives_the_same_bits(
+    family: str, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a sum's order follows the width of a vector, or who computes it."""
+    model = tiny_model(family)
+    library.set_threads(1)
+    want = logits_of(tiny_engine(model), monkeypatch)
+    for isa, threads in ((library.isas[0], 3), *((isa, 1) for isa in library.isas[1:])):
+        library.use_isa(isa)
+        engine = tiny_engine(model)
+        library.set_threads(threads)
+        got = logits_of(engine, monkeypatch)
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True)), (isa, threads)

@@ -1,0 +1,88 @@
+"""Random weights in every form that the native kernels multiply with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quire.quant.coded import Coded
+
+Form = Callable[[int, int], Coded | Tensor]  # (outputs, inputs) -> a weight
+
+
+def codes(bits: int, num_out: int, num_in: int) -> Tensor:
+    return torch.randint(0, 2**bits, (num_out, num_in), dtype=torch.uint8)
+
+
+def halves(num_out: int, num: int) -> Tensor:
+    return (torch.rand(num_out, num) * 0.1 + 0.01).half()
+
+
+def blocks(bits: int, block: int, zero: int, has_offsets: bool) -> Form:
+    def make(num_out: int, num_in: int) -> Coded:
+        num = num_in // block
+        offsets = halves(num_out, num) - 0.05 if has_offsets else None
+        scales = halves(num_out, num)
+        return Coded(codes(bits, num_out, num_in), bits, block, scales, zero, offsets)
+
+    return make
+
+
+def two_levels(bits: int, block: int, zero: int, dtype: torch.dtype, has_offsets: bool) -> Form:
+    def make(num_out: int, num_in: int) -> Coded:
+        num, size = num_in // block, num_in // block  # one super block a row
+
+        def small() -> Tensor:
+            low = -32 if dtype == torch.int8 else 0
+            return torch.randint(low, 32, (num_out, num), dtype=dtype)
+
+        return Coded(
+            codes(bits, num_out, num_in),
+            bits,
+            block,
+            small(),
+            zero,
+            small() if has_offsets else None,
+            size,
+            halves(num_out, 1),
+            -halves(num_out, 1) if has_offsets else None,
+        )
+
+    return make
+
+
+def table(num_out: int, num_in: int) -> Coded:
+    values = tuple(torch.randint(-127, 128, (16,)).tolist())
+    scales = halves(num_out, num_in // 32)
+    return Coded(codes(4, num_out, num_in), 4, 32, scales, table=values)
+
+
+def powers(num_out: int, num_in: int) -> Coded:
+    values = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+    exponents = torch.randint(110, 135, (num_out, num_in // 32), dtype=torch.uint8)
+    return Coded(codes(4, num_out, num_in), 4, 32, exponents, table=values, are_powers=True)
+
+
+def floats(dtype: torch.dtype) -> Form:
+    return lambda num_out, num_in: torch.randn(num_out, num_in).to(dtype)
+
+
+FORMS: dict[str, Form] = {
+    "2 bits": blocks(2, 32, 1, False),
+    "2 bits, offsets, two levels": two_levels(2, 16, 0, torch.uint8, True),
+    "4 bits in 16": two_levels(4, 16, 4, torch.int8, False),
+    "4 bits": blocks(4, 32, 8, False),
+    "4 bits, offsets": blocks(4, 32, 0, True),
+    "4 bits, offsets, two levels": two_levels(4, 32, 0, torch.uint8, True),
+    "5 bits": blocks(5, 32, 16, False),
+    "5 bits, offsets": blocks(5, 32, 0, True),
+    "6 bits": two_levels(6, 16, 32, torch.int8, False),
+    "8 bits": blocks(8, 32, 0, False),
+    "table": table,
+    "table, powers": powers,
+    "fp32": floats(torch.float32),
+    "fp16": floats(torch.float16),
+    "bf16": floats(torch.bfloat16),
+}
