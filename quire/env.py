@@ -22,7 +22,10 @@ VARIABLES = (
     Variable("XDG_CACHE_HOME", "the user's cache folder; default: ~/.cache"),
     Variable("QUIRE_API_KEY", "a key clients of `quire serve` must send"),
     Variable("QUIRE_OFFLINE", "1: never use the network, only what is cached"),
-    Variable("QUIRE_CPU_ISA", "instruction set of the native kernels; default: the best there is"),
+    Variable(
+        "QUIRE_CPU_ISA",
+        "instruction set of the native kernels, or torch for none of them; default: the best",
+    ),
 )
 
 

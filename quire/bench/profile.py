@@ -24,8 +24,9 @@ from quire.bench.kernel_times import Share, Slice, Span, by_name, is_work, own_t
 from quire.bench.offline import greedy, vocab_size
 from quire.bench.peers import H200
 from quire.bench.roofline import PRODUCTS, Ceilings, Feed, Load, step_loads, total
-from quire.errors import BadRequest
+from quire.errors import BadRequest, NotSupported
 from quire.llm import LLM
+from quire.native.library import find_library
 from quire.request import Request, RequestId
 
 WARM_STEPS = 4
@@ -82,6 +83,11 @@ class Profiler:
     def __init__(self, llm: LLM, seed: int = 0) -> None:
         self.llm, self.core, self.spec = llm, llm._engine.core, llm._engine.spec
         self.is_cuda = llm._engine.config.device == "cuda"
+        if not self.is_cuda and find_library().library is not None:
+            raise NotSupported(
+                "native steps on a CPU have no operators to tell apart; set QUIRE_CPU_ISA=torch to"
+                " profile torch's"
+            )
         self.itemsize = getattr(torch, llm._engine.config.dtype).itemsize
         self.ceilings = device_ceilings(self.is_cuda)
         self.rng, self.ids = random.Random(seed), itertools.count(1 << 30)

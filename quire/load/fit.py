@@ -82,9 +82,3 @@ def _check_tokens(tokenizer: Tokenizer, spec: ModelSpec) -> None:
             f"the tokenizer has a token of id {largest}, the model's vocab_size is"
             f" {spec.vocab_size}: they do not belong together"
         )
-    for id in tokenizer.eos_ids:
-        if id >= spec.vocab_size and tokenizer.id_to_token(id) is None:
-            raise CheckpointError(
-                f"generation_config.json: got eos_token_id={id}, want a token that the model"
-                f" (vocab_size={spec.vocab_size}) or the tokenizer has"
-            )

@@ -298,17 +298,7 @@ def check_sizes(spec: ModelSpec) -> ModelSpec:
             f"config.json describes a model of {total:.3g} weights, want at most {MAX_WEIGHTS:.0e};"
             " one of its sizes must be wrong"
         )
-    for key, ids in (("eos_token_id", spec.eos_ids), ("bos_token_id", _given(spec.bos_id))):
-        if outside := [id for id in ids if id >= spec.vocab_size]:
-            raise CheckpointError(
-                f"config.json: got {key}={outside[0]}, want a token id below"
-                f" vocab_size={spec.vocab_size}"
-            )
     return spec
-
-
-def _given(id: int | None) -> tuple[int, ...]:
-    return () if id is None else (id,)
 
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "freq_factors")

@@ -111,6 +111,8 @@ class Found(NamedTuple):
 @cache
 def find_library() -> Found:
     """The library, one for the process, or why there is none."""
+    if env.cpu_isa() == "torch":
+        return Found(None, "QUIRE_CPU_ISA=torch: no native library")
     try:
         library = load_library()
     except NotSupported as error:

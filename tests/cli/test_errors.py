@@ -76,7 +76,7 @@ STRANGE = {
     "end": ("config.json", {"eos_token_id": "x"}, "eos_token_id='x'"),
     "theta": ("config.json", {"rope_theta": math.nan}, "rope_theta=nan"),
     "width": ("config.json", {"hidden_size": 10**12}, "from 1 to 16777216"),
-    "ends": ("generation_config.json", {"eos_token_id": [1, 10**6]}, "eos_token_id=1000000"),
+    "ends": ("generation_config.json", {"eos_token_id": [1, "x"]}, "eos_token_id=[1, 'x']"),
     "begin": ("tokenizer_config.json", {"bos_token": 5}, "bos_token=5"),
 }
 

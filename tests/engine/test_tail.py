@@ -206,7 +206,7 @@ class Rows:
 
 def test_only_sampled_rows_go_on() -> None:
     """Red when something after the last layer's cache still works on all tokens."""
-    engine = tiny_engine(model_of("llama-gqa"), max_num_batched_tokens=24)
+    engine = tiny_engine(model_of("llama-gqa"), max_num_batched_tokens=24, enforce_eager=True)
     engine.runner.min_dropped = 1
     first, *_, last = engine.runner.model.blocks
     watched = [Rows(last.attn.out), Rows(last.mlp), Rows(first.mlp)]
@@ -217,7 +217,7 @@ def test_only_sampled_rows_go_on() -> None:
 
 
 def test_few_rows_are_not_worth_it() -> None:
-    engine = tiny_engine(model_of("llama-gqa"))
+    engine = tiny_engine(model_of("llama-gqa"), enforce_eager=True)
     engine.runner.min_dropped = 8
     last = engine.runner.model.blocks[-1]
     last.mlp = watched = Rows(last.mlp)

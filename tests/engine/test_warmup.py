@@ -15,7 +15,7 @@ def test_warm_up_leaves_no_page_ids_behind() -> None:
     someone else's memory) as soon as a short and a long request decode in one group.
     """
     model = tiny_model("llama-gqa")
-    page_bytes = 2 * 3 * 4 * 2 * 8 * 4  # keys and values, layers, page, kv heads, dim, f32
+    page_bytes = 2 * 3 * 4 * 2 * 16 * 4  # keys and values, layers, page, kv heads, dim, f32
     engine = tiny_engine(model, max_model_len=48, kv_cache_memory=20 * page_bytes)
     runner = engine.runner
     assert runner.pool.num_pages == 20
