@@ -2,7 +2,8 @@
 
 Each measurement of each engine is a process of its own. Engines take turns within a round, so a
 machine that slows down slows everyone. The table shows medians over the rounds; compare the ratios,
-not the absolutes. fp32 throughout. Other engines read a folder exported from our own GGUF.
+not the absolutes. fp32 throughout, but for "quire-packed", which keeps the file's own numbers. Other
+engines read a folder exported from our own GGUF.
 
     python benchmarks/cpu_peers.py                    the default model, 3 rounds
     python benchmarks/cpu_peers.py --quick            a smoke run with tiny sizes
@@ -149,7 +150,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    known = [name for name in PEERS if importlib.util.find_spec(name) is not None]
+    known = [name for name in PEERS if importlib.util.find_spec(name.split("-")[0]) is not None]
     peers = args.peers.split(",") if args.peers else known
     if unknown := set(peers) - set(known) or {"quire"} - set(peers):
         raise SystemExit(f"error: cannot measure {sorted(unknown)}; want quire and any of {known}")
@@ -158,7 +159,7 @@ def main() -> None:
     source = resolve_model(args.model)
     with tempfile.TemporaryDirectory(prefix="quire-peers-") as temporary:
         folder = export(source, Path(args.folder or temporary) / "hf")
-        models = {peer: str(source if peer == "quire" else folder) for peer in peers}
+        models = {peer: str(source if "quire" in peer else folder) for peer in peers}
         results = measure(peers, models, 1 if args.quick else args.rounds, sizes)
     found = medians(results)
     against = ratios(found)

@@ -43,6 +43,8 @@ class Peer(Protocol):
 
 
 class QuirePeer:
+    dtype = "float32"  # the reference mode: weights are expanded
+
     def __init__(self, model: str, sizes: Sizes, **options: Any) -> None:
         from quire import LLM
 
@@ -55,7 +57,7 @@ class QuirePeer:
         self.llm = LLM(
             model,
             device="cpu",
-            dtype="float32",
+            dtype=self.dtype,
             skip_tokenizer_init=True,
             num_threads=sizes.threads,
             **(defaults | options),
@@ -71,6 +73,10 @@ class QuirePeer:
         seconds = time.perf_counter() - start
         assert [len(o.outputs[0].token_ids) for o in outputs] == lengths
         return seconds
+
+
+class PackedQuirePeer(QuirePeer):
+    dtype = "auto"  # as users run it: weights as the file holds them
 
 
 class TransformersPeer:
@@ -132,6 +138,7 @@ class VllmPeer:
 
 PEERS: dict[str, Callable[..., Peer]] = {
     "quire": QuirePeer,
+    "quire-packed": PackedQuirePeer,
     "transformers": TransformersPeer,
     "vllm": VllmPeer,
 }
