@@ -2,7 +2,7 @@
 
 Each measurement of each engine is a process of its own. Engines take turns within a round, so a
 machine that slows down slows everyone. The table shows medians over the rounds; compare the ratios,
-not the absolutes. fp32 throughout, but for "quire-packed", which keeps the file's own numbers. Other
+not the absolutes. fp32 throughout, except "quire-packed", which keeps the file's own numbers. Other
 engines read a folder exported from our own GGUF.
 
     python benchmarks/cpu_peers.py                    the default model, 3 rounds
