@@ -66,7 +66,12 @@ def add_engine_flags(parser: VerbParser) -> None:
     add("--seed", dest="engine_seed", type=int, metavar="N", help="makes what is drawn repeat")
     add("--load-format", metavar="NAME", help="auto, or dummy for random weights")
     add("--threads", type=positive, metavar="N", help="CPU threads")
-    add("--enforce-eager", action="store_const", const=True, help="layer by layer: no CUDA graphs, no recorded steps")
+    add(
+        "--enforce-eager",
+        action="store_const",
+        const=True,
+        help="layer by layer: no CUDA graphs, no recorded steps",
+    )
 
 
 def model_of(args: Namespace) -> str:

@@ -17,6 +17,7 @@ from quire.models.decoder import Decoder
 from quire.native.library import Library, find_library
 from quire.native.linear import NativeLinear
 from quire.native.tape import NotRecordable
+from quire.nn.linear import GatedLinear
 from quire.runner.tapes import Tapes
 
 
@@ -43,6 +44,7 @@ class CpuPath:
         isa = self.library.isa if self.library else "torch"
         made = [Decision("cpu kernels", isa, self.reason)]
         kernels = [linear.kernel for linear in model.linears()]
+        kernels = [k.kernel if isinstance(k, GatedLinear) else k for k in kernels]
         panels = [part for k in kernels if isinstance(k, NativeLinear) for part in k.parts]
         if any(part.is_coded for part in panels):
             size = size_text(sum(part.num_bytes for part in panels))

@@ -5,10 +5,13 @@ Layer by layer the arithmetic is torch's, so the two agree closely and not to th
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from quire.engine.build import Engine
+from quire.llm import LLM
 from quire.native.library import Library
 from tests.hf import tiny_engine, tiny_model
 from tests.model.test_parity import make, prompts, run
@@ -71,3 +74,13 @@ def test_every_instruction_set_and_thread_gives_the_same_bits(
         library.set_threads(threads)
         got = logits_of(engine, monkeypatch)
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True)), (isa, threads)
+
+
+def test_a_packed_file_stays_packed(library: Library, default_model_path: Path) -> None:
+    """Red when a layer of the default file is expanded: its weights are 98 MB with all there is."""
+    small = {"num_threads": 1, "kv_cache_memory": 64 << 20, "max_model_len": 512}
+    llm = LLM(str(default_model_path), device="cpu", **small)
+    said = {d.what: d for d in llm.decisions}
+    assert said["weights"].value == "packed, 91.97 MiB"
+    assert said["steps"].value == "one call"
+    assert said["cpu kernels"].value == library.isas[0]
