@@ -60,6 +60,7 @@ class _Recording:
     def run(self, batches: tuple[Batch, ...], sent: dict[str, Tensor]) -> Tensor:
         first = batches[0]
         num_tokens, num_samples = first.num_tokens, len(sent["sample_index"])
+        assert num_tokens <= self.tape.max_rows, f"{num_tokens} tokens in a step"
         step = self.pointers.step(batches, sent)
         self.tape.replay(step)
         kept = num_samples if self.has_tail else num_tokens

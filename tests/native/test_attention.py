@@ -16,6 +16,7 @@ from tests.paged_case import PLAIN, PagedCase, make_case
 KINDS = {
     "plain": {"heads": (4, 2), "head_dim": 32},
     "many queries a kv head": {"heads": (9, 1), "head_dim": 64},
+    "more heads than scores are held of": {"heads": (40, 1), "head_dim": 16},
     "narrow": {"heads": (2, 2), "head_dim": 16},
     "window": {"heads": (4, 2), "head_dim": 32, "window": 21},
     "window of one": {"heads": (4, 2), "head_dim": 32, "window": 1},

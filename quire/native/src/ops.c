@@ -121,7 +121,7 @@ static void rotate_head(float *x, const float *cos_at, const float *sin_at, int 
         if (half - i < LANES) { /* narrow heads */
             for (int j = i; j < half; j++) {
                 const float a = x[j], b = x[j + half];
-                x[j] = lane_fma(b, -sin_at[j], a * cos_at[j]);
+                x[j] = lane_fma(b, 0.0f - sin_at[j], a * cos_at[j]); /* zeros as below */
                 x[j + half] = lane_fma(a, sin_at[j], b * cos_at[j]);
             }
             return;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define MAX_QUERIES 8 /* of one unit of attention: they share each key */
+#define MAX_SCORE_ROWS 32
 #define ALONE 4       /* rows up to which an operation is not worth waking anybody */
 
 typedef struct {
@@ -54,9 +55,18 @@ static void pick_units(void *arg, int64_t begin, int64_t end) {
 
 static void attend_units(void *arg, int64_t begin, int64_t end) {
     job *j = arg;
-    const int kv_heads = j->op->heads->num_kv_heads;
-    for (int64_t i = begin; i < end; i++)
-        qn_current->attend(j->op, j->step, j->units[i / kv_heads], (int)(i % kv_heads));
+    const qn_heads *h = j->op->heads;
+    /* Scores of all queries are held at once, for every head that shares the keys. */
+    const int most = MAX_SCORE_ROWS * h->num_kv_heads / h->num_heads;
+    for (int64_t i = begin; i < end; i++) {
+        qn_queries unit = j->units[i / h->num_kv_heads], part = unit;
+        for (int32_t at = 0; at < unit.count; at += part.count) {
+            part.row = unit.row + at;
+            part.position = unit.position + at;
+            part.count = unit.count - at < most ? unit.count - at : most > 1 ? most : 1;
+            qn_current->attend(j->op, j->step, part, (int)(i % h->num_kv_heads));
+        }
+    }
 }
 
 /* Queries of a step's tokens, a few neighbours at a time. */
