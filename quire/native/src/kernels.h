@@ -24,17 +24,4 @@ typedef struct {
 
 extern const qn_kernels *qn_current; /* of the instruction set in use */
 
-#ifdef ISA
-void KERNEL(round_rows)(const float *, int64_t, int64_t, int64_t, int, qn_rounded);
-int KERNEL(can_multiply)(const qn_weight *);
-void KERNEL(multiply)(const qn_weight *, const float *, int64_t, const qn_rounded *, int64_t,
-                      int64_t, int64_t, float *, int64_t);
-void KERNEL(expand_row)(const qn_weight *, int64_t, float *);
-void KERNEL(norm_rows)(const qn_op *, int64_t, int64_t);
-void KERNEL(gate_rows)(const qn_op *, int64_t, int64_t);
-void KERNEL(scale_rows)(const qn_op *, int64_t, int64_t);
-void KERNEL(store_rows)(const qn_op *, const qn_step *, int64_t, int64_t);
-void KERNEL(attend)(const qn_op *, const qn_step *, qn_queries, int);
-#endif
-
 #endif
