@@ -150,6 +150,7 @@ FAMILIES: dict[str, Any] = {
         logits_scaling=4.0,
     ),
     "mixtral": lambda: _llama_like("Mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "mixtral-16": lambda: _llama_like("Mixtral", num_local_experts=16, head_dim=16),
     "qwen2-moe": lambda: _llama_like(
         "Qwen2Moe",
         num_experts=6,

@@ -24,6 +24,7 @@ from quire.kv.groups import LayerGroups, PageNeeds, layer_groups
 from quire.kv.manager import KVManager
 from quire.load.checkpoint import Checkpoint
 from quire.load.fit import check_fit
+from quire.load.gguf_checkpoint import GGUFCheckpoint
 from quire.load.loader import fill_random, load_weights
 from quire.memory.pool import PagePool, bytes_per_page
 from quire.memory.sizing import (
@@ -71,8 +72,10 @@ def build_engine(
     check_fit(checkpoint, spec, tokenizer)
     config, device, dtype = resolve(args, spec)
     cpu = CpuPath.of(args, device)
-    if not cpu.keeps_packed:
-        check_weights_fit(spec.num_params * dtype.itemsize, total_memory(device))
+    # While packed weights are laid out, each is a byte.
+    is_packed = cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint)
+    itemsize = 1 if is_packed else dtype.itemsize
+    check_weights_fit(spec.num_params * itemsize, total_memory(device))
     heads = heads_of(spec, args.page_size)
     groups = layer_groups(spec.windows, spec.num_layers)
     name, backend = select_backend(config.attention_backend, device, dtype, heads)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -106,21 +106,37 @@ def _locked(path: Path) -> Iterator[None]:
 def _compile(compiler: Sequence[str], target: Path) -> None:
     copies = COPIES.get(platform.machine(), {"plain": ("-O2",)})
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        jobs = [
-            (f"-DISA={isa}", *flags, "-c", str(SOURCES / name), "-o", f"{folder}/{isa}-{name}.o")
-            for isa, flags in copies.items()
-            for name in KERNELS
-        ]
-        jobs += [("-c", str(SOURCES / name), "-o", f"{folder}/{name}.o") for name in COMMON]
+
+        def make(name: str, *flags: str) -> str:
+            made = f"{folder}/{len(flags)}-{flags[0]}-{name}.o"
+            _run((*compiler, *FLAGS, *flags, "-c", str(SOURCES / name), "-o", made))
+            return made
+
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done in [pool.submit(_run, (*compiler, *FLAGS, *job)) for job in jobs]:
-                done.result()
+            jobs = {
+                isa: [pool.submit(make, name, f"-DISA={isa}", *flags) for name in KERNELS]
+                for isa, flags in copies.items()
+            }
+            objects = {isa: _results(isa, made) for isa, made in jobs.items()}
+            has = [f"-DHAS_{isa}" for isa, made in objects.items() if made and isa != "plain"]
+            common = [pool.submit(make, name, "-DQUIRE", *has) for name in COMMON]
+            files = [file for made in objects.values() for file in made]
+            files += [job.result() for job in common]
         made = f"{folder}/{target.name}"
-        objects = [job[-1] for job in jobs]
-        _run((*compiler, "-shared", "-o", made, *objects, "-lm", "-lpthread"))
+        _run((*compiler, "-shared", "-o", made, *files, "-lm", "-lpthread"))
         with open(made, "ab") as file:  # what follows the last section, a loader ignores
             file.write(hashlib.sha256(Path(made).read_bytes()).digest())
         os.replace(made, target)
+
+
+def _results(isa: str, jobs: Sequence[Future[str]]) -> list[str]:
+    """The objects of one copy; none where the compiler does not know the instruction set."""
+    try:
+        return [job.result() for job in jobs]
+    except NotSupported:
+        if isa == "plain":
+            raise
+        return []
 
 
 def _run(command: Sequence[str]) -> None:

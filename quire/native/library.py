@@ -8,7 +8,6 @@ last bit, or the next best is taken.
 from __future__ import annotations
 
 import ctypes
-import os
 from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -126,6 +125,14 @@ def load_library() -> Library:
         library = Library(ensure_built())
     except OSError as error:
         raise NotSupported(f"the native library cannot be loaded: {error}") from None
-    library.set_threads(len(os.sched_getaffinity(0)))
-    library.use_isa(env.cpu_isa() or library.isas[0])
+    library.set_threads(1)  # until an engine asks for more
+    if asked := env.cpu_isa():
+        library.use_isa(asked)
+        return library
+    from quire.native.check import agrees_with_plain  # which multiplies, with this very library
+
+    for isa in library.isas:
+        library.use_isa(isa)
+        if agrees_with_plain(library, isa):
+            break
     return library

@@ -35,6 +35,8 @@ class NativeLinear:
             else:
                 parts.append(pack_floats(weight, own))
             first += weight.shape[0]
+        for part in parts:
+            assert library.can_multiply(part.weight), f"no kernel for {part.weight.bits} bits"
         return NativeLinear(parts, library)
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -84,11 +84,22 @@ class Rows:
     def shape(self) -> tuple[int, int]:
         return (-1, self.width)  # any number of rows
 
-    def __mul__(self, factor: float) -> Any:
-        return self.tape.scale(self, factor, None)
+    def __mul__(self, factor: object) -> Any:
+        if not isinstance(factor, (int, float)):
+            raise NotRecordable("rows are multiplied by plain numbers only")
+        return self.tape.scale(self, float(factor), None)
 
-    def __add__(self, other: Rows) -> Any:
+    def __add__(self, other: object) -> Any:
+        if not isinstance(other, Rows) or other.width != self.width:
+            raise NotRecordable("rows are added to rows of their width only")
         return self.tape.scale(self, 1.0, other)
+
+    def _refuse(self, *others: object) -> NoReturn:
+        raise NotRecordable("rows are taken whole, and scaled or added, nothing else")
+
+    # Operators are looked up in the class, where __getattr__ does not see them.
+    __getitem__ = __len__ = __iter__ = __bool__ = __neg__ = __rmul__ = __radd__ = _refuse
+    __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __matmul__ = __pow__ = _refuse
 
     def reshape(self, *shape: int) -> Any:
         return self  # heads of a token lie side by side already

@@ -78,7 +78,7 @@ class MlaAttention:
     def finish(self, choose: KernelChoice, ropes: Ropes) -> None:
         if self.mla.interleaved:
             self._split_halves()
-        assert self.kv_b.weight is not None
+        assert self.kv_b.weight is not None and not self.kv_b.coded, "latents are not packed yet"
         per_head = self.kv_b.weight.view(self.num_heads, -1, self.mla.kv_rank)
         keys, values = per_head.split([self.mla.nope_dim, self.mla.v_dim], 1)
         self.to_latent = HeadProduct(keys.transpose(1, 2), choose)

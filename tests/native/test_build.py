@@ -62,6 +62,18 @@ def test_a_folder_that_cannot_be_written(
     assert build.ensure_built().read_bytes().startswith(b"made")
 
 
+def test_an_instruction_set_the_compiler_does_not_know_is_left_out(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when one flag of a newer compiler loses the whole library."""
+    machine = build.platform.machine()
+    if build.find_compiler() is None:
+        pytest.skip("no C compiler")
+    copies = {"plain": ("-O0",), "avx2": ("-mno-such-instructions",)}
+    monkeypatch.setattr(build, "COPIES", {machine: copies})
+    assert library.Library(build.ensure_built()).isas == ("plain",)
+
+
 def test_without_a_compiler(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when its absence is an error and not a reason."""
     monkeypatch.setattr(build, "find_compiler", lambda: None)

@@ -100,6 +100,24 @@ def test_activations_of_any_size(scale: float, library: Library) -> None:
         assert torch.allclose(got, want, rtol=1e-4, atol=1e-40), isa
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_no_number_does_not_become_one(wrong: float, library: Library) -> None:
+    """Red when a broken activation turns into a plausible answer."""
+    weight, x = FORMS["4 bits"](16, 64), torch.randn(2, 64)
+    x[1, 40] = wrong
+    for isa in library.isas:
+        library.use_isa(isa)
+        out = NativeLinear.of([weight], None, library)(x)
+        assert out[0].isfinite().all() and out[1].isnan().all(), isa
+
+
+def test_a_kind_without_a_kernel_is_refused(library: Library) -> None:
+    """Red when a new format reaches the library before its kernel does: that kills the process."""
+    weight = blocks(2, 16, 0, False)(16, 64)
+    with pytest.raises(AssertionError, match="no kernel for 2 bits"):
+        NativeLinear.of([weight], None, library)
+
+
 def test_a_wide_weight_has_its_scales_expanded_in_pieces(library: Library) -> None:
     """Red when the blocks beyond the first piece get the first one's scales."""
     torch.manual_seed(4)

@@ -24,10 +24,17 @@
         gate_rows_##isa, scale_rows_##isa, store_rows_##isa, attend_##isa}
 
 TABLE(plain);
-#ifdef __x86_64__
+/* HAS_...: the compiler could make that copy. */
+#ifdef HAS_avx2
 TABLE(avx2);
+#endif
+#ifdef HAS_avxvnni
 TABLE(avxvnni);
+#endif
+#ifdef HAS_avx512vnni
 TABLE(avx512vnni);
+#endif
+#ifdef __x86_64__
 
 typedef struct {
     int avx2, avxvnni, avx512vnni;
@@ -49,9 +56,9 @@ static cpu_sets cpu_has(void) {
     return has;
 }
 
-static int has_avx2(void) { return cpu_has().avx2; }
-static int has_avxvnni(void) { return cpu_has().avxvnni; }
-static int has_avx512vnni(void) { return cpu_has().avx512vnni; }
+static inline int has_avx2(void) { return cpu_has().avx2; }
+static inline int has_avxvnni(void) { return cpu_has().avxvnni; }
+static inline int has_avx512vnni(void) { return cpu_has().avx512vnni; }
 #endif
 static int always(void) { return 1; }
 
@@ -60,9 +67,13 @@ static const struct {
     int (*can_run)(void);
     const qn_kernels *kernels;
 } ISAS[] = {
-#ifdef __x86_64__
+#ifdef HAS_avx512vnni
     {"avx512vnni", has_avx512vnni, &avx512vnni_kernels},
+#endif
+#ifdef HAS_avxvnni
     {"avxvnni", has_avxvnni, &avxvnni_kernels},
+#endif
+#ifdef HAS_avx2
     {"avx2", has_avx2, &avx2_kernels},
 #endif
     {"plain", always, &plain_kernels},

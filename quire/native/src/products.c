@@ -18,13 +18,20 @@
 static void round_row(const float *x, int num_in, int8_t *codes, float *scales, int32_t *sums,
                       float *totals) {
     for (int start = 0; start < num_in; start += BLOCK) {
-        vf top = vf_set(0.0f);
-        for (int i = 0; i < BLOCK; i += LANES) top = vf_max(top, vf_abs(vf_load(x + start + i)));
-        float lanes[LANES], most = 0.0f;
+        vf top = vf_set(0.0f), broken = vf_set(0.0f);
+        for (int i = 0; i < BLOCK; i += LANES) {
+            const vf v = vf_load(x + start + i);
+            top = vf_max(top, vf_abs(v));
+            broken = vf_fma(v, vf_set(0.0f), broken); /* no number, if one of them is none */
+        }
+        float lanes[LANES], most = 0.0f, sign = 0.0f;
         vf_store(lanes, top);
         for (int i = 0; i < LANES; i++) most = lanes[i] > most ? lanes[i] : most;
-        float inverse = most > 0.0f ? 127.0f / most : 0.0f;
-        scales[start / BLOCK] = most / 127.0f;
+        vf_store(lanes, broken);
+        for (int i = 0; i < LANES; i++) sign += lanes[i];
+        float inverse = 127.0f / most;
+        if (!(inverse <= 3.4e38f)) inverse = 0.0f; /* nothing, or next to nothing */
+        scales[start / BLOCK] = most / 127.0f + sign;
         int32_t rounded[BLOCK];
         for (int i = 0; i < BLOCK; i += LANES) {
             vi r = vi_of_vf(vf_mul(vf_load(x + start + i), vf_set(inverse)));
@@ -225,7 +232,9 @@ static const tile_kind *kind_of(const qn_weight *w) {
     return 0;
 }
 
-int KERNEL(can_multiply)(const qn_weight *w) { return w->bits >= 100 || kind_of(w) != 0; }
+int KERNEL(can_multiply)(const qn_weight *w) {
+    return w->bits >= 100 || (kind_of(w) != 0 && w->num_in % BLOCK == 0);
+}
 
 static void write_out(const qn_weight *w, int64_t panel, const float *acc, int rows, float *out,
                       int64_t stride) {
