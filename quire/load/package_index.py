@@ -18,7 +18,6 @@ from quire.jsonfile import parse_object
 from quire.load.known import WheelPart
 from quire.load.resume import Link, open_url
 
-DEFAULT_INDEX = "https://pypi.org/simple"
 MAX_PAGE_BYTES = 32_000_000
 TIMEOUT_S = 10.0
 _JSON = "application/vnd.pypi.simple.v1+json"

