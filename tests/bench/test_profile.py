@@ -12,23 +12,12 @@ from quire.bench.roofline import Feed, step_loads
 from quire.bench.shapes import SHAPES, shrunk, write_shape
 from quire.errors import BadRequest
 from quire.llm import LLM
-from quire.native.library import find_library
 
 OPTIONS = ProfileOptions(batches=(1, 5), prefills=(40,), context=24, steps=3)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def without_native_steps():
-    """On a CPU only torch's operators can be watched."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QUIRE_CPU_ISA", "torch")
-        find_library.cache_clear()
-        yield
-    find_library.cache_clear()
-
-
 @pytest.fixture(scope="module")
-def profiler(tmp_path_factory):
+def profiler(tmp_path_factory, without_native_steps):
     folder = write_shape(shrunk(SHAPES["8b"]), tmp_path_factory.mktemp("shape"))
     options = {"num_threads": 1, "kv_cache_memory": 8 << 20, "max_model_len": 256}
     return Profiler(LLM(folder, load_format="dummy", skip_tokenizer_init=True, **options))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from quire.cli.main import main
+from quire.native.library import find_library
 from tests.tiny_folder import write_tiny_folder
 
 ENGINE = ["--kv-cache-memory", "8MiB", "--threads", "1"]
@@ -54,7 +57,16 @@ def test_rows_can_be_listed_and_mistyped(capsys):
     assert "did you mean 'decode-8b'" in capsys.readouterr().err
 
 
-def test_profile_of_a_folder(tmp_path, capsys):
+def test_a_native_step_cannot_be_profiled(tmp_path, capsys):
+    """Red when a profile shows nothing and says nothing."""
+    if find_library().library is None:
+        pytest.skip(find_library().reason)
+    folder = str(write_tiny_folder(tmp_path / "tiny", tokenizer=False))
+    assert main(["bench", "profile", folder, *ENGINE, "--load-format", "dummy"]) == 2
+    assert "set QUIRE_CPU_ISA=torch" in capsys.readouterr().err
+
+
+def test_profile_of_a_folder(tmp_path, capsys, without_native_steps):
     folder = str(write_tiny_folder(tmp_path / "tiny", tokenizer=False))
     words = ["--load-format", "dummy", "--batches", "1,2", "--prefill", "16", "--context", "8"]
     saved = tmp_path / "profile.json"
