@@ -44,7 +44,8 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = Path(tempfile.mkstemp(prefix="quire-serve-", suffix=".log")[1])
         words = [sys.executable, "-m", "quire", "serve", str(model), "--port", str(self.port)]
-        words += ["--log-format", "json", "--served-model-name", "tiny", *flags]
+        # A seed: what a random model draws must end in time, today and tomorrow.
+        words += ["--seed", "0", "--log-format", "json", "--served-model-name", "tiny", *flags]
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 words,
