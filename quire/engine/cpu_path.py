@@ -15,9 +15,9 @@ from quire.memory.pool import PagePool
 from quire.memory.sizing import size_text
 from quire.models.decoder import Decoder
 from quire.native.library import Library, find_library
-from quire.native.linear import NativeLinear
 from quire.native.tape import NotRecordable
-from quire.nn.linear import GatedLinear
+from quire.nn.ops import Ops
+from quire.ops.native_ops import NativeOps
 from quire.runner.tapes import Tapes
 
 
@@ -38,17 +38,16 @@ class CpuPath:
             library.set_threads(torch.get_num_threads())
         return CpuPath(library, reason, library is not None and args.dtype == "auto")
 
-    def decisions(self, model: Decoder) -> list[Decision]:
+    def decisions(self, ops: Ops) -> list[Decision]:
         if not self.reason:
             return []
         isa = self.library.isa if self.library else "torch"
-        made = [Decision("cpu kernels", isa, self.reason)]
-        kernels = [linear.kernel for linear in model.linears()]
-        kernels = [k.kernel if isinstance(k, GatedLinear) else k for k in kernels]
-        panels = [part for k in kernels if isinstance(k, NativeLinear) for part in k.parts]
-        if any(part.is_coded for part in panels):
-            size = size_text(sum(part.num_bytes for part in panels))
-            made.append(Decision("weights", f"packed, {size}", "in the numbers the file holds"))
+        threads = f"{torch.get_num_threads()} threads"
+        made = [Decision("cpu kernels", f"{isa}, {threads}", self.reason)]
+        if isinstance(ops, NativeOps):
+            forms = ", ".join(f"{name} {size_text(n)}" for name, n in ops.kept.most_common())
+            why = "as the file holds them" if self.keeps_packed else "a dtype was asked for"
+            made.append(Decision("weights", forms, why))
         return made
 
     def record(

@@ -15,7 +15,7 @@ from quire.load.hub import resolve_model
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.quant.coded import Coded
+    from quire.quant.weight import Weight
     from quire.text.tokenizer import Tokenizer
 
 
@@ -102,5 +102,5 @@ class ConfigOnly:
     def read(self, name: str) -> Tensor:
         raise CheckpointError(f"no tensor {name}: only the config was opened")
 
-    def coded(self, name: str) -> Coded | None:
+    def packed(self, name: str) -> Weight | None:
         return None

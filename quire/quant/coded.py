@@ -15,6 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.quant.weight import Inputs, Weight
+
+_RUN = 1 << 18  # weights made at once: what lies between stays in cache
+
 
 @dataclass(frozen=True, slots=True)
 class Coded:
@@ -31,19 +35,37 @@ class Coded:
     super_offsets: Tensor | None = None
     table: tuple[int, ...] | None = None  # what codes of 4 bits stand for: 16 signed bytes
     are_powers: bool = False  # scales are uint8 exponents: 2**(e - 128)
+    inputs: Inputs = "float"
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Codes lie one to a byte here, and are counted in their bits."""
+        others = [t for name, t in self._tensors().items() if name != "codes"]
+        scales: int = sum(t.numel() * t.element_size() for t in others)
+        return self.codes.numel() * self.bits // 8 + scales
 
     def pick(self, rows: Tensor | slice) -> Coded:
         """Some rows, or all in another order."""
         picked: dict[str, Any] = {n: t[rows].contiguous() for n, t in self._tensors().items()}
         return replace(self, **picked)
 
-    def is_like(self, other: Coded) -> bool:
-        """Whether the rows of both could be those of one weight."""
-        return self._form() == other._form()
+    def columns(self, begin: int, end: int) -> Coded:
+        cut: dict[str, Any] = {}
+        for name, tensor in self._tensors().items():
+            width = self.shape[1] // tensor.shape[1]  # inputs that one of its columns is for
+            if begin % width or end % width:
+                raise ValueError(
+                    f"got inputs {begin} to {end}, want multiples of {width}: they share scales"
+                )
+            cut[name] = tensor[:, begin // width : end // width].contiguous()
+        return replace(self, **cut)
+
+    def is_like(self, other: Weight) -> bool:
+        return isinstance(other, Coded) and self._form() == other._form()
 
     def join(self, below: Coded) -> Coded:
         joined: dict[str, Any] = {
@@ -63,7 +85,7 @@ class Coded:
     def dequantize(self) -> Tensor:
         """[out, in] fp32. Scale times code is rounded once, then the offset is added."""
         out = torch.empty(self.shape, dtype=torch.float32, device=self.codes.device)
-        self.dequantize_to(out, len(out))
+        self.dequantize_to(out, max(1, _RUN // self.shape[1]))
         return out
 
     def dequantize_to(self, out: Tensor, num_rows: int) -> None:

@@ -81,6 +81,6 @@ def test_a_packed_file_stays_packed(library: Library, default_model_path: Path) 
     small = {"num_threads": 1, "kv_cache_memory": 64 << 20, "max_model_len": 512}
     llm = LLM(str(default_model_path), device="cpu", **small)
     said = {d.what: d for d in llm.decisions}
-    assert said["weights"].value == "packed, 91.97 MiB"
+    assert said["weights"].value == "4 bits 63.28 MiB, 8 bits 28.69 MiB"
     assert said["steps"].value == "one call"
-    assert said["cpu kernels"].value == library.isas[0]
+    assert said["cpu kernels"].value == f"{library.isas[0]}, 1 threads"

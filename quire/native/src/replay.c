@@ -39,8 +39,7 @@ static void embed_units(void *arg, int64_t begin, int64_t end) {
     const qn_op *op = j->op;
     for (int64_t row = begin; row < end; row++) {
         float *out = op->out + row * op->width;
-        if (op->product) qn_current->expand_row(op->product, j->step->ids[row], out);
-        else memcpy(out, op->weight + j->step->ids[row] * op->width, (size_t)op->width * 4);
+        qn_current->expand_row(op->product, j->step->ids[row], out);
         for (int i = 0; op->eps != 1.0f && i < op->width; i++) out[i] *= op->eps;
     }
 }
