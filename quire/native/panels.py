@@ -8,7 +8,7 @@ other side of this page.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +54,19 @@ class Panels:
         return sum(t.numel() * t.element_size() for t in self.tensors if t is not None)
 
 
+def _by_block(coded: Coded) -> Coded:
+    """With scales for each block, and offsets in place of zeros."""
+    scales = coded.scales.repeat_interleave(coded.share, dim=1)
+    if coded.zeros is None:
+        return replace(coded, scales=scales, share=1)
+    wide = scales.float()
+    offsets = -wide * coded.zeros.float().repeat_interleave(coded.share, dim=1)
+    return replace(coded, scales=wide, offsets=offsets, zeros=None, share=1)
+
+
 def can_be_panels(weight: Weight) -> bool:
+    if isinstance(weight, Coded) and weight.zeros is not None and weight.bits == 8:
+        return False
     return isinstance(weight, Coded) or (
         isinstance(weight, Dense) and weight.tensor.dtype in FLOAT_CODES
     )
@@ -77,6 +89,7 @@ def pack_floats(weight: Tensor, bias: Tensor | None = None) -> Panels:
 
 
 def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
+    coded = _by_block(coded)
     assert coded.offsets is None or coded.zero == 0, "an offset takes the place of a zero"
     table = None if coded.table is None else torch.tensor(coded.table, dtype=torch.int8)
     tensors = (

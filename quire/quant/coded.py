@@ -2,8 +2,9 @@
 
     weight = scale * (code - zero) + offset
 
-with one scale (and offset) for each row and block of inputs. Formats with two levels of scales
-keep small whole numbers for blocks and an fp16 for each `super_size` of them. `dequantize` is the
+with one scale (and zero or offset) for each row and `share` blocks of inputs. Formats with two
+levels of scales keep small whole numbers for blocks and an fp16 for each `super_size` of them. The
+zero is one for all, or one for each scale. `dequantize` is the
 reference that kernels are tested against. How codes lie in memory is `native/panels.py`'s.
 """
 
@@ -22,20 +23,22 @@ _RUN = 1 << 18  # weights made at once: what lies between stays in cache
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A weight [out, in]; `blocks` below is in / block."""
+    """A weight [out, in]; `groups` below is in / (block * share)."""
 
     codes: Tensor  # [out, in] uint8, each below 2**bits; signed bytes where bits is 8
     bits: int  # 2, 4, 5, 6 or 8
-    block: int  # inputs that share a scale: 16 or 32
-    scales: Tensor  # [out, blocks] fp16 or fp32; uint8 or int8 below super scales
+    block: int  # inputs whose products are summed in whole numbers: 16 or 32
+    scales: Tensor  # [out, groups] fp16 or fp32; uint8 or int8 below super scales
     zero: int = 0
     offsets: Tensor | None = None  # as scales
-    super_size: int = 1  # blocks below one super scale
-    super_scales: Tensor | None = None  # [out, blocks / super_size] fp16
+    super_size: int = 1  # groups below one super scale
+    super_scales: Tensor | None = None  # [out, groups / super_size] fp16
     super_offsets: Tensor | None = None
     table: tuple[int, ...] | None = None  # what codes of 4 bits stand for: 16 signed bytes
     are_powers: bool = False  # scales are uint8 exponents: 2**(e - 128)
     inputs: Inputs = "float"
+    share: int = 1  # blocks that share a scale
+    zeros: Tensor | None = None  # [out, groups] uint8, int8 where bits is 8; then no zero
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -94,10 +97,13 @@ class Coded:
         offsets = None
         if self.offsets is not None:
             offsets = self._wide(self.offsets, self.super_offsets).unsqueeze(-1)
-        weight = out.view(*self.scales.shape, self.block)
+        weight = out.view(*self.scales.shape, self.block * self.share)
+        zeros = None if self.zeros is None else self.zeros.unsqueeze(-1)
         for start in range(0, len(out), num_rows):
             rows = slice(start, start + num_rows)
             self._put_values(self.codes[rows], out[rows])
+            if zeros is not None:
+                weight[rows] -= zeros[rows]
             weight[rows] *= scales[rows]
             if offsets is not None:
                 weight[rows] += offsets[rows]

@@ -1,6 +1,6 @@
 """Rounding to nearest: any matrix of floats as codes of 4 or 8 bits, made while it is loaded.
 
-A group of inputs shares an fp16 scale, and with `-asym` an fp16 offset as well. Nothing is
+A group of inputs shares an fp16 scale, and with `-asym` a zero of its own. Nothing is
 calibrated; what a checkpoint was quantised to with care is better kept as it is.
 """
 
@@ -21,13 +21,13 @@ BLOCK = 32
 class RtnForm:
     bits: int
     group: int  # inputs that share a scale
-    has_offsets: bool = False
+    has_zeros: bool = False
 
     @staticmethod
     def parse(name: str) -> RtnForm:
         """
         >>> RtnForm.parse("rtn-int4-g32")
-        RtnForm(bits=4, group=32, has_offsets=False)
+        RtnForm(bits=4, group=32, has_zeros=False)
         """
         return RtnForm(*parse_rtn(name))
 
@@ -40,35 +40,32 @@ class RtnForm:
             return None
         groups = weight.view(num_out, num_in // group, group)
         low, high = groups.amin(-1), groups.amax(-1)
-        if self.has_offsets:
-            return self._with_offsets(groups, low, high)
+        if self.has_zeros:
+            return self._with_zeros(groups, low, high)
         most = 2 ** (self.bits - 1)
         scale = _half(torch.maximum(high, -low) / (most - 0.5))
         codes = (groups / _nonzero(scale)).round_().clamp_(-most, most - 1)
-        repeats = group // BLOCK
+        share = group // BLOCK
         if self.bits == 8:
             packed = codes.to(torch.int8).view(torch.uint8)
-            return Coded(packed.view(weight.shape), 8, BLOCK, _repeat(scale, repeats))
+            return Coded(packed.view(weight.shape), 8, BLOCK, scale, share=share)
         packed = (codes + most).byte().view(weight.shape)
-        return Coded(packed, self.bits, BLOCK, _repeat(scale, repeats), zero=most)
+        return Coded(packed, self.bits, BLOCK, scale, zero=most, share=share)
 
-    def _with_offsets(self, groups: Tensor, low: Tensor, high: Tensor) -> Coded:
-        # Signed bytes have no offsets of their own: codes of 8 bits are counted from the middle.
+    def _with_zeros(self, groups: Tensor, low: Tensor, high: Tensor) -> Coded:
+        """Whole numbers from the least to the most of each group, zero among them."""
+        # Codes of eight bits are signed, and so are their zeros.
         most, middle = 2**self.bits - 1, 128 if self.bits == 8 else 0
         low, high = low.clamp(max=0.0), high.clamp(min=0.0)
         scale = _half((high - low) / most)
-        offset = _half(low)
-        codes = ((groups - offset.float().unsqueeze(-1)) / _nonzero(scale)).round_()
-        codes = codes.clamp_(0, most) - middle
+        zero = (-low / _nonzero(scale).squeeze(-1)).round_().clamp_(0, most)
+        codes = (groups / _nonzero(scale)).round_().add_(zero.unsqueeze(-1)).clamp_(0, most)
+        kind = torch.int8 if middle else torch.uint8
         shape = (groups.shape[0], groups.shape[1] * groups.shape[2])
-        if middle:
-            packed = codes.to(torch.int8).view(torch.uint8).view(shape)
-            offset = _half(offset.float() + middle * scale.float())
-        else:
-            packed = codes.byte().view(shape)
-        repeats = groups.shape[2] // BLOCK
-        scales, offsets = _repeat(scale, repeats), _repeat(offset, repeats)
-        return Coded(packed, self.bits, BLOCK, scales, offsets=offsets)
+        packed = (codes - middle).to(kind).view(torch.uint8).view(shape)
+        zeros = (zero - middle).to(kind)
+        share = groups.shape[2] // BLOCK
+        return Coded(packed, self.bits, BLOCK, scale, zeros=zeros, share=share)
 
 
 def _half(values: Tensor) -> Tensor:
@@ -80,7 +77,3 @@ def _nonzero(scale: Tensor) -> Tensor:
     """As divisors [out, groups, 1]; a group of zeros has none."""
     wide = scale.float()
     return torch.where(wide == 0.0, 1.0, wide).unsqueeze(-1)
-
-
-def _repeat(scale: Tensor, count: int) -> Tensor:
-    return scale.repeat_interleave(count, dim=1) if count > 1 else scale

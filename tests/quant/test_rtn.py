@@ -25,13 +25,14 @@ def test_within_half_a_step(name: str) -> None:
     assert got is not None and got.shape == (10, 512)
     groups = weight.view(10, -1, form.group)
     low, high = groups.amin(-1).clamp(max=0.0), groups.amax(-1).clamp(min=0.0)
-    if form.has_offsets:
+    if form.has_zeros:
         step = (high - low) / (2**form.bits - 1)
     else:
         step = torch.maximum(high, -low) / (2 ** (form.bits - 1) - 0.5)
     step = step + (high - low) * 2**-10  # scales and offsets are fp16
     error = (got.dequantize() - weight).view_as(groups).abs().amax(-1)
-    assert (error <= 0.51 * step + 1e-7).all()
+    slack = 1.01 if form.has_zeros else 0.51  # the zero is rounded as well
+    assert (error <= slack * step + 1e-7).all()
     assert (got.dequantize()[3, :256] == 0.0).all()
 
 
@@ -39,7 +40,7 @@ def test_inputs_that_no_group_fits() -> None:
     """Red when 576 inputs in groups of 128 end up with a ragged group."""
     weight = torch.randn(4, 576)
     made = RtnForm.parse("rtn-int4-g128").of(weight)
-    assert made is not None and (made.scales[:, 0::2] == made.scales[:, 1::2]).all()  # of 64
+    assert made is not None and made.share == 2 and made.scales.shape == (4, 9)
     assert RtnForm.parse("rtn-int4-g32").of(torch.randn(4, 40)) is None
     assert RtnForm.parse("rtn-int4-g32").of(torch.full((4, 64), torch.inf)) is None
 
