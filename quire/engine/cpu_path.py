@@ -26,6 +26,7 @@ class CpuPath:
     library: Library | None
     reason: str  # why this instruction set, or no library; empty on other devices
     keeps_packed: bool
+    form_reason: str = ""  # why weights are kept in the form they have
 
     @staticmethod
     def of(args: EngineArgs, device: torch.device) -> CpuPath:
@@ -36,7 +37,11 @@ class CpuPath:
         library, reason = find_library()
         if library is not None:
             library.set_threads(torch.get_num_threads())
-        return CpuPath(library, reason, library is not None and args.dtype == "auto")
+        keeps = library is not None and args.dtype == "auto"
+        why = "as the file holds them" if keeps else f"dtype {args.dtype} was asked for"
+        if args.quantization is not None:
+            why = f"rounded at load: {args.quantization}, 8 bits for embedding and head"
+        return CpuPath(library, reason, keeps, why)
 
     def decisions(self, ops: Ops) -> list[Decision]:
         if not self.reason:
@@ -46,8 +51,7 @@ class CpuPath:
         made = [Decision("cpu kernels", f"{isa}, {threads}", self.reason)]
         if isinstance(ops, NativeOps):
             forms = ", ".join(f"{name} {size_text(n)}" for name, n in ops.kept.most_common())
-            why = "as the file holds them" if self.keeps_packed else "a dtype was asked for"
-            made.append(Decision("weights", forms, why))
+            made.append(Decision("weights", forms, self.form_reason))
         return made
 
     def record(

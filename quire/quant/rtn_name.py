@@ -20,7 +20,7 @@ def parse_rtn(name: str) -> tuple[int, int, bool]:
     if found is None or int(found[2]) not in GROUPS:
         raise NotSupported(
             f"got quantization={name!r}, want rtn-int4-g32 or the like: int4 or int8, g32, g64,"
-            " g128 or g256, and -asym at the end for zeros of their own; weights that are stored quantised"
-            " need no such word"
+            " g128 or g256, and -asym at the end for zeros of their own; weights that are stored"
+            " quantised need no such word"
         )
     return int(found[1]), int(found[2]), found[3] is not None
