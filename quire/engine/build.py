@@ -86,6 +86,7 @@ def build_engine(
     ops = ops_of(device, cpu.library if dtype == torch.float32 else None)
     wish = Wish(cpu.keeps_packed, _form(args, device))
     model = _load(checkpoint, spec, heads, config, ops, wish, dtype, device)
+    backend = cpu.attention(backend, ops)
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(
         config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(groups)
@@ -98,12 +99,12 @@ def build_engine(
     if len(groups) > 1 or groups.windows != (None,):
         decisions.append(_describe(groups))
     pages = _size_pool(config, model, backend, heads, rows, decisions)
-    pool = PagePool(backend, heads, groups, pages, dtype, device)
+    pool = PagePool(backend, heads, groups, pages, backend.cache_dtype, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
     expand_prompts = spec.mla is not None and not config.cache.prefix_caching
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
-    runner.tapes = cpu.record(model, pool, config, decisions)
+    runner.tapes = cpu.record(model, backend, pool, config, decisions)
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, groups.windows)
     scheduler = Scheduler(config.sched, kv)
     grammars = _grammars(tokenizer, spec, runner)
@@ -184,7 +185,7 @@ def _size_pool(
     device, spec, sched = model.device, model.spec, config.sched
     groups = layer_groups(spec.windows, spec.num_layers)
     needs = PageNeeds(heads.page_size, groups.windows, max_inflight(sched, device))
-    page_bytes = bytes_per_page(heads, groups.num_places, model.dtype)
+    page_bytes = bytes_per_page(heads, groups.num_places, backend.cache_dtype)
 
     def step_bytes() -> int:
         before = peak_memory(device)
@@ -213,7 +214,8 @@ def _size_pool(
     decisions.append(
         Decision(
             "kv cache",
-            f"{pages - 1} pages of {heads.page_size} tokens, {size_text(pages * page_bytes)}",
+            f"{pages - 1} pages of {heads.page_size} tokens, {size_text(pages * page_bytes)}"
+            f" of {str(backend.cache_dtype).removeprefix('torch.')}",
             room.describe(),
         )
     )

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.attn.backend import AttentionBackend
+from quire.attn.native import NativeAttention
 from quire.config import Decision, EngineArgs, EngineConfig
 from quire.memory.pool import PagePool
 from quire.memory.sizing import size_text
@@ -54,15 +56,27 @@ class CpuPath:
             made.append(Decision("weights", forms, self.form_reason))
         return made
 
+    def attention(self, backend: AttentionBackend, ops: Ops) -> AttentionBackend:
+        """With a cache in fp16 beside packed weights, where the backend can keep one."""
+        has_codes = isinstance(ops, NativeOps) and ops.has_codes
+        if self.keeps_packed and has_codes and isinstance(backend, NativeAttention):
+            return NativeAttention(torch.float16)
+        return backend
+
     def record(
-        self, model: Decoder, pool: PagePool, config: EngineConfig, decisions: list[Decision]
+        self,
+        model: Decoder,
+        backend: AttentionBackend,
+        pool: PagePool,
+        config: EngineConfig,
+        decisions: list[Decision],
     ) -> Tapes | None:
         """Steps as one call; None: layer by layer."""
         if self.library is None or config.enforce_eager or model.dtype != torch.float32:
             return None
         try:
             with torch.inference_mode():
-                tapes = Tapes(model, pool, self.library, config.sched.max_num_batched_tokens)
+                tapes = Tapes(model, backend, pool, config.sched.max_num_batched_tokens)
         except NotRecordable as error:
             decisions.append(Decision("steps", "layer by layer", str(error)))
             return None

@@ -38,8 +38,8 @@ COPIES: dict[str, dict[str, tuple[str, ...]]] = {
         "avx512vnni": (*AVX2, *AVX512),
     },
 }
-KERNELS = ("products.c", "ops.c")  # compiled once for each instruction set
-COMMON = ("main.c", "pool.c", "replay.c")
+KERNELS = ("products.c", "ops.c", "store.c", "attend.c")  # compiled once for each instruction set
+COMMON = ("main.c", "pool.c", "replay.c", "deal.c")
 TIMEOUT_S = 300
 DIGEST_BYTES = 32
 

@@ -16,7 +16,7 @@ from quire.models.spec import RouterSpec
 from quire.native.direct import gate_rows, norm_rows
 from quire.native.library import Library
 from quire.native.linear import NativeLinear
-from quire.native.panels import can_be_panels
+from quire.native.panels import FLOAT_NAMES, can_be_panels
 from quire.native.tape import LANES, Rows, Tape
 from quire.nn.ops import (
     ExpertKernel,
@@ -32,6 +32,8 @@ from quire.ops.int8_inputs import Int8Inputs
 from quire.ops.torch_ops import HeadLoop, TorchOps
 from quire.quant.weight import Dense, Weight
 
+FLOATS = tuple(FLOAT_NAMES.values())
+
 
 class NativeOps:
     """`nn.ops.Ops`."""
@@ -40,6 +42,11 @@ class NativeOps:
         self.library = library
         self.kept: Counter[str] = Counter()  # bytes of weights by their form
         self._torch = TorchOps()
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether some weights are kept in whole numbers."""
+        return any(not form.startswith(FLOATS) for form in self.kept)
 
     def linear(
         self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None = None

@@ -19,7 +19,8 @@ typedef struct {
     void (*gate_rows)(const qn_op *op, int64_t begin, int64_t end);
     void (*scale_rows)(const qn_op *op, int64_t begin, int64_t end);
     void (*store_rows)(const qn_op *op, const qn_step *step, int64_t begin, int64_t end);
-    void (*attend)(const qn_op *op, const qn_step *step, qn_queries unit, int kv_head);
+    void (*attend)(const qn_op *op, const qn_step *step, const qn_unit *unit);
+    void (*join_parts)(const qn_op *op, const qn_unit *unit, int num_spans, const float *parts);
 } qn_kernels;
 
 extern const qn_kernels *qn_current; /* of the instruction set in use */
