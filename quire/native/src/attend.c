@@ -15,7 +15,6 @@
 #include "rows.h"
 
 #define MAX_ROWS 64 /* of scores held at once: queries times the heads that share keys */
-#define PART_HEAD 16
 #define VECTORS (RUN / LANES) /* of a run's tokens */
 #if LANES == 16
 #define TILES 4 /* runs of keys whose scores are computed at once, as many as registers hold */

@@ -12,9 +12,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define FEW_QUERIES 4   /* more are not cut up: their parts would need much memory */
-#define SHARES 4        /* units for each thread, for nobody to wait long for the last */
-#define PART_HEAD 16    /* floats before a part's numbers: see attend.c */
+#define FEW_QUERIES 4 /* more are not cut up: their parts would need much memory */
+#define SHARES 4      /* units for each thread, for nobody to wait long for the last */
 
 typedef struct {
     int32_t first, end;

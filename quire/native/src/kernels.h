@@ -8,6 +8,8 @@
 #define JOIN(a, b) JOIN2(a, b)
 #define KERNEL(name) JOIN(name, ISA)
 
+#define PART_HEAD 16 /* floats before the numbers of a part of attention: its level, aligned */
+
 typedef struct {
     void (*round_rows)(const float *x, int64_t stride, int64_t begin, int64_t end, int num_in,
                        qn_rounded into);
