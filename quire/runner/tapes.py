@@ -30,7 +30,9 @@ class Tapes:
         self.tail = _Recording(model, pool, library, max_tokens, num_groups, True)
 
     def run(self, batches: tuple[Batch, ...], sent: dict[str, Tensor], has_tail: bool) -> Tensor:
-        """Hidden states after the last norm: of all tokens, or of those drawn from alone."""
+        """Hidden states after the last norm: of all tokens, or of those drawn from alone.
+
+        They stay until the next step."""
         recording = self.tail if has_tail else self.whole
         return recording.run(batches, sent)
 
@@ -59,12 +61,12 @@ class _Recording:
 
     def run(self, batches: tuple[Batch, ...], sent: dict[str, Tensor]) -> Tensor:
         first = batches[0]
-        num_tokens, num_samples = first.num_tokens, len(sent["sample_index"])
+        num_tokens, num_samples = first.num_tokens, sent["sample_index"].shape[0]
         assert num_tokens <= self.tape.max_rows, f"{num_tokens} tokens in a step"
         step = self.pointers.step(batches, sent)
         self.tape.replay(step)
         kept = num_samples if self.has_tail else num_tokens
-        return self.hidden.memory.view(-1, self.hidden.width)[:kept].clone()
+        return self.hidden.memory.view(-1, self.hidden.width)[:kept]
 
 
 class _RecordedBatch:
@@ -99,7 +101,7 @@ class Pointers:
             sample_rows=_address(sent["sample_rows"], torch.int32),
             num_tokens=first.num_tokens,
             num_seqs=first.num_seqs,
-            num_samples=len(sent["sample_index"]),
+            num_samples=sent["sample_index"].shape[0],
             table_stride=first.page_table.stride(0),
             page_size=first.page_size,
         )
