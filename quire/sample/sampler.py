@@ -152,7 +152,7 @@ def _edit(logits: Tensor, inputs: SampleInputs) -> Tensor:
 
 def _likeliest(rows: Floats) -> Ints:
     """[S, V] -> [S], in one pass: NaN and +inf, if there are any, come out on top."""
-    best = rows.argmax(axis=1)
+    best: Ints = rows.argmax(axis=1)
     is_clean = rows[np.arange(len(rows)), best] < np.inf
     if not is_clean.all():
         for i in np.flatnonzero(~is_clean):
