@@ -6,7 +6,6 @@ activations need, then the real pool from what is left.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -169,7 +168,6 @@ def _load(
         else:
             load_weights(model, checkpoint, names_of(checkpoint.config, spec), wish)
         model.finish(ops)
-    gc.collect()
     return model
 
 

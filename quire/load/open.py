@@ -11,6 +11,7 @@ from quire.config import EngineArgs
 from quire.errors import CheckpointError
 from quire.load.checkpoint import Checkpoint
 from quire.load.hub import resolve_model
+from quire.load.torch_import import begin_import
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,16 +28,21 @@ class OpenModel:
 
 
 def open_model(args: EngineArgs) -> OpenModel:
+    """What needs torch comes last: it is being imported meanwhile."""
     path = resolve_model(args.model)
+    begin_import()
     wants_text = not args.skip_tokenizer_init
     checkpoint: Checkpoint
     tokenizer = None
     if path.suffix == ".gguf":
+        from quire.load.gguf import GGUFFile
+
+        file = GGUFFile.open(path)
+        if wants_text and args.tokenizer is None:
+            tokenizer = _gguf_tokenizer(file.metadata, str(path))
         from quire.load.gguf_checkpoint import GGUFCheckpoint
 
-        checkpoint = opened = GGUFCheckpoint.open(path)
-        if wants_text and args.tokenizer is None:
-            tokenizer = _gguf_tokenizer(opened.file.metadata, str(path))
+        checkpoint = GGUFCheckpoint(file)
     elif args.load_format == "dummy":
         checkpoint = ConfigOnly.open(path)
     else:

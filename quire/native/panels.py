@@ -107,11 +107,12 @@ def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
 
 
 def _planes(coded: Coded) -> Tensor:
-    codes, num_vectors = _padded(coded.codes), coded.block // 4
-    blocks = codes.view(-1, PANEL, codes.shape[1] // coded.block, num_vectors, 4)
-    vectors = blocks.permute(0, 2, 3, 1, 4).flatten(3)  # [panels, blocks, vectors, 64]
+    # Four codes move as one word: [panels, 16, blocks, vectors] -> [panels, blocks, vectors, 16].
+    words = _padded(coded.codes).contiguous().view(torch.int32)
+    blocks = words.view(-1, PANEL, coded.shape[1] // coded.block, coded.block // 4)
+    vectors = blocks.permute(0, 2, 3, 1).contiguous().view(torch.uint8)  # [..., 64]
     if coded.bits == 8:
-        return vectors.contiguous()
+        return vectors
     return torch.cat([_plane(vectors, *plane) for plane in PLANES[coded.bits]], 2)
 
 

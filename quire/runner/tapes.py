@@ -31,7 +31,9 @@ class Tapes:
         self.tail = _Recording(model, attention, pool, max_tokens, True)
 
     def run(self, batches: tuple[Batch, ...], sent: dict[str, Tensor], has_tail: bool) -> Tensor:
-        """Hidden states after the last norm: of all tokens, or of those drawn from alone."""
+        """Hidden states after the last norm: of all tokens, or of those drawn from alone.
+
+        They stay until the next step."""
         recording = self.tail if has_tail else self.whole
         return recording.run(batches, sent)
 
@@ -59,7 +61,7 @@ class _Recording:
 
     def run(self, batches: tuple[Batch, ...], sent: dict[str, Tensor]) -> Tensor:
         first = batches[0]
-        num_tokens, num_samples = first.num_tokens, len(sent["sample_index"])
+        num_tokens, num_samples = first.num_tokens, sent["sample_index"].shape[0]
         assert num_tokens <= self.tape.max_rows, f"{num_tokens} tokens in a step"
         step = self.pointers.step(batches)
         step.sample_index = address_of(sent["sample_index"], torch.int64)
@@ -67,7 +69,7 @@ class _Recording:
         step.num_samples = num_samples
         self.tape.replay(step)
         kept = num_samples if self.has_tail else num_tokens
-        return self.hidden.memory.view(-1, self.hidden.width)[:kept].clone()
+        return self.hidden.memory.view(-1, self.hidden.width)[:kept]
 
 
 class _RecordedBatch:
