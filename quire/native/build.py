@@ -38,6 +38,7 @@ COPIES: dict[str, dict[str, tuple[str, ...]]] = {
         "avx2": AVX2,
         "avxvnni": (*AVX2, "-mavxvnni"),
         "avx512vnni": (*AVX2, *AVX512),
+        "amx": (*AVX2, *AVX512, "-mamx-tile", "-mamx-int8"),
     },
     "aarch64": {
         "plain": PLAIN,

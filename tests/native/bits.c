@@ -110,7 +110,7 @@ static const form FORMS[] = {
     {"fp16", CODES_FLOAT16, 1, 0, SCALES_FLOAT, 0},
     {"bf16", CODES_BFLOAT16, 1, 0, SCALES_FLOAT, 0},
 };
-static const int SHAPES[][2] = {{16, 32}, {33, 64}, {100, 256}};
+static const int SHAPES[][2] = {{16, 32}, {33, 96}, {72, 192}};
 
 static uint8_t *bytes(int64_t count) {
     uint8_t *p = room((size_t)count);

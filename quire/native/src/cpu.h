@@ -5,14 +5,18 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 typedef struct {
-    int avx2, avxvnni, avx512vnni;
+    int avx2, avxvnni, avx512vnni, amx;
 } cpu_sets;
 
 static inline cpu_sets cpu_has(void) {
     unsigned a, b, c, d, low, high;
-    cpu_sets has = {0, 0, 0};
+    cpu_sets has = {0, 0, 0, 0};
     if (!__get_cpuid(1, &a, &b, &c, &d)) return has;
     const unsigned basic = 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29; /* fma, osxsave, avx, f16c */
     if ((c & basic) != basic) return has;
@@ -21,6 +25,8 @@ static inline cpu_sets cpu_has(void) {
     has.avx2 = b >> 5 & 1;
     const unsigned wide = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* f, dq, bw, vl */
     has.avx512vnni = has.avx2 && (low & 0xe6) == 0xe6 && (b & wide) == wide && (c >> 11 & 1);
+    const unsigned tiles = 1u << 24 | 1u << 25; /* amx-tile, amx-int8 */
+    has.amx = has.avx512vnni && (d & tiles) == tiles && (low >> 17 & 3) == 3;
     if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) has.avxvnni = has.avx2 && (a >> 4 & 1);
     return has;
 }
@@ -28,6 +34,15 @@ static inline cpu_sets cpu_has(void) {
 static inline int has_avx2(void) { return cpu_has().avx2; }
 static inline int has_avxvnni(void) { return cpu_has().avxvnni; }
 static inline int has_avx512vnni(void) { return cpu_has().avx512vnni; }
+#ifdef QUIRE_TILES /* in C, see matrix_amx.h */
+static inline int has_amx(void) { return cpu_has().avx512vnni; }
+#elif defined(__linux__)
+static inline int has_amx(void) { /* a process has to ask for tiles: ARCH_REQ_XCOMP_PERM, 18 */
+    return cpu_has().amx && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+}
+#else
+static inline int has_amx(void) { return 0; }
+#endif
 #endif
 
 #ifdef __aarch64__

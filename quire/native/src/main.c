@@ -32,6 +32,9 @@ TABLE(avxvnni);
 #ifdef HAS_avx512vnni
 TABLE(avx512vnni);
 #endif
+#ifdef HAS_amx
+TABLE(amx);
+#endif
 #ifdef HAS_neon
 TABLE(neon);
 #endif
@@ -47,6 +50,9 @@ static const struct {
     int (*can_run)(void);
     const qn_kernels *kernels;
 } ISAS[] = {
+#ifdef HAS_amx
+    {"amx", has_amx, &amx_kernels},
+#endif
 #ifdef HAS_avx512vnni
     {"avx512vnni", has_avx512vnni, &avx512vnni_kernels},
 #endif
