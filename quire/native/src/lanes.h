@@ -14,7 +14,7 @@
 #if defined(__aarch64__) && !defined(QUIRE_PLAIN)
 #include "lanes_neon.h"
 
-#elif defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#elif defined(__AVX512VNNI__) && defined(__AVX512BW__) && !defined(QUIRE_PLAIN)
 #define LANES 16
 #include <immintrin.h>
 typedef __m512 vf;  /* floats */
@@ -74,7 +74,7 @@ static inline vi vi_dot8(vi acc, vb codes, vb x) {
     return _mm512_dpbusd_epi32(acc, _mm512_xor_si512(codes, _mm512_set1_epi8((char)0x80)), x);
 }
 
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(QUIRE_PLAIN)
 #define LANES 8
 #include <immintrin.h>
 typedef __m256 vf;

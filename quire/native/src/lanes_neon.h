@@ -41,12 +41,14 @@ static inline vf vf_bfloat(const uint16_t *p) {
 }
 static inline vf vf_of_u8(const uint8_t *p) {
     const uint16x8_t wide = vmovl_u8(vld1_u8(p));
-    const vf r = {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide))), vcvtq_f32_u32(vmovl_high_u16(wide))}};
+    const vf r = {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(wide))),
+                  vcvtq_f32_u32(vmovl_high_u16(wide))}};
     return r;
 }
 static inline vf vf_of_s8(const int8_t *p) {
     const int16x8_t wide = vmovl_s8(vld1_s8(p));
-    const vf r = {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), vcvtq_f32_s32(vmovl_high_s16(wide))}};
+    const vf r = {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))),
+                  vcvtq_f32_s32(vmovl_high_s16(wide))}};
     return r;
 }
 static inline vf vf_of_vi(vi a) { BOTH(vf, vcvtq_f32_s32(a.val[i])); }

@@ -4,7 +4,7 @@
  * of `tile`, so the bits are those of fewer rows. Codes are unpacked once for all rows. Included by
  * products.c below what it reads: codes_of, expand_scales, write_out.
  */
-#if defined(QUIRE_PLAIN)
+#ifdef QUIRE_PLAIN
 #elif defined(__AMX_INT8__) || defined(QUIRE_TILES)
 #include "matrix_amx.h"
 #define MATRIX_ROWS 16 /* fewer rows stay with the vectors */
@@ -30,7 +30,7 @@ static _Thread_local size_t matrix_room_size;
 static char *matrix_room_of(size_t bytes) {
     if (bytes > matrix_room_size) {
         free(matrix_room);
-        matrix_room = malloc(bytes);
+        matrix_room = aligned_alloc(64, bytes); /* a multiple of 64: whole cache lines */
         if (!matrix_room) abort();
         matrix_room_size = bytes;
     }
@@ -67,7 +67,7 @@ static const int8_t *unpack(const qn_weight *w, int64_t panel, int8_t *into) {
         UNPACK(6);
         UNPACK(CODES_TABLE4);
     }
-    return (const int8_t *)w->codes + panel * w->num_in * PANEL; /* 8 bits: they lie as they should */
+    return (const int8_t *)w->codes + panel * w->num_in * PANEL; /* 8 bits: as they should lie */
 }
 
 /* Some blocks of 16 rows: what the unit and the rounding found. */
