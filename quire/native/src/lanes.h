@@ -2,7 +2,7 @@
  *
  * A lane is one output of a product (or one token of attention). Every operation is exact or
  * rounds once, as IEEE says, so all instruction sets give the same bits. LANES divides 16, the
- * height of a panel. Chosen by the flags this file is compiled with; without any, plain C.
+ * height of a panel. Chosen by the flags this file is compiled with; QUIRE_PLAIN: plain C.
  */
 #ifndef QUIRE_LANES_H
 #define QUIRE_LANES_H
@@ -11,7 +11,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if defined(__aarch64__) && !defined(QUIRE_PLAIN)
+#include "lanes_neon.h"
+
+#elif defined(__AVX512VNNI__) && defined(__AVX512BW__) && !defined(QUIRE_PLAIN)
 #define LANES 16
 #include <immintrin.h>
 typedef __m512 vf;  /* floats */
@@ -74,7 +77,7 @@ static inline vi vi_dot8(vi acc, vb codes, vb x) {
     return _mm512_dpbusd_epi32(acc, _mm512_xor_si512(codes, _mm512_set1_epi8((char)0x80)), x);
 }
 
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(QUIRE_PLAIN)
 #define LANES 8
 #include <immintrin.h>
 typedef __m256 vf;
@@ -149,7 +152,6 @@ static inline vi vi_dot8(vi acc, vb codes, vb x) { /* 2 * 128 * 127 fits 16 bits
 
 #else
 #define LANES 8
-#define QUIRE_PLAIN 1
 typedef struct { float at[LANES]; } vf;
 typedef struct { int32_t at[LANES]; } vi;
 typedef struct { uint8_t at[4 * LANES]; } vb;

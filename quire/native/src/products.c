@@ -348,12 +348,20 @@ static void float_panels(const qn_weight *w, const float *x, int64_t stride, int
     }
 }
 
+#include "matrix.h"
+
 void KERNEL(multiply)(const qn_weight *w, const float *x, int64_t x_stride, const qn_rounded *q,
                       int64_t begin, int64_t end, int64_t rows, float *out, int64_t stride) {
     if (w->bits >= 100) {
         float_panels(w, x, x_stride, begin, end, rows, out, stride);
         return;
     }
+#ifdef MATRIX_ROWS
+    if (rows >= MATRIX_ROWS) {
+        matrix_panels(w, q, begin, end, rows, out, stride);
+        return;
+    }
+#endif
     const tile_kind *kind = kind_of(w);
     for (int64_t panel = begin; panel < end; panel++)
         packed_panel(kind, w, q, panel, rows, out, stride);
