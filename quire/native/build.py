@@ -38,7 +38,7 @@ COPIES: dict[str, dict[str, tuple[str, ...]]] = {
         "avx512vnni": (*AVX2, *AVX512),
     },
 }
-KERNELS = ("products.c", "ops.c")  # compiled once for each instruction set
+KERNELS = ("products.c", "float_products.c", "rounding.c", "expand.c", "ops.c")  # compiled once for each instruction set
 COMMON = ("main.c", "pool.c", "replay.c")
 TIMEOUT_S = 300
 DIGEST_BYTES = 32

@@ -130,9 +130,16 @@ static inline vi vi_dot8(vi acc, vb codes, vb x) {
     return _mm256_dpbusd_avx_epi32(acc, _mm256_xor_si256(codes, _mm256_set1_epi8((char)0x80)), x);
 }
 #else
-static inline vi vi_dot(vi acc, vb codes, vb x) { /* 2 * 63 * 127 fits 16 bits */
-    return _mm256_add_epi32(
-        acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1)));
+/* Pairs of products are summed in 16 bits as long as they fit. */
+#define HAS_PAIRS 1
+#define PAIRS_HOLD(bits) ((bits) <= 4 ? 8 : (bits) == 5 ? 4 : 2)
+typedef __m256i vp;
+static inline vp vp_begin(vi acc) { return (void)acc, _mm256_setzero_si256(); }
+static inline vp vp_dot(vp acc, vb codes, vb x) {
+    return _mm256_add_epi16(acc, _mm256_maddubs_epi16(codes, x));
+}
+static inline vi vp_end(vi acc, vp pairs) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 #define DOT8_BIAS 0
 static inline vi vi_dot8(vi acc, vb codes, vb x) { /* 2 * 128 * 127 fits 16 bits */
@@ -215,6 +222,15 @@ static inline vi vi_dot8(vi acc, vb codes, vb x) {
     for (int i = 0; i < 4 * LANES; i++) acc.at[i / 4] += (int)(int8_t)codes.at[i] * (int8_t)x.at[i];
     return acc;
 }
+#endif
+
+/* Sums of products on their way to a lane: begun from a sum, added to it in the end. */
+#ifndef HAS_PAIRS
+#define PAIRS_HOLD(bits) 8 /* vectors, any number of them: these are whole sums */
+typedef vi vp;
+static inline vp vp_begin(vi acc) { return acc; }
+static inline vp vp_dot(vp acc, vb codes, vb x) { return vi_dot(acc, codes, x); }
+static inline vi vp_end(vi acc, vp pairs) { return (void)acc, pairs; }
 #endif
 
 /* One lane's worth of rounding for odd ends, with the same instructions' results. */

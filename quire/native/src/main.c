@@ -8,11 +8,12 @@
 #include <cpuid.h>
 #endif
 
+#define GRAIN_ROWS 128 /* of one unit of a product; a multiple of any tile */
+
 #define TABLE(isa) \
-    void round_rows_##isa(const float *, int64_t, int64_t, int64_t, int, qn_rounded); \
+    void round_rows_##isa(const float *, int64_t, int64_t, int64_t, int64_t, int, int8_t *); \
     int can_multiply_##isa(const qn_weight *); \
-    void multiply_##isa(const qn_weight *, const float *, int64_t, const qn_rounded *, int64_t, \
-                        int64_t, int64_t, float *, int64_t); \
+    void multiply_##isa(const qn_weight *, const qn_operand *, int64_t, int64_t); \
     void expand_row_##isa(const qn_weight *, int64_t, float *); \
     void norm_rows_##isa(const qn_op *, int64_t, int64_t); \
     void gate_rows_##isa(const qn_op *, int64_t, int64_t); \
@@ -99,12 +100,8 @@ int qn_use_isa(const char *name) {
 
 int qn_can_multiply(const qn_weight *weight) { return qn_current->can_multiply(weight); }
 
-static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 int64_t qn_scratch_bytes(const qn_weight *w, int64_t rows) {
-    if (w->bits >= 100) return 0;
-    return aligned(rows * w->num_in) + aligned(rows * (w->num_in / BLOCK) * 4) +
-           2 * aligned(rows * (w->num_in / 16) * 4);
+    return w->bits >= 100 ? 0 : rows * (w->num_in / BLOCK) * ROUNDED_BYTES;
 }
 
 /* [count, inputs]: scale * (code - zero) rounded, then the offset added. */
@@ -114,39 +111,45 @@ void qn_rows(const qn_weight *w, const int64_t *ids, int64_t count, float *out) 
 
 typedef struct {
     const qn_weight *weight;
-    const float *x;
-    float *out;
-    qn_rounded rounded;
-    int64_t x_stride, out_stride, rows;
+    qn_operand all;
+    int8_t *rounded;
+    int64_t panels, panels_at_once, rows_at_once;
 } product_job;
 
 static void round_units(void *arg, int64_t begin, int64_t end) {
     product_job *j = arg;
-    qn_current->round_rows(j->x, j->x_stride, begin, end, j->weight->num_in, j->rounded);
+    qn_current->round_rows(j->all.x, j->all.x_stride, begin, end, j->all.rows, j->weight->num_in,
+                           j->rounded);
 }
 
-static void panel_units(void *arg, int64_t begin, int64_t end) {
+/* A unit is some panels by some rows; neighbours in number share the panels. */
+static void product_units(void *arg, int64_t begin, int64_t end) {
     product_job *j = arg;
-    qn_current->multiply(j->weight, j->x, j->x_stride, &j->rounded, begin, end, j->rows, j->out,
-                      j->out_stride);
+    const int64_t row_parts = (j->all.rows + j->rows_at_once - 1) / j->rows_at_once;
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t row = unit % row_parts * j->rows_at_once;
+        const int64_t panel = unit / row_parts * j->panels_at_once;
+        const int64_t left = j->panels - panel;
+        qn_operand part = j->all;
+        part.x += row * part.x_stride;
+        part.out += row * part.out_stride;
+        part.rounded = j->rounded + qn_scratch_bytes(j->weight, row);
+        part.rows = part.rows - row < j->rows_at_once ? part.rows - row : j->rows_at_once;
+        qn_current->multiply(j->weight, &part, panel,
+                             panel + (left < j->panels_at_once ? left : j->panels_at_once));
+    }
 }
 
 void qn_product(qn_pool *pool, const qn_weight *w, const float *x, int64_t x_stride, int64_t rows,
                 float *out, int64_t out_stride, void *scratch) {
-    product_job job = {w, x, out, {0}, x_stride, out_stride, rows};
-    if (w->bits < 100) {
-        char *at = scratch;
-        job.rounded.codes = (int8_t *)at;
-        at += aligned(rows * w->num_in);
-        job.rounded.scales = (float *)at;
-        at += aligned(rows * (w->num_in / BLOCK) * 4);
-        job.rounded.sums = (int32_t *)at;
-        at += aligned(rows * (w->num_in / 16) * 4);
-        job.rounded.totals = (float *)at;
-        qn_share(pool, round_units, &job, rows, 8);
-    }
-    int64_t panels = (w->num_out + PANEL - 1) / PANEL;
+    const int64_t panels = (w->num_out + PANEL - 1) / PANEL;
+    product_job job = {w, {x, scratch, out, x_stride, out_stride, rows}, scratch, panels,
+                       0, GRAIN_ROWS};
+    if (rows == 0) return;
+    if (w->bits < 100) qn_share(pool, round_units, &job, rows, 8);
     int64_t grain = panels / (4 * qn_pool_threads(pool));
-    grain = grain < 4 ? 4 : grain > 64 ? 64 : grain;
-    qn_share(pool, panel_units, &job, panels, grain);
+    job.panels_at_once = grain < 4 ? 4 : grain > 16 ? 16 : grain;
+    const int64_t row_parts = (rows + GRAIN_ROWS - 1) / GRAIN_ROWS;
+    const int64_t panel_parts = (panels + job.panels_at_once - 1) / job.panels_at_once;
+    qn_share(pool, product_units, &job, panel_parts * row_parts, 1);
 }

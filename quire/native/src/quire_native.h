@@ -37,13 +37,8 @@ typedef struct {
     int32_t scale_kind, super;
 } qn_weight;
 
-/* Activations rounded to int8 with one scale for each row and 32 inputs. */
-typedef struct {
-    int8_t *codes;   /* [rows, inputs] */
-    float *scales;   /* [rows, inputs / 32] */
-    int32_t *sums;   /* [rows, inputs / 16] of codes */
-    float *totals;   /* the same times the scale */
-} qn_rounded;
+/* Of a row's activations for each 32 inputs, when rounded to int8; rounded.h has the layout. */
+#define ROUNDED_BYTES 60
 
 /* ------------------------------------------------------------------ a step */
 
