@@ -39,7 +39,7 @@ COPIES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 KERNELS = ("products.c", "float_products.c", "rounding.c", "expand.c", "ops.c")  # compiled once for each instruction set
-COMMON = ("main.c", "pool.c", "replay.c")
+COMMON = ("main.c", "multiply.c", "pool.c", "replay.c")
 TIMEOUT_S = 300
 DIGEST_BYTES = 32
 

@@ -1,14 +1,11 @@
-/* The interface itself: the choice of an instruction set, and products dealt out to the pool. */
+/* The interface itself: the choice of an instruction set, and rows of weights. */
 #include "kernels.h"
-#include "pool.h"
 #include "quire_native.h"
 
 #include <string.h>
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
-
-#define GRAIN_ROWS 128 /* of one unit of a product; a multiple of any tile */
 
 #define TABLE(isa) \
     void round_rows_##isa(const float *, int64_t, int64_t, int64_t, int64_t, int, int8_t *); \
@@ -100,56 +97,7 @@ int qn_use_isa(const char *name) {
 
 int qn_can_multiply(const qn_weight *weight) { return qn_current->can_multiply(weight); }
 
-int64_t qn_scratch_bytes(const qn_weight *w, int64_t rows) {
-    return w->bits >= 100 ? 0 : rows * (w->num_in / BLOCK) * ROUNDED_BYTES;
-}
-
 /* [count, inputs]: scale * (code - zero) rounded, then the offset added. */
 void qn_rows(const qn_weight *w, const int64_t *ids, int64_t count, float *out) {
     for (int64_t i = 0; i < count; i++) qn_current->expand_row(w, ids[i], out + i * w->num_in);
-}
-
-typedef struct {
-    const qn_weight *weight;
-    qn_operand all;
-    int8_t *rounded;
-    int64_t panels, panels_at_once, rows_at_once;
-} product_job;
-
-static void round_units(void *arg, int64_t begin, int64_t end) {
-    product_job *j = arg;
-    qn_current->round_rows(j->all.x, j->all.x_stride, begin, end, j->all.rows, j->weight->num_in,
-                           j->rounded);
-}
-
-/* A unit is some panels by some rows; neighbours in number share the panels. */
-static void product_units(void *arg, int64_t begin, int64_t end) {
-    product_job *j = arg;
-    const int64_t row_parts = (j->all.rows + j->rows_at_once - 1) / j->rows_at_once;
-    for (int64_t unit = begin; unit < end; unit++) {
-        const int64_t row = unit % row_parts * j->rows_at_once;
-        const int64_t panel = unit / row_parts * j->panels_at_once;
-        const int64_t left = j->panels - panel;
-        qn_operand part = j->all;
-        part.x += row * part.x_stride;
-        part.out += row * part.out_stride;
-        part.rounded = j->rounded + qn_scratch_bytes(j->weight, row);
-        part.rows = part.rows - row < j->rows_at_once ? part.rows - row : j->rows_at_once;
-        qn_current->multiply(j->weight, &part, panel,
-                             panel + (left < j->panels_at_once ? left : j->panels_at_once));
-    }
-}
-
-void qn_product(qn_pool *pool, const qn_weight *w, const float *x, int64_t x_stride, int64_t rows,
-                float *out, int64_t out_stride, void *scratch) {
-    const int64_t panels = (w->num_out + PANEL - 1) / PANEL;
-    product_job job = {w, {x, scratch, out, x_stride, out_stride, rows}, scratch, panels,
-                       0, GRAIN_ROWS};
-    if (rows == 0) return;
-    if (w->bits < 100) qn_share(pool, round_units, &job, rows, 8);
-    int64_t grain = panels / (4 * qn_pool_threads(pool));
-    job.panels_at_once = grain < 4 ? 4 : grain > 16 ? 16 : grain;
-    const int64_t row_parts = (rows + GRAIN_ROWS - 1) / GRAIN_ROWS;
-    const int64_t panel_parts = (panels + job.panels_at_once - 1) / job.panels_at_once;
-    qn_share(pool, product_units, &job, panel_parts * row_parts, 1);
 }
