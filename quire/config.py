@@ -59,6 +59,7 @@ class EngineArgs:
     enforce_eager: bool = False
     attention_backend: str | None = None
     num_threads: int | None = None
+    quantization: str | None = None  # what weights are rounded to while they are loaded
 
 
 @dataclass(frozen=True, slots=True)

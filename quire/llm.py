@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from quire.config import Decision
-from quire.engine.collector import no_full_collection
+from quire.engine.collector import no_collection, no_full_collection
 from quire.errors import BadRequest, NotSupported
 from quire.offline import pooled
 from quire.offline.vllm_args import engine_args
@@ -46,18 +46,20 @@ class LLM:
     >>> llm.generate(["Once upon a time"], SamplingParams(max_tokens=8))[0].outputs[0].text
     """
 
+    @no_collection()
     def __init__(
         self, model: str = "default", *, generation_config: str | None = "auto", **kwargs: Any
     ) -> None:
-        from quire.engine.build import build_engine
-        from quire.engine.intake import Intake, Limits
-        from quire.engine.joint_loop import JointLoop
         from quire.load.open import open_model
         from quire.load.recommended import chosen_sampling
-        from quire.models.sequence_head import Verdict
 
         self.args = args = engine_args(model, kwargs)
         opened = open_model(args)
+        from quire.engine.build import build_engine  # after what needs no torch
+        from quire.engine.intake import Intake, Limits
+        from quire.engine.joint_loop import JointLoop
+        from quire.models.sequence_head import Verdict
+
         self._default_sampling = chosen_sampling(generation_config, model, opened.path)
         self.tokenizer = opened.tokenizer
         self._engine = build_engine(args, opened.checkpoint, opened.tokenizer)

@@ -34,7 +34,7 @@ class StateDictCheckpoint:
     def read(self, name: str) -> Tensor:
         return self.tensors[name]
 
-    def coded(self, name: str) -> None:
+    def packed(self, name: str) -> None:
         return None
 
 

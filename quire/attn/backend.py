@@ -68,6 +68,7 @@ class HeadTransform:
 
 class AttentionBackend(Protocol):
     caps: AttnCaps
+    cache_dtype: torch.dtype  # of keys and values in the cache
 
     def cache_shape(self, num_pages: int, spec: AttnSpec) -> tuple[int, ...]:
         """Shape of the key tensor (and of the value tensor) of one layer; pages first. Pure."""

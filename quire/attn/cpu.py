@@ -64,7 +64,7 @@ class CpuAttention:
     )
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        self.dtype = dtype
+        self.dtype = self.cache_dtype = dtype
 
     def cache_shape(self, num_pages: int, spec: AttnSpec) -> tuple[int, ...]:
         return (num_pages, spec.page_size, spec.num_kv_heads, spec.head_dim)

@@ -62,9 +62,10 @@ class LatentAttention(ABC):
     `value_dim` is kv_rank, and queries in expanded form have the width of a head instead."""
 
     caps: AttnCaps
+    cache_dtype: torch.dtype
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+        self.dtype = self.cache_dtype = dtype
 
     def cache_shape(self, num_pages: int, spec: AttnSpec) -> tuple[int, ...]:
         return (num_pages, 1, spec.page_size, spec.head_dim)

@@ -25,7 +25,7 @@ class ReferenceAttention:
     )
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        self.dtype = dtype
+        self.dtype = self.cache_dtype = dtype
 
     def cache_shape(self, num_pages: int, spec: AttnSpec) -> tuple[int, ...]:
         return (num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)

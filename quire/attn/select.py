@@ -13,6 +13,7 @@ BACKENDS = Registry(
     "attention backend",
     {
         "triton": "quire.attn.triton:TritonAttention",
+        "native": "quire.attn.native:NativeAttention",
         "cpu": "quire.attn.cpu:CpuAttention",
         "reference": "quire.attn.reference:ReferenceAttention",
     },
@@ -25,7 +26,11 @@ LATENT_BACKENDS = Registry(
         "reference": "quire.attn.latent_reference:LatentReference",
     },
 )
-DEVICES = {"triton": "cuda", "cpu": "cpu"}  # saves importing a backend the device rules out
+DEVICES = {
+    "triton": "cuda",
+    "native": "cpu",
+    "cpu": "cpu",
+}  # saves importing a backend the device rules out
 
 
 def select_backend(
@@ -38,10 +43,13 @@ def select_backend(
         if not name and DEVICES.get(candidate, device.type) != device.type:
             declined.append(f"{candidate}: not for {device.type}")
             continue
-        backend: AttentionBackend = table.get(candidate)(dtype)
-        reason = why_not(backend.caps, device, dtype, spec)
+        kind = table.get(candidate)
+        reason = why_not(kind.caps, device, dtype, spec)
         if reason is None:
-            return candidate, backend
+            try:
+                return candidate, kind(dtype)
+            except NotSupported as error:  # the machine lacks something
+                reason = str(error)
         declined.append(f"{candidate}: {reason}")
     raise NotSupported(
         f"no attention backend fits device={device.type}, dtype={dtype},"

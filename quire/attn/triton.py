@@ -65,7 +65,7 @@ class TritonAttention:
     def __init__(
         self, dtype: torch.dtype = torch.bfloat16, config: PagedConfig | None = None
     ) -> None:
-        self.dtype = dtype
+        self.dtype = self.cache_dtype = dtype
         self._config = config
         # Layers and steps run one after another, so all plans share the newest, largest buffer.
         # Outgrown ones are never freed: captured graphs still write to them.

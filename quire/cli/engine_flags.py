@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FIELDS = {
     "device": "device",
     "dtype": "dtype",
+    "quantization": "quantization",
     "max_model_len": "max_model_len",
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
@@ -49,6 +50,7 @@ def add_engine_flags(parser: VerbParser) -> None:
     add = group.add_argument
     add("--device", metavar="NAME", help="auto, cpu or cuda")
     add("--dtype", metavar="NAME", help="auto, float32, bfloat16 or float16")
+    add("--quantization", metavar="NAME", help="round weights at load: rtn-int4-g32 and the like")
     add("--max-model-len", type=positive, metavar="N", help="most tokens of prompt and answer")
     add("--max-num-seqs", type=positive, metavar="N", help="most requests running at once")
     add("--max-num-batched-tokens", type=positive, metavar="N", help="most tokens fed in one step")

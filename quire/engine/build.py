@@ -6,7 +6,6 @@ activations need, then the real pool from what is left.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
+from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
 from quire.kv.groups import LayerGroups, PageNeeds, layer_groups
@@ -26,6 +26,7 @@ from quire.load.checkpoint import Checkpoint
 from quire.load.fit import check_fit
 from quire.load.gguf_checkpoint import GGUFCheckpoint
 from quire.load.loader import fill_random, load_weights
+from quire.load.wish import Wish
 from quire.memory.pool import PagePool, bytes_per_page
 from quire.memory.sizing import (
     CPU_DEFAULT,
@@ -38,7 +39,9 @@ from quire.memory.sizing import (
 from quire.models.decoder import Decoder, heads_of
 from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
-from quire.nn.linear import kernel_choice
+from quire.nn.ops import Ops
+from quire.ops.select import ops_of
+from quire.quant.rtn import RtnForm
 from quire.resolve import resolve
 from quire.runner.device import free_memory, peak_memory, reset_peak, total_memory
 from quire.runner.rows import RequestRows
@@ -79,7 +82,10 @@ def build_engine(
     heads = heads_of(spec, args.page_size)
     groups = layer_groups(spec.windows, spec.num_layers)
     name, backend = select_backend(config.attention_backend, device, dtype, heads)
-    model = _load(checkpoint, spec, heads, config, dtype, device, cpu.keeps_packed)
+    ops = ops_of(device, cpu.library if dtype == torch.float32 else None)
+    wish = Wish(cpu.keeps_packed, _form(args, device))
+    model = _load(checkpoint, spec, heads, config, ops, wish, dtype, device)
+    backend = cpu.attention(backend, ops)
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(
         config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(groups)
@@ -87,17 +93,17 @@ def build_engine(
     decisions = [
         *config.decisions,
         Decision("attention", name, f"first that can do {dtype} on {device.type}"),
-        *cpu.decisions(model),
+        *cpu.decisions(ops),
     ]
     if len(groups) > 1 or groups.windows != (None,):
         decisions.append(_describe(groups))
     pages = _size_pool(config, model, backend, heads, rows, decisions)
-    pool = PagePool(backend, heads, groups, pages, dtype, device)
+    pool = PagePool(backend, heads, groups, pages, backend.cache_dtype, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
     expand_prompts = spec.mla is not None and not config.cache.prefix_caching
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
-    runner.tapes = cpu.record(model, pool, config, decisions)
+    runner.tapes = cpu.record(model, backend, pool, config, decisions)
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, groups.windows)
     scheduler = Scheduler(config.sched, kv)
     grammars = _grammars(tokenizer, spec, runner)
@@ -106,6 +112,17 @@ def build_engine(
         config, cache=replace(config.cache, num_pages=pages), decisions=tuple(decisions)
     )
     return Engine(core, runner, config, spec)
+
+
+def _form(args: EngineArgs, device: torch.device) -> RtnForm | None:
+    if args.quantization is None:
+        return None
+    if device.type != "cpu":
+        raise NotSupported(
+            f"got quantization={args.quantization!r} on {device.type}: weights are rounded at load"
+            " on CPUs only so far; leave it out"
+        )
+    return RtnForm.parse(args.quantization)
 
 
 def _describe(groups: LayerGroups) -> Decision:
@@ -139,18 +156,18 @@ def _load(
     spec: ModelSpec,
     heads: AttnSpec,
     config: EngineConfig,
+    ops: Ops,
+    wish: Wish,
     dtype: torch.dtype,
     device: torch.device,
-    keeps_packed: bool,
 ) -> Decoder:
     with torch.inference_mode():
         model = Decoder(spec, heads, config.sched.max_model_len, dtype, device)
         if config.load_format == "dummy":
-            fill_random(model, config.seed)
+            fill_random(model, config.seed, wish)
         else:
-            load_weights(model, checkpoint, names_of(checkpoint.config, spec), keeps_packed)
-        model.finish(kernel_choice(device))
-    gc.collect()
+            load_weights(model, checkpoint, names_of(checkpoint.config, spec), wish)
+        model.finish(ops)
     return model
 
 
@@ -166,7 +183,7 @@ def _size_pool(
     device, spec, sched = model.device, model.spec, config.sched
     groups = layer_groups(spec.windows, spec.num_layers)
     needs = PageNeeds(heads.page_size, groups.windows, max_inflight(sched, device))
-    page_bytes = bytes_per_page(heads, groups.num_places, model.dtype)
+    page_bytes = bytes_per_page(heads, groups.num_places, backend.cache_dtype)
 
     def step_bytes() -> int:
         before = peak_memory(device)
@@ -195,7 +212,8 @@ def _size_pool(
     decisions.append(
         Decision(
             "kv cache",
-            f"{pages - 1} pages of {heads.page_size} tokens, {size_text(pages * page_bytes)}",
+            f"{pages - 1} pages of {heads.page_size} tokens, {size_text(pages * page_bytes)}"
+            f" of {str(backend.cache_dtype).removeprefix('torch.')}",
             room.describe(),
         )
     )

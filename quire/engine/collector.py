@@ -1,4 +1,7 @@
-"""no_full_collection: while a batch runs, the garbage collector walks young objects only.
+"""When the garbage collector rests: while an engine is built, and in part while a batch runs.
+
+Building imports torch and makes what lives as long as the engine. Collections on the way walk ever
+more objects, find nothing, and take a tenth of the time to the first token.
 
 A full collection walks every container of the process, and torch brings hundreds of thousands: once
 in some thousand steps everybody's next token would come 40 to 190 ms late. Steps leave no cycles
@@ -29,3 +32,19 @@ def no_full_collection() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(young, middle, full)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Afterwards all that was made counts as old: only a full collection walks it."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        if gc.get_freeze_count() == 0:  # else the caller has frozen objects, and wants them so
+            gc.freeze()
+            gc.unfreeze()  # to the oldest generation, without a walk
+        gc.enable()

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.attn.backend import AttentionBackend
+from quire.attn.native import NativeAttention
 from quire.config import Decision, EngineArgs, EngineConfig
 from quire.memory.pool import PagePool
 from quire.memory.sizing import size_text
 from quire.models.decoder import Decoder
 from quire.native.library import Library, find_library
-from quire.native.linear import NativeLinear
 from quire.native.tape import NotRecordable
-from quire.nn.linear import GatedLinear
+from quire.nn.ops import Ops
+from quire.ops.native_ops import NativeOps
 from quire.runner.tapes import Tapes
 
 
@@ -26,6 +28,7 @@ class CpuPath:
     library: Library | None
     reason: str  # why this instruction set, or no library; empty on other devices
     keeps_packed: bool
+    form_reason: str = ""  # why weights are kept in the form they have
 
     @staticmethod
     def of(args: EngineArgs, device: torch.device) -> CpuPath:
@@ -36,30 +39,44 @@ class CpuPath:
         library, reason = find_library()
         if library is not None:
             library.set_threads(torch.get_num_threads())
-        return CpuPath(library, reason, library is not None and args.dtype == "auto")
+        keeps = library is not None and args.dtype == "auto"
+        why = "as the file holds them" if keeps else f"dtype {args.dtype} was asked for"
+        if args.quantization is not None:
+            why = f"rounded at load: {args.quantization}, 8 bits for embedding and head"
+        return CpuPath(library, reason, keeps, why)
 
-    def decisions(self, model: Decoder) -> list[Decision]:
+    def decisions(self, ops: Ops) -> list[Decision]:
         if not self.reason:
             return []
         isa = self.library.isa if self.library else "torch"
-        made = [Decision("cpu kernels", isa, self.reason)]
-        kernels = [linear.kernel for linear in model.linears()]
-        kernels = [k.kernel if isinstance(k, GatedLinear) else k for k in kernels]
-        panels = [part for k in kernels if isinstance(k, NativeLinear) for part in k.parts]
-        if any(part.is_coded for part in panels):
-            size = size_text(sum(part.num_bytes for part in panels))
-            made.append(Decision("weights", f"packed, {size}", "in the numbers the file holds"))
+        threads = f"{torch.get_num_threads()} threads"
+        made = [Decision("cpu kernels", f"{isa}, {threads}", self.reason)]
+        if isinstance(ops, NativeOps):
+            forms = ", ".join(f"{name} {size_text(n)}" for name, n in ops.kept.most_common())
+            made.append(Decision("weights", forms, self.form_reason))
         return made
 
+    def attention(self, backend: AttentionBackend, ops: Ops) -> AttentionBackend:
+        """With a cache in fp16 beside packed weights, where the backend can keep one."""
+        has_codes = isinstance(ops, NativeOps) and ops.has_codes
+        if self.keeps_packed and has_codes and isinstance(backend, NativeAttention):
+            return NativeAttention(torch.float16)
+        return backend
+
     def record(
-        self, model: Decoder, pool: PagePool, config: EngineConfig, decisions: list[Decision]
+        self,
+        model: Decoder,
+        backend: AttentionBackend,
+        pool: PagePool,
+        config: EngineConfig,
+        decisions: list[Decision],
     ) -> Tapes | None:
         """Steps as one call; None: layer by layer."""
         if self.library is None or config.enforce_eager or model.dtype != torch.float32:
             return None
         try:
             with torch.inference_mode():
-                tapes = Tapes(model, pool, self.library, config.sched.max_num_batched_tokens)
+                tapes = Tapes(model, backend, pool, config.sched.max_num_batched_tokens)
         except NotRecordable as error:
             decisions.append(Decision("steps", "layer by layer", str(error)))
             return None

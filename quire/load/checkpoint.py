@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.quant.coded import Coded
+    from quire.quant.weight import Weight
 
 
 class Checkpoint(Protocol):
@@ -31,7 +31,7 @@ class Checkpoint(Protocol):
         """One CPU tensor, possibly a view of mapped memory. Raises CheckpointError."""
         ...
 
-    def coded(self, name: str) -> Coded | None:
-        """The tensor in whole numbers, where it is stored so and a kernel can multiply with them.
-        A tensor that is stored transposed comes as it is stored: [out, in]."""
+    def packed(self, name: str) -> Weight | None:
+        """A matrix [out, in] in the form it is stored in, where kernels may take it so; None: what
+        `read` gives is all there is. One that is stored transposed comes as [out, in] too."""
         ...

@@ -14,7 +14,8 @@ import torch
 
 from quire.errors import CheckpointError
 from quire.load.checkpoint import Checkpoint
-from quire.load.loader import match, readable, target_of
+from quire.load.loader import match, target_of
+from quire.load.unpack import readable
 from quire.models.plan import empty_decoder
 from quire.models.registry import layer_names_of, names_of
 from quire.models.spec import ModelSpec, RopeSpec

@@ -107,8 +107,9 @@ class GGUFFile:
             raise CheckpointError(f"{path}: cannot be opened as GGUF: {e}") from e
         return cls(path, buffer)
 
-    def read(self, name: str) -> Tensor:
-        """Float32 for quantised types; a view in the stored dtype for plain ones."""
+    def read(self, name: str, index: int | None = None) -> Tensor:
+        """Float32 for quantised types; a view in the stored dtype for plain ones. With an index,
+        only that one of the first dimension."""
         import torch
 
         from quire.load.dequant import NATIVE_DTYPES, dequantize
@@ -117,11 +118,13 @@ class GGUFFile:
         if (dtype := NATIVE_DTYPES.get(info.type.name)) is not None:
             count = math.prod(info.shape)
             plain = torch.frombuffer(self._buffer, dtype=dtype, count=count, offset=info.offset)
-            return plain.view(info.shape)
-        return dequantize(self.raw(name), info.type).view(info.shape)
+            plain = plain.view(info.shape)
+            return plain if index is None else plain[index]
+        return dequantize(self.raw(name, index), info.type)
 
-    def raw(self, name: str) -> Tensor:
-        """The stored bytes, uint8 [*shape[:-1], row_bytes], as a view of the mapping.
+    def raw(self, name: str, index: int | None = None) -> Tensor:
+        """The stored bytes, uint8 [*shape[:-1], row_bytes], as a view of the mapping; with an
+        index, of that one of the first dimension.
 
         Raises CheckpointError where a scale is not finite.
         """
@@ -133,10 +136,12 @@ class GGUFFile:
         flat = torch.frombuffer(
             self._buffer, dtype=torch.uint8, count=info.num_bytes, offset=info.offset
         )
-        if (block := find_bad_block(flat, info.type)) is not None:
+        rows = flat.view(*info.shape[:-1], info.row_bytes)
+        rows = rows if index is None else rows[index]
+        if (block := find_bad_block(rows.flatten(), info.type)) is not None:
             where = f"block {block} of {info.type.name}"
             raise bad_field(self.path, f"tensor {name!r}", where, "a scale is not finite")
-        return flat.view(*info.shape[:-1], info.row_bytes)
+        return rows
 
     def _info(self, name: str) -> TensorInfo:
         if (info := self.tensors.get(name)) is None:

@@ -22,8 +22,8 @@ from torch import Tensor
 from quire.errors import CheckpointError
 from quire.load.gguf import GGUFFile, bad_field
 from quire.load.gguf_config import ROPE_FREQS, build_config
-from quire.quant.coded import Coded
 from quire.quant.gguf_codes import can_code, coded
+from quire.quant.weight import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,7 @@ class _Naming:
     biases: frozenset[str] = frozenset()  # inner and outer stems that must have a bias
     transposed: frozenset[str] = frozenset()  # inner stems with Conv1D weights
     permuted: frozenset[str] = frozenset()  # inner stems with rotary rows interleaved
-    # Inner stems that hold all experts, by the Hugging Face tensor that joins them.
-    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacked: Mapping[str, str] = field(default_factory=dict)  # stems that hold all experts
     norms_from_one: bool = False  # norm weights are stored with one added
 
 
@@ -62,8 +61,9 @@ _DENSE = ("ffn_gate", "ffn_up", "ffn_down")
 _SPARSE_INNER = {stem: name for stem, name in _LLAMA_INNER.items() if stem not in _DENSE}
 _SPARSE_INNER |= {"ffn_gate_inp": "mlp.gate"}
 _STACKED = {
-    "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
-    "mlp.experts.down_proj": ("ffn_down_exps",),
+    "ffn_gate_exps": "gate_proj",
+    "ffn_up_exps": "up_proj",
+    "ffn_down_exps": "down_proj",
 }
 _SHARED_INNER = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
@@ -160,7 +160,7 @@ class _Source:
     name: str
     is_transposed: bool = False
     rotary_heads: int = 0  # heads whose rows are interleaved; 0 for none
-    joined: str | None = None  # a second tensor, to stand behind the first in dimension 1
+    expert: int | None = None  # the tensor holds all experts, this one is meant
     is_row: bool = False  # a vector here, a matrix of one row in Hugging Face
     is_from_one: bool = False  # one was added to it
 
@@ -191,18 +191,15 @@ class GGUFCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         source = self._source(name)
         shape = self.file.tensors[source.name].shape
-        if source.joined is not None:
-            other = self.file.tensors[source.joined].shape
-            return (shape[0], shape[1] + other[1], *shape[2:])
+        if source.expert is not None:
+            return shape[1:]
         if source.is_row:
             return (1, *shape)
         return shape[::-1] if source.is_transposed else shape
 
     def read(self, name: str) -> Tensor:
         source = self._source(name)
-        tensor = self.file.read(source.name)
-        if source.joined is not None:
-            return torch.cat((tensor, self.file.read(source.joined)), dim=1)
+        tensor = self.file.read(source.name, source.expert)
         if source.is_row:
             return tensor.unsqueeze(0)
         if source.is_transposed:
@@ -213,12 +210,13 @@ class GGUFCheckpoint:
             return _split_halves(tensor, source.rotary_heads)
         return tensor
 
-    def coded(self, name: str) -> Coded | None:
+    def packed(self, name: str) -> Weight | None:
         source = self._source(name)
         info = self.file.tensors[source.name]
-        if len(info.shape) != 2 or source.joined is not None or not can_code(info.type):
+        is_matrix = len(info.shape) == (2 if source.expert is None else 3)
+        if not is_matrix or not can_code(info.type):
             return None
-        weight = coded(self.file.raw(source.name), info.type)
+        weight = coded(self.file.raw(source.name, source.expert), info.type)
         if source.rotary_heads:
             rows = torch.arange(info.shape[0])
             return weight.pick(_split_halves(rows, source.rotary_heads))
@@ -238,8 +236,8 @@ def _split_halves(tensor: Tensor, heads: int) -> Tensor:
 
 def _translate(file: GGUFFile, naming: _Naming, config: Mapping[str, Any]) -> dict[str, _Source]:
     """Hugging Face name -> where it comes from. A tensor left over is an error, not dropped."""
-    sources = _joined(file, naming, config)
-    taken = {name for source in sources.values() for name in (source.name, source.joined)}
+    sources = _experts(file, naming, config)
+    taken = {source.name for source in sources.values()}
     for name in file.tensors:
         if name == ROPE_FREQS or name in taken:  # the first is already in the config
             continue
@@ -252,22 +250,21 @@ def _translate(file: GGUFFile, naming: _Naming, config: Mapping[str, Any]) -> di
     return sources
 
 
-def _joined(file: GGUFFile, naming: _Naming, config: Mapping[str, Any]) -> dict[str, _Source]:
-    """The tensors that hold all experts of a layer."""
+def _experts(file: GGUFFile, naming: _Naming, config: Mapping[str, Any]) -> dict[str, _Source]:
+    """Each expert, in the tensors that hold all those of a layer."""
     sources: dict[str, _Source] = {}
     for layer in range(min(config["num_hidden_layers"], len(file.tensors))):
-        for theirs, stems in naming.stacked.items():
-            names = [f"blk.{layer}.{stem}.weight" for stem in stems]
-            if missing := [name for name in names if name not in file.tensors]:
-                raise bad_field(file.path, "tensor", missing[0], "missing from the file")
-            shapes = [file.tensors[name].shape for name in names]
-            num_experts = config["num_experts"]
-            if any(len(s) != 3 or s[0] != num_experts or s != shapes[0] for s in shapes):
-                reason = f"want {num_experts} experts of equal shape, three dimensions"
-                raise bad_field(file.path, f"shape of {names[-1]!r}", shapes[-1], reason)
-            sources[f"{naming.layer}{layer}.{theirs}"] = _Source(
-                names[0], joined=names[1] if len(names) > 1 else None
-            )
+        for stem, theirs in naming.stacked.items():
+            name = f"blk.{layer}.{stem}.weight"
+            if name not in file.tensors:
+                raise bad_field(file.path, "tensor", name, "missing from the file")
+            shape, num_experts = file.tensors[name].shape, config["num_experts"]
+            if len(shape) != 3 or shape[0] != num_experts:
+                reason = f"want {num_experts} experts, three dimensions"
+                raise bad_field(file.path, f"shape of {name!r}", shape, reason)
+            for e in range(num_experts):
+                hf_name = f"{naming.layer}{layer}.mlp.experts.{e}.{theirs}.weight"
+                sources[hf_name] = _Source(name, expert=e)
     return sources
 
 
@@ -309,8 +306,7 @@ def _check_complete(file: GGUFFile, naming: _Naming, num_layers: int) -> None:
     if num_layers > len(file.tensors):  # before looping over a number the file made up
         reason = f"more layers than the {len(file.tensors)} tensors"
         raise bad_field(file.path, "block_count", num_layers, reason)
-    stacked = [stem for stems in naming.stacked.values() for stem in stems]
-    per_layer = [f"{stem}.weight" for stem in (*naming.inner, *stacked)]
+    per_layer = [f"{stem}.weight" for stem in (*naming.inner, *naming.stacked)]
     per_layer += [f"{stem}.bias" for stem in naming.inner if stem in naming.biases]
     wanted = [f"{stem}.weight" for stem in naming.outer if stem != "output"]
     wanted += [f"{stem}.bias" for stem in naming.outer if stem in naming.biases]

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.load.checkpoint import Checkpoint
-from quire.load.mxfp4 import BLOCK, dequantize
+from quire.load.mxfp4 import BLOCK, dequantize, mxfp4_codes
 from quire.load.unpack import Piece
+from quire.quant.weight import Weight
 
 _EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?", re.ASCII)
 # Which outputs of a stored tensor make which projection.
@@ -31,19 +32,20 @@ _OUTPUTS = {None: 2, "_bias": 1, "_blocks": 1}  # the dimension of a stored tens
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertUnpacker:
-    """`unpack.Unpacker` of one checkpoint for one device."""
+class ExpertReader:
+    """`unpack.Reader`."""
 
+    stored: Checkpoint
     device: torch.device
 
-    def __call__(self, stored: Checkpoint, name: str) -> Mapping[str, Piece] | None:
+    def __call__(self, name: str) -> Mapping[str, Piece] | None:
         match = _EXPERTS.fullmatch(name)
         if match is None:
             return None
         prefix, projection, form = match.groups()
         if form == "_scales":
             return {}
-        shape = stored.shape(name)
+        shape = self.stored.shape(name)
         if len(shape) != _NUM_DIMS[form]:
             raise CheckpointError(
                 f"tensor {name} has shape {shape}, want {_NUM_DIMS[form]} dimensions, experts first"
@@ -53,25 +55,32 @@ class ExpertUnpacker:
         for expert in range(shape[0]):
             for part, which in _PROJECTIONS[projection].items():
                 rows = len(range(shape[_OUTPUTS[form]])[which])
-                make = partial(pick, stored, name, expert, which)
+                at = (name, expert, which)
+                pack = partial(self._packed, *at) if form == "_blocks" else None
                 plain_name = f"{prefix}.{expert}.{part}.{kind}"
-                pieces[plain_name] = Piece((rows, *_inputs(form, shape)), make)
+                pieces[plain_name] = Piece((rows, *_inputs(form, shape)), partial(pick, *at), pack)
         return pieces
 
-    def _bias(self, stored: Checkpoint, name: str, expert: int, which: slice) -> Tensor:
-        return stored.read(name)[expert, which]
+    def _bias(self, name: str, expert: int, which: slice) -> Tensor:
+        return self.stored.read(name)[expert, which]
 
-    def _columns(self, stored: Checkpoint, name: str, expert: int, which: slice) -> Tensor:
-        return stored.read(name)[expert].to(self.device).t()[which]
+    def _columns(self, name: str, expert: int, which: slice) -> Tensor:
+        return self.stored.read(name)[expert].to(self.device).t()[which]
 
-    def _packed_rows(self, stored: Checkpoint, name: str, expert: int, which: slice) -> Tensor:
-        scales = stored.read(name.removesuffix("_blocks") + "_scales")
+    def _packed_rows(self, name: str, expert: int, which: slice) -> Tensor:
+        return dequantize(*self._blocks(name, expert, which), name)
+
+    def _packed(self, name: str, expert: int, which: slice) -> Weight | None:
+        return mxfp4_codes(*self._blocks(name, expert, which), name)
+
+    def _blocks(self, name: str, expert: int, which: slice) -> tuple[Tensor, Tensor]:
+        scales = self.stored.read(name.removesuffix("_blocks") + "_scales")
         if len(scales) <= expert:
             raise CheckpointError(
                 f"tensor {name} holds more experts than its scales, {tuple(scales.shape)}"
             )
-        blocks = stored.read(name)[expert, which].to(self.device)
-        return dequantize(blocks, scales[expert, which].to(self.device), name)
+        blocks = self.stored.read(name)[expert, which].to(self.device)
+        return blocks, scales[expert, which].to(self.device)
 
 
 def _inputs(form: str | None, shape: tuple[int, ...]) -> tuple[int, ...]:

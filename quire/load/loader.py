@@ -13,10 +13,12 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.load.checkpoint import Checkpoint
-from quire.load.ternary import TernaryForm, TernaryUnpacker, round_inputs
-from quire.load.unpack import PlainCheckpoint, plain
-from quire.models.decoder import Decoder, Parameter
+from quire.load.unpack import readable
+from quire.load.wish import Wish
+from quire.models.decoder import Decoder
 from quire.models.names import Target
+from quire.nn.parameter import Parameter
+from quire.quant.weight import Dense, Weight
 
 DUMMY_STD = 0.02
 
@@ -25,26 +27,49 @@ def load_weights(
     model: Decoder,
     checkpoint: Checkpoint,
     names: Mapping[str, Target],
-    keep_packed: bool = False,
+    wish: Wish = Wish(),  # noqa: B008 (a value, never changed)
 ) -> None:
-    """Fill the model from the checkpoint; names it does not know are left alone.
-
-    `keep_packed`: weights that are stored in whole numbers stay so."""
-    if TernaryForm.of(checkpoint.config) is not None:
-        round_inputs(model)
+    """Fill the model from the checkpoint; names it does not know are left alone."""
     stored, parameters = readable(checkpoint, model.device), model.parameters()
     for theirs, target in match(parameters, stored, names).items():
         parameter = parameters[target.name]
-        if not (keep_packed and _keep(parameter, stored, target, theirs)):
-            _copy(parameter, stored.read(theirs), target, theirs)
+        packed = stored.packed(theirs) if parameter.can_pack else None
+        if packed is not None:
+            _check_shape(parameter, packed.shape, target, theirs)
+            _put(parameter, target.name, target.part, packed, wish)
+            continue
+        tensor = stored.read(theirs)
+        tensor = tensor.t() if target.transposed else tensor
+        _check_shape(parameter, tuple(tensor.shape), target, theirs)  # files may lie about it
+        _put_floats(parameter, target.name, target.part, tensor, wish)
 
 
-def readable(checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
-    """With every weight under its own name and in its own shape, however it is stored."""
-    checkpoint = plain(checkpoint, device)
-    if (form := TernaryForm.of(checkpoint.config)) is not None:
-        return PlainCheckpoint(checkpoint, TernaryUnpacker(checkpoint, form))
-    return checkpoint
+def _put_floats(
+    parameter: Parameter, name: str, part: str | None, tensor: Tensor, wish: Wish
+) -> None:
+    if not parameter.can_pack:
+        parameter.put(part, tensor)
+    elif tensor.ndim == 2:
+        _put(parameter, name, part, Dense(tensor), wish)
+    else:  # all experts in one
+        for each, index in parameter.parts.items():
+            _put(parameter, name, each, Dense(tensor[index]), wish)
+
+
+def _put(parameter: Parameter, name: str, part: str | None, weight: Weight, wish: Wish) -> None:
+    if (form := wish.form_of(name)) is not None:
+        made = form.of(weight.dequantize().to(parameter.device, torch.float32))
+        if made is not None:
+            parameter.keep(part, made)
+            return
+    if wish.keep_packed and _is_smaller(weight, parameter.dtype):
+        parameter.keep(part, weight)
+    else:
+        parameter.put(part, weight.dequantize(), weight.inputs)
+
+
+def _is_smaller(weight: Weight, dtype: torch.dtype) -> bool:
+    return not isinstance(weight, Dense) or weight.tensor.dtype.itemsize < dtype.itemsize
 
 
 def match(
@@ -92,32 +117,12 @@ def _with_prefix(name: str) -> str:
     return f"transformer.{name}" if name.startswith(("h.", "w", "ln_f")) else f"model.{name}"
 
 
-def _keep(parameter: Parameter, stored: Checkpoint, target: Target, theirs: str) -> bool:
-    """Whether the parameter took the tensor as it is stored."""
-    if parameter.coded is None or (coded := stored.coded(theirs)) is None:
-        return False
-    _check_shape(parameter, coded.shape, target, theirs)
-    parameter.coded[target.part] = coded
-    return True
-
-
-def _copy(parameter: Parameter, tensor: Tensor, target: Target, theirs: str) -> None:
-    if target.transposed:
-        tensor = tensor.t()
-    _check_shape(parameter, tuple(tensor.shape), target, theirs)  # packed ones may lie about it
-    _into(parameter, target).copy_(tensor)  # converts the dtype and moves to the device
-
-
 def _check_shape(parameter: Parameter, shape: tuple[int, ...], target: Target, theirs: str) -> None:
-    if shape != (want := tuple(_into(parameter, target).shape)):
+    if shape != (want := parameter.shape_of(target.part)):
         raise CheckpointError(f"tensor {theirs} has shape {shape}, the config asks for {want}")
 
 
-def _into(parameter: Parameter, target: Target) -> Tensor:
-    return parameter.tensor if target.part is None else parameter.parts[target.part]
-
-
-def fill_random(model: Decoder, seed: int) -> None:
+def fill_random(model: Decoder, seed: int, wish: Wish = Wish()) -> None:  # noqa: B008
     """Small random weights, ones for norms: any config, no disk."""
     generator = torch.Generator(model.device).manual_seed(seed)
     for name, parameter in model.parameters().items():
@@ -128,3 +133,6 @@ def fill_random(model: Decoder, seed: int) -> None:
             tensor.zero_()
         else:
             tensor.normal_(0.0, DUMMY_STD, generator=generator)
+        if wish.form_of(name) is not None and parameter.can_pack:
+            for part in parameter.parts or (None,):
+                _put(parameter, name, part, Dense(parameter.view(part)), wish)

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
+from quire.quant.coded import Coded
 
 BLOCK = 32  # weights that share a scale
 BYTES = BLOCK // 2
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+DOUBLED = tuple(int(2 * v) for v in (*_POSITIVE, *(-v for v in _POSITIVE)))
 _BIAS = 127  # of the scales' exponent; 255 stands for no number
 _RUN = 1 << 22  # weights made at once: what lies between stays in cache
 
@@ -26,12 +28,7 @@ def dequantize(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
     >>> dequantize(ones, torch.tensor([130], dtype=torch.uint8), "w")[0].item()
     8.0
     """
-    want = (*scales.shape, BYTES)
-    if blocks.shape != want or not blocks.dtype == scales.dtype == torch.uint8:
-        raise CheckpointError(
-            f"tensor {name}: got {blocks.dtype} blocks {tuple(blocks.shape)} with {scales.dtype}"
-            f" scales {tuple(scales.shape)}, want torch.uint8 and blocks {want}"
-        )
+    _check(blocks, scales, name)
     pairs, powers = _pairs().to(blocks.device), _powers().to(blocks.device)
     packed, exponents = blocks.reshape(-1, BYTES), scales.reshape(-1)
     out = torch.empty(len(packed), BLOCK, dtype=torch.bfloat16, device=blocks.device)
@@ -41,6 +38,27 @@ def dequantize(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
         scale = powers.index_select(0, exponents[rows].int())
         torch.mul(made.view(-1, BLOCK), scale.unsqueeze(1), out=out[rows])
     return out.view(*scales.shape[:-1], -1)
+
+
+def mxfp4_codes(blocks: Tensor, scales: Tensor, name: str) -> Coded | None:
+    """uint8 [out, groups, 16] and [out, groups] as codes of a table; None: a scale is no number, or
+    so small that it has no place among the powers here."""
+    _check(blocks, scales, name)
+    if bool(((scales == 255) | (scales == 0)).any()):
+        return None
+    nibbles = torch.stack((blocks & 15, blocks >> 4), -1)  # the low one is the first
+    codes = nibbles.view(len(blocks), -1)
+    # Values of the table are doubled: 2**(e - 127) of theirs is 2**(e - 128) of these.
+    return Coded(codes, 4, BLOCK, scales.contiguous(), table=DOUBLED, are_powers=True)
+
+
+def _check(blocks: Tensor, scales: Tensor, name: str) -> None:
+    want = (*scales.shape, BYTES)
+    if blocks.shape != want or not blocks.dtype == scales.dtype == torch.uint8:
+        raise CheckpointError(
+            f"tensor {name}: got {blocks.dtype} blocks {tuple(blocks.shape)} with {scales.dtype}"
+            f" scales {tuple(scales.shape)}, want torch.uint8 and blocks {want}"
+        )
 
 
 def _pairs() -> Tensor:

@@ -11,11 +11,12 @@ from quire.config import EngineArgs
 from quire.errors import CheckpointError
 from quire.load.checkpoint import Checkpoint
 from quire.load.hub import resolve_model
+from quire.load.torch_import import begin_import
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.quant.coded import Coded
+    from quire.quant.weight import Weight
     from quire.text.tokenizer import Tokenizer
 
 
@@ -27,16 +28,21 @@ class OpenModel:
 
 
 def open_model(args: EngineArgs) -> OpenModel:
+    """What needs torch comes last: it is being imported meanwhile."""
     path = resolve_model(args.model)
+    begin_import()
     wants_text = not args.skip_tokenizer_init
     checkpoint: Checkpoint
     tokenizer = None
     if path.suffix == ".gguf":
+        from quire.load.gguf import GGUFFile
+
+        file = GGUFFile.open(path)
+        if wants_text and args.tokenizer is None:
+            tokenizer = _gguf_tokenizer(file.metadata, str(path))
         from quire.load.gguf_checkpoint import GGUFCheckpoint
 
-        checkpoint = opened = GGUFCheckpoint.open(path)
-        if wants_text and args.tokenizer is None:
-            tokenizer = _gguf_tokenizer(opened.file.metadata, str(path))
+        checkpoint = GGUFCheckpoint(file)
     elif args.load_format == "dummy":
         checkpoint = ConfigOnly.open(path)
     else:
@@ -102,5 +108,5 @@ class ConfigOnly:
     def read(self, name: str) -> Tensor:
         raise CheckpointError(f"no tensor {name}: only the config was opened")
 
-    def coded(self, name: str) -> Coded | None:
+    def packed(self, name: str) -> Weight | None:
         return None

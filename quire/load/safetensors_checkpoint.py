@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.jsonfile import parse_object, read_object
-from quire.quant.coded import Coded
+from quire.quant.weight import Weight
 
 MAX_CONFIG_BYTES = 8_000_000
 MAX_HEADER_BYTES = 100_000_000
@@ -82,7 +82,7 @@ class SafetensorsCheckpoint:
     def read(self, name: str) -> Tensor:
         return self._shard(name).read(name)
 
-    def coded(self, name: str) -> Coded | None:
+    def packed(self, name: str) -> Weight | None:
         return None  # plain numbers only
 
     def _shard(self, name: str) -> Shard:

@@ -1,9 +1,8 @@
 """Ternary checkpoints (BitNet b1.58): weights that are -1, 0 or 1 times one number per matrix.
 
 Three forms are on disk: four weights to a byte beside a `weight_scale`, the same unpacked, and
-plain weights to be rounded when they are read ("online"). All come out as plain tensors here, by
-way of `unpack.py`, so the loader knows one kind. Such models want their activations rounded too:
-`round_inputs` sees to it. Nothing is computed in the packed form.
+plain weights to be rounded when they are read ("online"). All come out as codes of two bits, whose
+products take their inputs in eight bits: how such models are trained.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from torch import Tensor
 from quire.errors import CheckpointError, NotSupported, shown
 from quire.load.checkpoint import Checkpoint
 from quire.load.unpack import Piece
-from quire.models.decoder import Decoder
-from quire.nn.attention import Attention
-from quire.nn.int8_inputs import Int8InputLinear
-from quire.nn.mlp import MLP
+from quire.quant.coded import Coded
+from quire.quant.weight import Dense, Weight
 
 PER_BYTE = 4
+BLOCK = 32  # inputs that codes are counted in
 SCALE = "_scale"  # after the weight's own name
 HEADS = ("lm_head", "embed_tokens", "model.embed_tokens")  # never ternary
 SMALLEST = 1e-5
@@ -65,32 +63,49 @@ class TernaryForm:
         return TernaryForm(rounds, divides=kind == "bitlinear")
 
 
-class TernaryUnpacker:
-    """Ternary weights as plain ones; see `unpack.Unpacker`."""
+class TernaryReader:
+    """Ternary weights; see `unpack.Reader`."""
 
-    def __init__(self, stored: Checkpoint, form: TernaryForm) -> None:
-        self._names, self._form = frozenset(stored.names()), form
+    def __init__(self, stored: Checkpoint, device: torch.device) -> None:
+        self._stored, self._names = stored, frozenset(stored.names())
+        form = TernaryForm.of(stored.config)
+        assert form is not None, "no ternary checkpoint"
+        self._form = form
 
-    def __call__(self, stored: Checkpoint, name: str) -> Mapping[str, Piece] | None:
+    def __call__(self, name: str) -> Mapping[str, Piece] | None:
         if name.endswith(".weight" + SCALE):
             return {}
-        shape = stored.shape(name)
+        shape = self._stored.shape(name)
         if name + SCALE in self._names:
-            if stored.read(name).dtype is torch.uint8:
+            if self._stored.read(name).dtype is torch.uint8:
                 shape = (shape[0] * PER_BYTE, *shape[1:])
-            return {name: Piece(shape, partial(self._scaled, stored, name))}
-        if self._form.rounds and name.endswith("_proj.weight"):
-            return {name: Piece(shape, lambda: round_weight(stored.read(name)))}
-        return None
+            ternary = partial(self._scaled, name)
+        elif self._form.rounds and name.endswith("_proj.weight"):
+            ternary = partial(self._rounded, name)
+        else:
+            return None
+        return {name: Piece(shape, lambda: ternary().dequantize(), ternary)}
 
-    def _scaled(self, stored: Checkpoint, name: str) -> Tensor:
-        tensor, scale = stored.read(name), stored.read(name + SCALE).float()
+    def _scaled(self, name: str) -> Weight:
+        tensor, scale = self._stored.read(name), self._stored.read(name + SCALE).float()
         if scale.numel() != 1 or not bool(torch.isfinite(scale).all()) or bool((scale == 0).any()):
             raise CheckpointError(
                 f"tensor {name + SCALE} is {scale.flatten()[:4].tolist()}, want one number, not 0"
             )
         weight = unpack(tensor) if tensor.dtype is torch.uint8 else tensor.float()
-        return weight / scale if self._form.divides else weight * scale
+        return ternary_weight(weight, 1.0 / scale if self._form.divides else scale)
+
+    def _rounded(self, name: str) -> Weight:
+        weight = self._stored.read(name)
+        return Dense(round_weight(weight), inputs="int8-row")
+
+
+def ternary_weight(weight: Tensor, scale: Tensor) -> Weight:
+    """[out, in] of -1, 0 and 1, times one number."""
+    if weight.shape[1] % BLOCK:
+        return Dense(weight * scale, inputs="int8-row")
+    scales = scale.expand(weight.shape[0], weight.shape[1] // BLOCK).contiguous()
+    return Coded((weight + 1.0).byte(), 2, BLOCK, scales, zero=1, inputs="int8-row")
 
 
 def unpack(packed: Tensor) -> Tensor:
@@ -110,16 +125,3 @@ def round_weight(weight: Tensor) -> Tensor:
     wide = weight.float()
     scale = 1.0 / wide.abs().mean().clamp_min(SMALLEST)
     return ((wide * scale).round().clamp(-1.0, 1.0) / scale).to(weight.dtype)
-
-
-def round_inputs(model: Decoder) -> None:
-    """Every projection inside the blocks takes its inputs in eight bits. Before `finish`."""
-    for block in model.blocks:
-        attn, mlp = block.attn, block.mlp
-        if not isinstance(attn, Attention) or not isinstance(mlp, MLP):
-            raise NotSupported(
-                f"{model.spec.architecture} is ternary, which is built for plain attention and"
-                " feed-forward blocks; latent attention and experts are not"
-            )
-        attn.qkv, attn.out = Int8InputLinear(attn.qkv), Int8InputLinear(attn.out)
-        mlp.up, mlp.down = Int8InputLinear(mlp.up), Int8InputLinear(mlp.down)

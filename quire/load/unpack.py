@@ -1,10 +1,11 @@
 """Checkpoints whose weights are stored as something else, seen as if they were plain.
 
-Small numbers with their scales, all experts in one tensor, a transpose: a family's *unpacker* says
-of each stored tensor which plain ones it holds, and `plain` wraps the checkpoint so that the loader
-meets those alone. Nothing is made before it is read, and then one tensor at a time. An unpacker is
-one file here and one line in `UNPACKERS`; it may make its tensors on the device they are for, where
-what is stored is smaller to send and quicker to unpack.
+Small numbers with their scales, all experts in one tensor, a transpose: a *reader* says of each
+stored tensor which plain ones it holds, and `readable` wraps the checkpoint so that the loader
+meets those alone. Nothing is made before it is asked for, and then one tensor at a time. A reader
+is one file here and one line in `quant/methods.py`, by the checkpoint's own word for its weights; a
+family that lays out plain numbers in its own way has a line in `LAYOUTS`. A reader may make its
+tensors on the device they are for, where what is stored is smaller to send and quicker to unpack.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from quire.load.checkpoint import Checkpoint
+from quire.quant.methods import METHODS, method_of
 from quire.registry import Registry
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from quire.quant.coded import Coded
+    from quire.quant.weight import Weight
 
 
 class Piece(NamedTuple):
@@ -27,39 +29,41 @@ class Piece(NamedTuple):
 
     shape: tuple[int, ...]
     make: Callable[[], Tensor]
+    pack: Callable[[], Weight | None] | None = None  # the same in the form that is stored
 
 
-class Unpacker(Protocol):
-    def __call__(self, stored: Checkpoint, name: str) -> Mapping[str, Piece] | None:
+class Reader(Protocol):
+    """Made from a checkpoint and the device its weights are for."""
+
+    def __call__(self, name: str) -> Mapping[str, Piece] | None:
         """What the stored tensor `name` holds, by plain names. Empty: it is read along with another
         (scales, say). None: it is plain itself. Raises CheckpointError."""
         ...
 
 
-# model_type of config.json -> device -> its unpacker
-UNPACKERS = Registry(
-    "packed checkpoint",
-    {"gpt_oss": "quire.load.gpt_oss:ExpertUnpacker"},
-)
+# model_type of config.json -> the reader of its plain weights
+LAYOUTS = Registry("checkpoint layout", {"gpt_oss": "quire.load.gpt_oss:ExpertReader"})
 
 
-def plain(stored: Checkpoint, device: torch.device) -> Checkpoint:
-    """The checkpoint with every weight under its own name and in its own shape."""
+def readable(stored: Checkpoint, device: torch.device) -> Checkpoint:
+    """With every weight under its own name and in its own shape, however it is stored."""
     kind = stored.config.get("model_type")
-    if not isinstance(kind, str) or kind not in UNPACKERS.entries:
-        return stored
-    return PlainCheckpoint(stored, UNPACKERS.get(kind)(device))
+    if (method := method_of(stored.config)) is not None:
+        return PlainCheckpoint(stored, METHODS.get(method)(stored, device))
+    if isinstance(kind, str) and kind in LAYOUTS.entries:
+        return PlainCheckpoint(stored, LAYOUTS.get(kind)(stored, device))
+    return stored
 
 
 class PlainCheckpoint:
-    """`Checkpoint` over another one and its unpacker."""
+    """`Checkpoint` over another one and its reader."""
 
-    def __init__(self, stored: Checkpoint, unpack: Unpacker) -> None:
+    def __init__(self, stored: Checkpoint, read: Reader) -> None:
         self.config = stored.config
         self._stored = stored
         self._pieces: dict[str, Piece | None] = {}  # None: as stored
         for name in stored.names():
-            held = unpack(stored, name)
+            held = read(name)
             self._pieces.update({name: None} if held is None else held)
 
     def names(self) -> Sequence[str]:
@@ -73,5 +77,7 @@ class PlainCheckpoint:
         piece = self._pieces.get(name)
         return self._stored.read(name) if piece is None else piece.make()
 
-    def coded(self, name: str) -> Coded | None:
-        return self._stored.coded(name) if self._pieces.get(name) is None else None
+    def packed(self, name: str) -> Weight | None:
+        if (piece := self._pieces.get(name)) is None:
+            return self._stored.packed(name)
+        return None if piece.pack is None else piece.pack()

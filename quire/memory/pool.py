@@ -7,8 +7,8 @@ Layers of different groups at the same place share its tensors, but never a page
 from __future__ import annotations
 
 import math
+import mmap
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,7 +65,8 @@ class PagePool:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy's zeros come from calloc: the system hands out zero pages when they are first touched,
-    # where torch.zeros writes every byte now (half a second a GiB) and holds it all from the start.
-    flat = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(flat).view(dtype).view(shape)
+    # The system hands out zero pages when they are first touched, where torch.zeros writes every
+    # byte now. Small pages: numpy asks for huge ones, and the first token touches two a layer.
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    flat = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), private)
+    return torch.frombuffer(flat, dtype=dtype, count=math.prod(shape)).view(shape)

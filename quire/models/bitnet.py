@@ -2,7 +2,7 @@
 
 Its weights are ternary: -1, 0 or 1 times one number per matrix. Checkpoints hold them packed, or as
 plain numbers to be rounded (`load/ternary.py`), and then activations go into each projection
-rounded to eight bits per token (`nn/int8_inputs.py`). A config without `quantization_config` is a
+rounded to eight bits per token (`ops/int8_inputs.py`). A config without `quantization_config` is a
 plain model.
 """
 

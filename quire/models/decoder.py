@@ -9,7 +9,6 @@ feed-forward.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,21 +20,14 @@ from quire.forward import ForwardContext, LayerContext, Tail
 from quire.models.spec import ModelSpec, RopeSpec
 from quire.nn.attention import Attention, Ropes, RopeTables
 from quire.nn.embed import Embedding
-from quire.nn.linear import KernelChoice, Linear
+from quire.nn.linear import Linear
 from quire.nn.mla import MlaAttention
 from quire.nn.mlp import MLP
 from quire.nn.moe import SparseMLP
 from quire.nn.norm import LayerNorm, RMSNorm
+from quire.nn.ops import Ops
+from quire.nn.parameter import Parameter
 from quire.nn.rope import rope_tables
-from quire.quant.coded import Coded
-
-
-class Parameter(NamedTuple):
-    """A tensor to be filled, and views of its parts when it is fused from several."""
-
-    tensor: Tensor
-    parts: dict[str, Tensor]
-    coded: dict[str | None, Coded] | None = None  # parts that stay packed; None: none may
 
 
 class Block:
@@ -166,8 +158,6 @@ class Decoder:
 
         self.head = linear("head", spec.vocab_size)
         self.score = linear("score", spec.num_labels) if spec.num_labels else None
-        if spec.tied:
-            self.head.weight = self.embed.weight
 
     def forward(self, ctx: ForwardContext, tail: Tail | None = None) -> Tensor:
         """Hidden states after the last norm, [tokens, hidden]; with a tail of its tokens alone."""
@@ -219,18 +209,21 @@ class Decoder:
         assert self.score is not None, f"{self.spec.architecture} has no classification head"
         return self.score(hidden)
 
-    def finish(self, choose: KernelChoice) -> None:
+    def finish(self, ops: Ops) -> None:
         ropes = self._ropes()
         for block in self.blocks:
-            block.attn.finish(choose, ropes)
-            block.mlp.finish(choose)
-        self.embed.finish(choose)
-        if self.spec.tied and self.embed.packed is not None:
-            self.head.kernel, self.head.weight = self.embed.packed, None
+            block.attn.finish(ops, ropes)
+            block.mlp.finish(ops)
+            for norm in block.norms().values():
+                norm.finish(ops)
+        self.norm.finish(ops)
+        if self.spec.tied:
+            self.head.kernel = self.embed.finish_tied(ops)
         else:
-            self.head.finish(choose, keep_weight=self.spec.tied)
+            self.embed.finish(ops)
+            self.head.finish(ops)
         if self.score is not None:
-            self.score.finish(choose)
+            self.score.finish(ops)
 
     def _ropes(self) -> Ropes:
         def tables(rope: RopeSpec | None) -> RopeTables:
@@ -269,11 +262,9 @@ class Decoder:
 
     def parameters(self) -> dict[str, Parameter]:
         """Every tensor the loader must fill, by our name."""
-        found: dict[str, Parameter] = {
-            "embed.weight": Parameter(self.embed.weight, {}, self.embed.coded)
-        }
+        found: dict[str, Parameter] = {"embed.weight": self.embed.weight}
         if self.positions is not None:
-            found["positions.weight"] = Parameter(self.positions, {})
+            found["positions.weight"] = Parameter.of(self.positions)
         for i, block in enumerate(self.blocks):
             at = f"layers.{i}."
             for name, norm in (block.norms() | block.attn.norms()).items():
@@ -281,10 +272,10 @@ class Decoder:
             for name, linear in (block.attn.linears() | block.mlp.linears()).items():
                 _add_linear(found, at + name, linear)
             if isinstance(block.attn, Attention) and block.attn.sinks is not None:
-                found[at + "sinks"] = Parameter(block.attn.sinks, {})
+                found[at + "sinks"] = Parameter.of(block.attn.sinks)
             if isinstance(block.mlp, SparseMLP):
-                for name, fused in block.mlp.parameters().items():
-                    found[at + name] = Parameter(*fused)
+                for name, own in block.mlp.parameters().items():
+                    found[at + name] = own
             else:
                 for name, norm in block.mlp.norms().items():
                     _add_norm(found, at + name, norm)
@@ -297,16 +288,12 @@ class Decoder:
 
 
 def _add_norm(found: dict[str, Parameter], name: str, norm: RMSNorm | LayerNorm) -> None:
-    found[name + ".weight"] = Parameter(norm.weight, {})
+    found[name + ".weight"] = Parameter.of(norm.weight)
     if isinstance(norm, LayerNorm):
-        found[name + ".bias"] = Parameter(norm.bias, {})
+        found[name + ".bias"] = Parameter.of(norm.bias)
 
 
 def _add_linear(found: dict[str, Parameter], name: str, linear: Linear) -> None:
-    assert linear.weight is not None
-    for kind, tensor in (("weight", linear.weight), ("bias", linear.bias)):
-        if tensor is not None:
-            views = tensor.split(list(linear.parts.values()))
-            parts = dict(zip(linear.parts, views, strict=True))
-            coded = linear.coded if kind == "weight" else None
-            found[f"{name}.{kind}"] = Parameter(tensor, parts, coded)
+    found[name + ".weight"] = linear.weight
+    if linear.bias is not None:
+        found[name + ".bias"] = linear.bias

@@ -26,6 +26,7 @@ def spec(config: Config) -> ModelSpec:
         norm="layer",
         norm_eps=config.number("layer_norm_epsilon", 1e-5),
         mlp="plain",
+        activation="gelu",
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,

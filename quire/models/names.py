@@ -65,8 +65,11 @@ MIXTRAL = {
     "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight": "layers.{i}.experts.up:{e}.gate",
     "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight": "layers.{i}.experts.up:{e}.up",
     "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight": "layers.{i}.experts.down:{e}",
-    # As transformers holds it in memory: all experts in one tensor.
+    # As GGUF files are read, and as transformers holds it in memory: all experts in one tensor.
     "model.layers.{i}.mlp.gate.weight": "layers.{i}.router.weight:experts",
+    "model.layers.{i}.mlp.experts.{e}.gate_proj.weight": "layers.{i}.experts.up:{e}.gate",
+    "model.layers.{i}.mlp.experts.{e}.up_proj.weight": "layers.{i}.experts.up:{e}.up",
+    "model.layers.{i}.mlp.experts.{e}.down_proj.weight": "layers.{i}.experts.down:{e}",
     "model.layers.{i}.mlp.experts.gate_up_proj": "layers.{i}.experts.up",
     "model.layers.{i}.mlp.experts.down_proj": "layers.{i}.experts.down",
 }

@@ -127,7 +127,7 @@ def _feed_forward(spec: ModelSpec, layer: int) -> str:
 
 def count_weights(spec: ModelSpec) -> Weights:
     """All tensors of the model: norms, biases and embeddings too."""
-    sizes = {name: p.tensor.numel() for name, p in empty_decoder(spec).parameters().items()}
+    sizes = {name: p.num_elements for name, p in empty_decoder(spec).parameters().items()}
     total = sum(sizes.values())
     if spec.moe is None:
         return Weights(total, total)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import CheckpointError, NotSupported, shown
+from quire.errors import CheckpointError, shown
 from quire.models.names import Target, expand
 from quire.models.sequence_head import NAMES as HEAD_NAMES
 from quire.models.sequence_head import is_classifier, language_model_of, with_head
 from quire.models.spec import Config, ModelSpec, check_sizes
+from quire.quant.methods import method_of
 from quire.registry import Registry
 
 FAMILIES = Registry(
@@ -37,8 +38,6 @@ FAMILIES = Registry(
     },
 )
 
-UNPACKED = ("bitnet", "mxfp4")  # quantised weights that `load/` expands
-
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
@@ -52,7 +51,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 def spec_of(config: Mapping[str, Any]) -> ModelSpec:
     architecture = architecture_of(config)
-    _refuse_unread_weights(config)
+    method_of(config)  # weights that nothing here reads are refused before anything else
     spec: ModelSpec = _family(architecture).spec(Config(config))
     return check_sizes(with_head(spec, config) if is_classifier(architecture) else spec)
 
@@ -70,17 +69,6 @@ def layer_names_of(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, Targ
 def _table(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, str]:
     family = _family(architecture_of(config))
     return {**family.NAMES, **(HEAD_NAMES if spec.num_labels else {})}
-
-
-def _refuse_unread_weights(config: Mapping[str, Any]) -> None:
-    """Packed weights that nothing unpacks would load as noise, or not at all."""
-    said = config.get("quantization_config") or config.get("compression_config")
-    method = said.get("quant_method") if isinstance(said, Mapping) else said
-    if said and method not in UNPACKED:
-        raise NotSupported(
-            f"config.json: the weights are quantised (quant_method={shown(method)}), of which only"
-            f" {' and '.join(UNPACKED)} are read so far; use a bf16 or fp16 form of the checkpoint"
-        )
 
 
 def _family(architecture: str) -> Any:

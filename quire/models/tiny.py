@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.models.decoder import Parameter
 from quire.models.names import Target
 from quire.models.plan import empty_decoder
 from quire.models.registry import names_of, spec_of
 from quire.models.tiny_configs import tiny_config
+from quire.nn.parameter import Parameter
 
 # Large enough that logits differ clearly between tokens.
 WEIGHT_STD, VECTOR_STD = 0.15, 0.1
@@ -67,9 +67,7 @@ def random_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor
     tensors: dict[str, Tensor] = {}
     for theirs, target in _stored(names, parameters).items():
         parameter = parameters[target.name]
-        shape = parameter.tensor.shape
-        if target.part is not None:
-            shape = parameter.parts[target.part].shape
+        shape = parameter.shape_of(target.part)
         tensor = torch.empty(shape[::-1] if target.transposed else shape)
         _fill(tensor, target.name, spec.norm_offset, generator)
         tensors[theirs] = tensor

@@ -38,8 +38,17 @@ COPIES: dict[str, dict[str, tuple[str, ...]]] = {
         "avx512vnni": (*AVX2, *AVX512),
     },
 }
-KERNELS = ("products.c", "float_products.c", "rounding.c", "expand.c", "ops.c")  # compiled once for each instruction set
-COMMON = ("main.c", "multiply.c", "pool.c", "replay.c")
+# Compiled once for each instruction set.
+KERNELS = (
+    "products.c",
+    "float_products.c",
+    "rounding.c",
+    "expand.c",
+    "ops.c",
+    "store.c",
+    "attend.c",
+)
+COMMON = ("main.c", "multiply.c", "pool.c", "replay.c", "deal.c")
 TIMEOUT_S = 300
 DIGEST_BYTES = 32
 

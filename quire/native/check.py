@@ -7,6 +7,7 @@ import torch
 from quire.native.library import Library
 from quire.native.linear import NativeLinear
 from quire.quant.coded import Coded
+from quire.quant.weight import Dense, Weight
 
 ROWS, OUTPUTS, INPUTS = 9, 24, 64
 
@@ -15,9 +16,7 @@ def agrees_with_plain(library: Library, isa: str) -> bool:
     """Leaves the library with this instruction set."""
     numbers = torch.Generator(device="cpu").manual_seed(0)
     x = torch.randn(ROWS, INPUTS, generator=numbers, device="cpu")
-    weights: list[Coded | torch.Tensor] = [
-        torch.randn(OUTPUTS, INPUTS, generator=numbers, device="cpu")
-    ]
+    weights: list[Weight] = [Dense(torch.randn(OUTPUTS, INPUTS, generator=numbers, device="cpu"))]
     for bits, has_offsets in ((4, False), (4, True), (8, False)):
         size = (OUTPUTS, INPUTS)
         codes = torch.randint(0, 2**bits, size, generator=numbers, device="cpu").byte()

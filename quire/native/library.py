@@ -18,7 +18,7 @@ from quire.errors import NotSupported
 from quire.native.build import ensure_built
 
 
-class Weight(ctypes.Structure):
+class Matrix(ctypes.Structure):
     """`qn_weight` of quire_native.h."""
 
     _fields_ = (
@@ -55,19 +55,19 @@ class Library:
             self._pools[count] = self._c.qn_pool_new(count)
         self._pool = self._pools[count]
 
-    def can_multiply(self, weight: Weight) -> bool:
+    def can_multiply(self, weight: Matrix) -> bool:
         return bool(self._c.qn_can_multiply(byref(weight)))
 
-    def rows(self, weight: Weight, ids: int, count: int, out: int) -> None:
+    def rows(self, weight: Matrix, ids: int, count: int, out: int) -> None:
         """Rows of the weight itself, as floats one after the other."""
         self._c.qn_rows(byref(weight), ids, count, out)
 
-    def scratch_bytes(self, weight: Weight, num_rows: int) -> int:
+    def scratch_bytes(self, weight: Matrix, num_rows: int) -> int:
         return int(self._c.qn_scratch_bytes(byref(weight), num_rows))
 
     def product(
         self,
-        weight: Weight,
+        weight: Matrix,
         x: tuple[int, int],
         num_rows: int,
         out: tuple[int, int],
@@ -82,7 +82,7 @@ class Library:
 
 
 def _bind(c: ctypes.CDLL) -> ctypes.CDLL:
-    weight = POINTER(Weight)
+    weight = POINTER(Matrix)
     signatures: dict[str, tuple[object, list[object]]] = {
         "qn_pool_new": (c_void_p, [c_int]),
         "qn_isa_name": (c_char_p, [c_int]),

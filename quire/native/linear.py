@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from quire.native.library import Library
-from quire.native.panels import PANEL, Panels, pack_codes, pack_floats
+from quire.native.panels import PANEL, Panels, pack
 from quire.native.tape import Rows
-from quire.quant.coded import Coded
+from quire.quant.weight import Weight
 
 
 class NativeLinear:
@@ -23,17 +23,12 @@ class NativeLinear:
         self.num_out = sum(part.num_out for part in parts)
 
     @staticmethod
-    def of(
-        weights: Sequence[Tensor | Coded], bias: Tensor | None, library: Library
-    ) -> NativeLinear:
-        """From parts one below the other, packed or floats. Like neighbours become one."""
+    def of(weights: Sequence[Weight], bias: Tensor | None, library: Library) -> NativeLinear:
+        """From parts one below the other, each `can_be_panels`. Like neighbours become one."""
         parts, first = [], 0
         for weight in join_alike(weights):
             own = None if bias is None else bias[first : first + weight.shape[0]]
-            if isinstance(weight, Coded):
-                parts.append(pack_codes(weight, own))
-            else:
-                parts.append(pack_floats(weight, own))
+            parts.append(pack(weight, own))
             first += weight.shape[0]
         for part in parts:
             assert library.can_multiply(part.weight), f"no kernel for {part.weight.bits} bits"
@@ -65,14 +60,12 @@ class NativeLinear:
         return out
 
 
-def join_alike(weights: Sequence[Tensor | Coded]) -> list[Tensor | Coded]:
+def join_alike(weights: Sequence[Weight]) -> list[Weight]:
     """Neighbours of one form as one weight, where borders are those of panels."""
-    joined: list[Tensor | Coded] = []
+    joined: list[Weight] = []
     for weight in weights:
         last = joined[-1] if joined else None
-        if last is None or last.shape[0] % PANEL:
-            joined.append(weight)
-        elif isinstance(last, Coded) and isinstance(weight, Coded) and last.is_like(weight):
+        if last is not None and last.shape[0] % PANEL == 0 and last.is_like(weight):
             joined[-1] = last.join(weight)
         else:
             joined.append(weight)

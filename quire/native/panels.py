@@ -8,18 +8,20 @@ other side of this page.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.native.library import Weight
+from quire.native.library import Matrix
 from quire.quant.coded import Coded
+from quire.quant.weight import Dense, Weight
 
 PANEL = 16
 PLANES = {2: ((2, 0),), 4: ((4, 0),), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4))}  # width, shift
 FLOAT_CODES = {torch.float32: 100, torch.float16: 101, torch.bfloat16: 102}
+FLOAT_NAMES = {code: str(dtype).removeprefix("torch.") for dtype, code in FLOAT_CODES.items()}
 TABLE_CODES = 40
 HALF_SCALES, FLOAT_SCALES, U8_SCALES, S8_SCALES, POWER_SCALES = range(5)
 
@@ -28,7 +30,7 @@ HALF_SCALES, FLOAT_SCALES, U8_SCALES, S8_SCALES, POWER_SCALES = range(5)
 class Panels:
     """A weight and the tensors its addresses point into."""
 
-    weight: Weight
+    weight: Matrix
     tensors: tuple[Tensor | None, ...]
 
     @property
@@ -40,13 +42,41 @@ class Panels:
         return int(self.weight.num_in)
 
     @property
-    def is_coded(self) -> bool:
-        """Whole numbers, not floats."""
-        return self.tensors[1] is not None
+    def form(self) -> str:
+        """In a few words."""
+        bits = int(self.weight.bits)
+        if bits in FLOAT_NAMES:
+            return FLOAT_NAMES[bits]
+        return "4 bits by a table" if bits == TABLE_CODES else f"{bits} bits"
 
     @property
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.tensors if t is not None)
+
+
+def _by_block(coded: Coded) -> Coded:
+    """With scales for each block, and offsets in place of zeros."""
+    scales = coded.scales.repeat_interleave(coded.share, dim=1)
+    if coded.zeros is None:
+        return replace(coded, scales=scales, share=1)
+    wide = scales.float()
+    offsets = -wide * coded.zeros.float().repeat_interleave(coded.share, dim=1)
+    return replace(coded, scales=wide, offsets=offsets, zeros=None, share=1)
+
+
+def can_be_panels(weight: Weight) -> bool:
+    if isinstance(weight, Coded) and weight.zeros is not None and weight.bits == 8:
+        return False
+    return isinstance(weight, Coded) or (
+        isinstance(weight, Dense) and weight.tensor.dtype in FLOAT_CODES
+    )
+
+
+def pack(weight: Weight, bias: Tensor | None = None) -> Panels:
+    if isinstance(weight, Coded):
+        return pack_codes(weight, bias)
+    assert isinstance(weight, Dense), f"no panels for {type(weight).__name__}"
+    return pack_floats(weight.tensor, bias)
 
 
 def pack_floats(weight: Tensor, bias: Tensor | None = None) -> Panels:
@@ -55,10 +85,11 @@ def pack_floats(weight: Tensor, bias: Tensor | None = None) -> Panels:
     panels = _padded(weight).view(-1, PANEL, num_in).transpose(1, 2).contiguous()
     tensors = (panels, None, None, None, None, _wide_bias(bias), None)
     shape = (num_out, num_in, FLOAT_CODES[weight.dtype], 1, 0, FLOAT_SCALES, 1)
-    return Panels(Weight(*map(_address, tensors), *shape), tensors)
+    return Panels(Matrix(*map(_address, tensors), *shape), tensors)
 
 
 def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
+    coded = _by_block(coded)
     assert coded.offsets is None or coded.zero == 0, "an offset takes the place of a zero"
     table = None if coded.table is None else torch.tensor(coded.table, dtype=torch.int8)
     tensors = (
@@ -72,15 +103,16 @@ def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
     )
     bits = coded.bits if table is None else TABLE_CODES
     shape = (*coded.shape, bits, coded.block, coded.zero, _scale_kind(coded), coded.super_size)
-    return Panels(Weight(*map(_address, tensors), *shape), tensors)
+    return Panels(Matrix(*map(_address, tensors), *shape), tensors)
 
 
 def _planes(coded: Coded) -> Tensor:
-    codes, num_vectors = _padded(coded.codes), coded.block // 4
-    blocks = codes.view(-1, PANEL, codes.shape[1] // coded.block, num_vectors, 4)
-    vectors = blocks.permute(0, 2, 3, 1, 4).flatten(3)  # [panels, blocks, vectors, 64]
+    # Four codes move as one word: [panels, 16, blocks, vectors] -> [panels, blocks, vectors, 16].
+    words = _padded(coded.codes).contiguous().view(torch.int32)
+    blocks = words.view(-1, PANEL, coded.shape[1] // coded.block, coded.block // 4)
+    vectors = blocks.permute(0, 2, 3, 1).contiguous().view(torch.uint8)  # [..., 64]
     if coded.bits == 8:
-        return vectors.contiguous()
+        return vectors
     return torch.cat([_plane(vectors, *plane) for plane in PLANES[coded.bits]], 2)
 
 

@@ -3,7 +3,7 @@
 Recording runs the model on `Rows` in place of tensors: each layer adds its operation to the tape,
 and nothing is computed. A step then replays the list in one call, for any number of tokens up to
 the most a step may have. What has no operation here raises NotRecordable; such a model runs layer
-by layer. `attention.py` has the attention of a tape.
+by layer. `attn/native.py` adds the operations of attention.
 """
 
 from __future__ import annotations
@@ -144,14 +144,10 @@ class Tape:
     def add(self, kind: int, of_samples: bool, **fields: Any) -> None:
         self.ops.append(Op(kind=kind, of_samples=of_samples, **fields))
 
-    def embed(self, source: Panels | Tensor, width: int) -> Rows:
-        out = self.rows(width, False)
-        fields: dict[str, Any] = {"out": out.address, "width": width, "eps": 1.0}
-        if isinstance(source, Tensor):
-            fields["weight"] = self.keep(source)
-        else:
-            fields["product"] = self._weight(source)
-        self.add(EMBED, False, **fields)
+    def embed(self, table: Panels) -> Rows:
+        out = self.rows(table.num_in, False)
+        at = {"out": out.address, "product": self._weight(table)}
+        self.add(EMBED, False, **at, width=out.width, eps=1.0)
         return out
 
     def norm(self, x: Rows, residual: Rows | None, weight: Tensor, eps: float) -> tuple[Rows, Rows]:

@@ -15,8 +15,9 @@ from torch import Tensor
 from quire.attn.backend import AttnSpec, HeadTransform
 from quire.forward import LayerContext
 from quire.models.spec import ModelSpec
-from quire.nn.linear import KernelChoice, Linear
+from quire.nn.linear import Linear
 from quire.nn.norm import RMSNorm
+from quire.nn.ops import Ops
 
 
 class RopeTables(NamedTuple):
@@ -80,9 +81,11 @@ class Attention:
         norms = {"q_norm": self.q_norm, "k_norm": self.k_norm, "attn_sub_norm": self.sub_norm}
         return {name: norm for name, norm in norms.items() if norm is not None}
 
-    def finish(self, choose: KernelChoice, ropes: Ropes) -> None:
+    def finish(self, ops: Ops, ropes: Ropes) -> None:
         for linear in self.linears().values():
-            linear.finish(choose)
+            linear.finish(ops)
+        for norm in self.norms().values():
+            norm.finish(ops)
         q_norm = k_norm = None  # of each head: the backend's work
         eps = 0.0
         if self.q_norm is not None and self.k_norm is not None and not self.is_wide:

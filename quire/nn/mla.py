@@ -25,9 +25,10 @@ from quire.attn.latent import (
 )
 from quire.forward import LayerContext
 from quire.nn.attention import Ropes
-from quire.nn.head_product import HeadProduct
-from quire.nn.linear import KernelChoice, Linear
+from quire.nn.linear import Linear
 from quire.nn.norm import RMSNorm
+from quire.nn.ops import HeadProduct, Ops
+from quire.quant.weight import tensor_of
 
 if TYPE_CHECKING:
     from quire.models.spec import ModelSpec
@@ -75,31 +76,31 @@ class MlaAttention:
         found = {"q_norm": self.q_norm, "kv_norm": self.kv_norm}
         return {name: norm for name, norm in found.items() if norm is not None}
 
-    def finish(self, choose: KernelChoice, ropes: Ropes) -> None:
+    def finish(self, ops: Ops, ropes: Ropes) -> None:
         if self.mla.interleaved:
             self._split_halves()
-        assert self.kv_b.weight is not None and not self.kv_b.coded, "latents are not packed yet"
-        per_head = self.kv_b.weight.view(self.num_heads, -1, self.mla.kv_rank)
+        # In floats: a transposed weight has its scales along the wrong side.
+        per_head = tensor_of(self.kv_b.weight.weights()).view(self.num_heads, -1, self.mla.kv_rank)
         keys, values = per_head.split([self.mla.nope_dim, self.mla.v_dim], 1)
-        self.to_latent = HeadProduct(keys.transpose(1, 2), choose)
-        self.to_value = HeadProduct(values, choose)
+        self.to_latent = ops.head_product(keys.transpose(1, 2))
+        self.to_value = ops.head_product(values)
         for linear in self.linears().values():
-            linear.finish(choose)
+            linear.finish(ops)
+        for norm in self.norms().values():
+            norm.finish(ops)
         self.transform = HeadTransform(ropes.full.cos, ropes.full.sin, None, None, 0.0)
 
     def _split_halves(self) -> None:
         """Permute the rotated dims of the weights: pairs (0, 1), (2, 3) become halves 0, 2 | 1, 3.
 
         Queries and keys are permuted alike, so their products stay the same."""
-        q, kv_begin = self.q_b or self.qkv, self.qkv.parts["q"]
-        for tensor in (q.weight, q.bias):
-            if tensor is not None:
-                rows = tensor[: self.num_heads * self.width]
-                _to_halves(rows.view(self.num_heads, self.width, -1)[:, self.mla.nope_dim :])
-        for tensor in (self.qkv.weight, self.qkv.bias):
-            if tensor is not None:
-                rows = tensor[kv_begin + self.mla.kv_rank :]
-                _to_halves(rows.view(self.mla.rope_dim, -1))
+        mla, width = self.mla, self.width
+        turned = _halves(mla.rope_dim)
+        head = torch.cat((torch.arange(mla.nope_dim), mla.nope_dim + turned))
+        heads = (width * torch.arange(self.num_heads)[:, None] + head).flatten()
+        (self.q_b or self.qkv).reorder("q", heads)
+        latent = torch.arange(mla.kv_rank)
+        self.qkv.reorder("kv", torch.cat((latent, mla.kv_rank + turned)))
 
     def store(self, x: Tensor, at: LayerContext) -> Tensor:
         """Latents of [tokens, hidden] into the cache; returns queries [tokens, heads, width]."""
@@ -128,9 +129,9 @@ class MlaAttention:
         mla = self.mla
         q, latent, key = self.qkv(x).split([self.qkv.parts["q"], mla.kv_rank, mla.rope_dim], 1)
         if self.q_b is not None and self.q_norm is not None:
-            q, _ = self.q_norm(_rows(q), None)
+            q, _ = self.q_norm(q, None)
             q = self.q_b(q)
-        latent, _ = self.kv_norm(_rows(latent), None)
+        latent, _ = self.kv_norm(latent, None)
         return Projected(q.unflatten(1, (self.num_heads, self.width)), latent, key)
 
     def _absorbed(
@@ -150,13 +151,6 @@ class MlaAttention:
         return self.kv_b(latents).view(len(latents), self.num_heads, -1)
 
 
-def _rows(x: Tensor) -> Tensor:
-    """Contiguous on a CPU, as a lone row always is: strides must not choose the library's path.
-
-    Our own CUDA kernels read rows in place."""
-    return x if x.is_cuda else x.contiguous()
-
-
-def _to_halves(rows: Tensor) -> None:
-    """[..., rope, in], in place."""
-    rows.copy_(torch.cat((rows[..., 0::2, :], rows[..., 1::2, :]), -2))
+def _halves(dim: int) -> Tensor:
+    """0, 2, 4, ... | 1, 3, 5, ..."""
+    return torch.cat((torch.arange(0, dim, 2), torch.arange(1, dim, 2)))

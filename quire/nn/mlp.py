@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quire.models.spec import ModelSpec
-from quire.nn.linear import KernelChoice, Linear
+from quire.nn.linear import Linear
 from quire.nn.norm import RMSNorm
+from quire.nn.ops import Ops
 
 
 class MLP:
@@ -22,6 +22,7 @@ class MLP:
         self.up = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
         self.down = Linear(ffn, {"down": hidden}, bias=bias, dtype=dtype, device=device)
         self.activation = spec.activation
+        self.ops: Ops | None = None
         self.sub_norm = None
         if spec.sub_norms:
             self.sub_norm = RMSNorm(ffn, spec.norm_eps, dtype, device, spec.norm_offset)
@@ -32,14 +33,18 @@ class MLP:
     def norms(self) -> dict[str, RMSNorm]:
         return {} if self.sub_norm is None else {"mlp_sub_norm": self.sub_norm}
 
-    def finish(self, choose: KernelChoice) -> None:
-        self.up.finish(choose, gate=self.activation if self.is_gated else None)
-        self.down.finish(choose)
+    def finish(self, ops: Ops) -> None:
+        self.ops = ops
+        self.up.finish(ops, gate=self.activation if self.is_gated else None)
+        self.down.finish(ops)
+        for norm in self.norms().values():
+            norm.finish(ops)
 
     def __call__(self, x: Tensor) -> Tensor:
         x = self.up(x)  # [tokens, ffn]; a gate has been applied already
         if not self.is_gated:
-            x = F.gelu(x, approximate="tanh")
+            assert self.ops is not None, "MLP used before finish()"
+            x = self.ops.activate(x, self.activation)
         if self.sub_norm is not None:
             x, _ = self.sub_norm(x, None)
         return self.down(x)

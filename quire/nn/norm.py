@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from quire.native.tape import Rows
+from quire.nn.ops import Ops
 
 
 class RMSNorm:
@@ -22,6 +21,7 @@ class RMSNorm:
     ) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
         self.eps, self.offset = eps, offset
+        self.ops: Ops | None = None
         self._sum: Tensor | None = None  # of weight and offset, once the weight is there
 
     def scale(self) -> Tensor:
@@ -33,22 +33,12 @@ class RMSNorm:
             self._sum = self.weight.float() + self.offset
         return self._sum
 
-    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        if isinstance(x, Rows):
-            return x.tape.norm(x, residual, self.scale(), self.eps)
-        if x.is_cuda:
-            from quire.kernels.rms_norm import rms_norm
+    def finish(self, ops: Ops) -> None:
+        self.ops = ops
 
-            return rms_norm(x, self.scale(), self.eps, residual)
-        if residual is not None:
-            x = x + residual
-        weight = self.scale()
-        if x.dtype == torch.float32:
-            return F.rms_norm(x, weight.shape, weight, self.eps), x
-        normed = F.rms_norm(x.float(), weight.shape, None, self.eps)
-        if weight.dtype == x.dtype:
-            return normed.to(x.dtype) * weight, x
-        return (normed * weight).to(x.dtype), x  # rounded once, as Gemma's own
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert self.ops is not None, "RMSNorm used before its weight was loaded"
+        return self.ops.rms_norm(x, residual, self.scale(), self.eps)
 
 
 class LayerNorm:
@@ -56,8 +46,11 @@ class LayerNorm:
         self.weight = torch.empty(size, dtype=dtype, device=device)
         self.bias = torch.empty(size, dtype=dtype, device=device)
         self.eps = eps
+        self.ops: Ops | None = None
+
+    def finish(self, ops: Ops) -> None:
+        self.ops = ops
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        if residual is not None:
-            x = x + residual
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps), x
+        assert self.ops is not None, "LayerNorm used before its weight was loaded"
+        return self.ops.layer_norm(x, residual, self.weight, self.bias, self.eps)

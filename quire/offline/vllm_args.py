@@ -35,9 +35,6 @@ UNNEEDED = {
     "data_parallel_size": Unneeded((1,), ONE_DEVICE),
     "distributed_executor_backend": Unneeded((None,), ONE_DEVICE),
     "disable_custom_all_reduce": Unneeded(None),
-    "quantization": Unneeded(
-        (None,), "the model's files say how they are quantized; name a quantized model instead"
-    ),
     "kv_cache_dtype": Unneeded(
         ("auto",), "keys and values are kept in the model's dtype; lower max_model_len to save room"
     ),

@@ -2,8 +2,9 @@
 
     weight = scale * (code - zero) + offset
 
-with one scale (and offset) for each row and block of inputs. Formats with two levels of scales
-keep small whole numbers for blocks and an fp16 for each `super_size` of them. `dequantize` is the
+with one scale (and zero or offset) for each row and `share` blocks of inputs. Formats with two
+levels of scales keep small whole numbers for blocks and an fp16 for each `super_size` of them. The
+zero is one for all, or one for each scale. `dequantize` is the
 reference that kernels are tested against. How codes lie in memory is `native/panels.py`'s.
 """
 
@@ -15,35 +16,59 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.quant.weight import Inputs, Weight
+
+_RUN = 1 << 18  # weights made at once: what lies between stays in cache
+
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A weight [out, in]; `blocks` below is in / block."""
+    """A weight [out, in]; `groups` below is in / (block * share)."""
 
     codes: Tensor  # [out, in] uint8, each below 2**bits; signed bytes where bits is 8
     bits: int  # 2, 4, 5, 6 or 8
-    block: int  # inputs that share a scale: 16 or 32
-    scales: Tensor  # [out, blocks] fp16 or fp32; uint8 or int8 below super scales
+    block: int  # inputs whose products are summed in whole numbers: 16 or 32
+    scales: Tensor  # [out, groups] fp16 or fp32; uint8 or int8 below super scales
     zero: int = 0
     offsets: Tensor | None = None  # as scales
-    super_size: int = 1  # blocks below one super scale
-    super_scales: Tensor | None = None  # [out, blocks / super_size] fp16
+    super_size: int = 1  # groups below one super scale
+    super_scales: Tensor | None = None  # [out, groups / super_size] fp16
     super_offsets: Tensor | None = None
     table: tuple[int, ...] | None = None  # what codes of 4 bits stand for: 16 signed bytes
     are_powers: bool = False  # scales are uint8 exponents: 2**(e - 128)
+    inputs: Inputs = "float"
+    share: int = 1  # blocks that share a scale
+    zeros: Tensor | None = None  # [out, groups] uint8, int8 where bits is 8; then no zero
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Codes lie one to a byte here, and are counted in their bits."""
+        others = [t for name, t in self._tensors().items() if name != "codes"]
+        scales: int = sum(t.numel() * t.element_size() for t in others)
+        return self.codes.numel() * self.bits // 8 + scales
 
     def pick(self, rows: Tensor | slice) -> Coded:
         """Some rows, or all in another order."""
         picked: dict[str, Any] = {n: t[rows].contiguous() for n, t in self._tensors().items()}
         return replace(self, **picked)
 
-    def is_like(self, other: Coded) -> bool:
-        """Whether the rows of both could be those of one weight."""
-        return self._form() == other._form()
+    def columns(self, begin: int, end: int) -> Coded:
+        cut: dict[str, Any] = {}
+        for name, tensor in self._tensors().items():
+            width = self.shape[1] // tensor.shape[1]  # inputs that one of its columns is for
+            if begin % width or end % width:
+                raise ValueError(
+                    f"got inputs {begin} to {end}, want multiples of {width}: they share scales"
+                )
+            cut[name] = tensor[:, begin // width : end // width].contiguous()
+        return replace(self, **cut)
+
+    def is_like(self, other: Weight) -> bool:
+        return isinstance(other, Coded) and self._form() == other._form()
 
     def join(self, below: Coded) -> Coded:
         joined: dict[str, Any] = {
@@ -63,7 +88,7 @@ class Coded:
     def dequantize(self) -> Tensor:
         """[out, in] fp32. Scale times code is rounded once, then the offset is added."""
         out = torch.empty(self.shape, dtype=torch.float32, device=self.codes.device)
-        self.dequantize_to(out, len(out))
+        self.dequantize_to(out, max(1, _RUN // self.shape[1]))
         return out
 
     def dequantize_to(self, out: Tensor, num_rows: int) -> None:
@@ -72,10 +97,13 @@ class Coded:
         offsets = None
         if self.offsets is not None:
             offsets = self._wide(self.offsets, self.super_offsets).unsqueeze(-1)
-        weight = out.view(*self.scales.shape, self.block)
+        weight = out.view(*self.scales.shape, self.block * self.share)
+        zeros = None if self.zeros is None else self.zeros.unsqueeze(-1)
         for start in range(0, len(out), num_rows):
             rows = slice(start, start + num_rows)
             self._put_values(self.codes[rows], out[rows])
+            if zeros is not None:
+                weight[rows] -= zeros[rows]
             weight[rows] *= scales[rows]
             if offsets is not None:
                 weight[rows] += offsets[rows]

@@ -53,5 +53,5 @@ class Pools:
                 assert self._classify is not None, "a request for a head that was not handed over"
                 done.append(PooledPart(work, self._classify(states[-1:])[0].float()))
             elif is_whole:
-                done.append(PooledPart(work, states[-1].float()))
+                done.append(PooledPart(work, states[-1].to(torch.float32, copy=True)))
         return done

@@ -58,6 +58,7 @@ class RequestRows:
         # Transposed: a column here is one request's settings, so a gathered setting is contiguous.
         self.floats = torch.zeros(6, rows, dtype=torch.float32, device=device)
         self.ints = torch.zeros(3, rows, dtype=torch.int64, device=device)
+        self.float_columns, self.int_columns = self.floats.unbind(), self.ints.unbind()
         # 0, 1, 2...: where the queries of a decode step begin.
         self.counts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.needs = np.zeros(rows, dtype=np.int32)

@@ -101,9 +101,10 @@ class ModelRunner:
         elif self.tapes is not None:
             has_tail = self._has_tail(plan, shape)
             hidden = self.tapes.run(self._batches(shape, sent), sent, has_tail)
-            if not has_tail:
+            if not has_tail and self._reads_hidden(plan.works):
                 prompts = self._prompt_parts(shape, hidden)
                 pooled = self.pools.take(shape, hidden)
+            if not has_tail and len(shape.sampled) < shape.num_tokens:
                 hidden = hidden[sent["sample_index"]]
             logits = self.model.logits(hidden)
         else:

@@ -38,7 +38,7 @@ def sample_inputs(
         at = sent["sample_rows"].long()  # [S]
         longest = int(shape.context_lens[shape.sampled].max())
         lens = sent["sample_positions"].long()
-        prompt_lens = rows.ints[bits.PROMPT_LEN, at]
+        prompt_lens = rows.int_columns[bits.PROMPT_LEN][at]
         history = History(rows.tokens[at, :longest].long(), prompt_lens, lens)
         if needs & bits.PENALTIES:
             floats = rows.floats[:, at]  # [6, S]
@@ -46,11 +46,11 @@ def sample_inputs(
                 floats[bits.REPETITION], floats[bits.PRESENCE], floats[bits.FREQUENCY]
             )
     return SampleInputs(
-        temperature=rows.floats[bits.TEMPERATURE],
-        top_k=rows.ints[bits.CANDIDATES],
-        top_p=rows.floats[bits.NUCLEUS],
-        min_p=rows.floats[bits.FLOOR],
-        seeds=rows.ints[bits.SEED],
+        temperature=rows.float_columns[bits.TEMPERATURE],
+        top_k=rows.int_columns[bits.CANDIDATES],
+        top_p=rows.float_columns[bits.NUCLEUS],
+        min_p=rows.float_columns[bits.FLOOR],
+        seeds=rows.int_columns[bits.SEED],
         positions=sent["sample_positions"],
         all_greedy=not needs & bits.NOT_GREEDY,
         any_top_k=bool(needs & bits.TOP_K),

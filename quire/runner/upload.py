@@ -44,8 +44,11 @@ class Uploader:
             start = stop + -stop % ALIGNED
             stop = start + array.nbytes // WORD
             bounds.append((start, stop))
+        if not self._is_cuda:
+            packed = _pack(arrays.values(), bounds, np.empty(stop, np.int32))
+            return dict(zip(arrays, map(torch.from_numpy, packed), strict=True))
         # The pinned block is kept by torch's host allocator until the copy has run.
-        host = torch.empty(stop, dtype=torch.int32, pin_memory=self._is_cuda)
+        host = torch.empty(stop, dtype=torch.int32, pin_memory=True)
         _pack(arrays.values(), bounds, host.numpy())
         lasting, whole = self._to_device(host)
         sent = {}
@@ -56,8 +59,6 @@ class Uploader:
 
     def _to_device(self, host: Tensor) -> tuple[Tensor, Tensor]:
         """(the words that fit the lasting place, there; all words)."""
-        if not self._is_cuda:
-            return host, host
         lasting = self._place[: len(host)]
         lasting.copy_(host[: len(lasting)], non_blocking=True)
         if len(host) == len(lasting):
@@ -70,7 +71,14 @@ class Uploader:
         return host.pin_memory().to(self.device, non_blocking=True)
 
 
-def _pack(arrays: Iterable[IntArray], bounds: Iterable[tuple[int, int]], words: IntArray) -> None:
+def _pack(
+    arrays: Iterable[IntArray], bounds: Iterable[tuple[int, int]], words: IntArray
+) -> list[IntArray]:
+    """Where each array lies among the words."""
+    packed = []
     for array, (start, stop) in zip(arrays, bounds, strict=True):
         assert array.dtype in (np.int32, np.int64), f"got {array.dtype}"
-        words[start:stop].view(array.dtype)[:] = array.reshape(-1)
+        part = words[start:stop].view(array.dtype)
+        part[:] = array.reshape(-1)
+        packed.append(part)
+    return packed

@@ -92,5 +92,5 @@ def _runner(
     model: Decoder, backend: AttentionBackend, heads: AttnSpec, rows: RequestRows, num_pages: int
 ) -> ModelRunner:
     groups = layer_groups(model.spec.windows, model.spec.num_layers)
-    pool = PagePool(backend, heads, groups, num_pages, model.dtype, model.device)
+    pool = PagePool(backend, heads, groups, num_pages, backend.cache_dtype, model.device)
     return ModelRunner(model, backend, heads, pool, rows, use_graphs=False)

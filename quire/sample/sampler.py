@@ -31,7 +31,7 @@ from quire.sample.truncate import Limits, kept_tokens
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.sample.gumbel import Floats, Words
+    from quire.sample.gumbel import Floats, Ints, Words
     from quire.sample.inputs import SampleInputs
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -81,13 +81,13 @@ class Sampler:
             return draw(logits, args)
         tokens = self._draw_cpu(logits.float().numpy(), inputs)
         if inputs.rows is not None:
-            inputs.rows.tokens[inputs.rows.ids, inputs.positions] = tokens.int()
-        return tokens
+            table = inputs.rows.tokens.numpy()
+            table[inputs.rows.ids.numpy(), inputs.positions.numpy()] = tokens
+        return torch.from_numpy(tokens)
 
-    def _draw_cpu(self, rows: Floats, inputs: SampleInputs) -> Tensor:
+    def _draw_cpu(self, rows: Floats, inputs: SampleInputs) -> Ints:
         if inputs.all_greedy:
-            best = [int(np.argmax(_clean(row))) for row in rows]
-            return torch.tensor(best, dtype=torch.int64)
+            return _likeliest(rows)
         inputs = _gathered(inputs)
         vocab_size = rows.shape[1]
         if self._noise.vocab_size != vocab_size:
@@ -107,7 +107,7 @@ class Sampler:
             elif (best := row.max()) > -np.inf:
                 distance = _distances(row, best, temperature, self._distance)
                 tokens[i] = self._first_arrival(distance, Limits.of(*limits, vocab_size), keys[i])
-        return torch.from_numpy(tokens)
+        return tokens
 
     def _first_arrival(self, distance: Floats, limits: Limits, key: Words) -> int:
         if limits.is_off:
@@ -148,6 +148,16 @@ def _edit(logits: Tensor, inputs: SampleInputs) -> Tensor:
         assert history is not None, "penalties need the history"
         apply_penalties(logits, history, penalties)
     return logits
+
+
+def _likeliest(rows: Floats) -> Ints:
+    """[S, V] -> [S], in one pass: NaN and +inf, if there are any, come out on top."""
+    best: Ints = rows.argmax(axis=1)
+    is_clean = rows[np.arange(len(rows)), best] < np.inf
+    if not is_clean.all():
+        for i in np.flatnonzero(~is_clean):
+            best[i] = _clean(rows[i]).argmax()
+    return best
 
 
 def _clean(row: Floats) -> Floats:

@@ -23,6 +23,7 @@ BAD_INPUT, FAILED = 2, 1
 
 def main() -> int:
     begun = time.monotonic()
+    gc.disable()  # until all that lives as long as the process is there
     settings = begin(ServeSettings, int(sys.argv[1]))
     secrets = [*settings.api_keys, *settings.admin_keys]
     configure_logging(settings.log_format, settings.log_level, secrets)
@@ -30,12 +31,13 @@ def main() -> int:
     faulthandler.register(signal.SIGUSR1)  # the supervisor asks for stacks before it kills
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; parent decides
     try:
-        from quire.engine.build import build_engine
-        from quire.engine.process import EngineProcess, Patience
         from quire.load.open import open_model
-        from quire.runner.expert_loads import LoadReader
 
         opened = open_model(settings.engine)
+        from quire.engine.build import build_engine  # after what needs no torch
+        from quire.engine.process import EngineProcess, Patience
+        from quire.runner.expert_loads import LoadReader
+
         engine = build_engine(settings.engine, opened.checkpoint, opened.tokenizer)
         address = Path(settings.runtime_folder) / SOCKET
         patience = Patience(
@@ -51,6 +53,7 @@ def main() -> int:
     # with torch loaded takes 90 ms in the middle of somebody's answer.
     gc.collect()
     gc.freeze()
+    gc.enable()
     process.run()
     return 0
 

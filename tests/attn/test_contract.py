@@ -10,6 +10,7 @@ import torch
 from quire.attn.backend import AttentionBackend, HeadTransform
 from quire.attn.cpu import CpuAttention
 from quire.attn.latent import LatentAttention
+from quire.attn.native import NativeAttention
 from quire.attn.reference import ReferenceAttention
 from quire.attn.triton import TritonAttention
 from quire.kernels.paged_tile import Launch, PagedConfig
@@ -19,6 +20,7 @@ SMALL_TILES = PagedConfig(16, 32, Launch(16, 4, 1), Launch(32, 4, 1))
 BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "reference": ReferenceAttention,
     "cpu": CpuAttention,
+    "native": NativeAttention,
     "triton": lambda: TritonAttention(torch.float32, SMALL_TILES),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from quire.engine.collector import no_full_collection
+from quire.engine.collector import no_collection, no_full_collection
 from quire.llm import LLM
 from quire.params import SamplingParams
 
@@ -86,3 +86,32 @@ def test_a_batch_sees_none_and_leaves_no_cycles(
     assert seen.num[2] == before[2] and seen.num[1] > before[1]
     gc.collect()
     assert seen.found - found < 20, "cycles"  # in 40 steps; other threads may leave one
+
+
+def test_a_start_sees_no_collection_and_what_it_made_is_old() -> None:
+    """Red when the next young collection walks all that building an engine has made."""
+    counted, usual = Collections(), gc.get_threshold()
+    gc.callbacks.append(counted)
+    gc.set_threshold(*EAGER)
+    try:
+        with no_collection():
+            before = list(counted.num)
+            kept = churn()
+            during = list(counted.num)
+    finally:
+        gc.callbacks.remove(counted)
+        gc.set_threshold(*usual)
+    assert during == before
+    old = {id(item) for item in gc.get_objects(generation=2)}
+    assert all(id(item) in old for item in kept)
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with no_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -107,3 +110,27 @@ def test_values_inside_the_keys_take_no_bytes() -> None:
     pool.data[:, :, 2] = 1.0
     pool.copy(torch.tensor([2]), torch.tensor([3]))
     assert (pool.data[:, :, 3] == 1.0).all()
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(
+    not HUGE_PAGES.exists() or "[always]" in HUGE_PAGES.read_text(),
+    reason="the system makes all pages huge",
+)
+def test_a_token_takes_little_memory() -> None:
+    """Red when the first token of each layer brings in a huge page, or the pool is written whole:
+    30 layers would take 120 MB more."""
+    groups, num_pages = layer_groups((), 8), 1 << 15
+    pool = PagePool(ReferenceAttention(), SPEC, groups, num_pages, torch.float32, CPU)
+    assert pool.data[0, 0].nbytes >= 8 << 20
+    before = resident_bytes()
+    pool.data[:, :, 1] = 1.0
+    assert resident_bytes() - before < 4 << 20
+    assert (pool.data[:, :, 2] == 0).all()

@@ -7,7 +7,6 @@ differently), then whole engines against transformers and against themselves.
 from __future__ import annotations
 
 import time
-from functools import partial
 
 import pytest
 import torch
@@ -21,11 +20,11 @@ from quire.kernels.grouped_matmul import GroupTile, multiply_gathered, multiply_
 from quire.kernels.matmul import matmul
 from quire.kernels.route import combine, route, sort_pairs
 from quire.models.spec import RouterSpec
-from quire.nn.clamped_swiglu import clamped_swiglu
-from quire.nn.experts import Biases, ExpertForm, Experts, Visits
-from quire.nn.gate import silu_mul
-from quire.nn.linear import kernel_choice
-from quire.nn.moe import choose_experts
+from quire.nn.experts import Experts
+from quire.nn.ops import GateForm, Visits
+from quire.ops.cuda_ops import CudaOps
+from quire.ops.route import choose_experts
+from quire.ops.torch_gate import clamped_swiglu as torch_clamped
 from quire.runner.expert_loads import LoadReader
 from tests.gpu.test_engine_gpu import SIZES, engine_of, make, prompts, run
 
@@ -38,6 +37,7 @@ SHAPES = {
     "odd": (6, 3, 272, 144),
     "oss": (32, 4, 960, 960),
 }
+OPS = CudaOps()
 BIASED = ("odd", "oss")  # these have biases and the clamped gate
 
 
@@ -57,15 +57,13 @@ def _routing(kind: str, tokens: int, num: int, top_k: int) -> Tensor:
 
 def _experts(name: str, dtype: torch.dtype = torch.bfloat16) -> Experts:
     num, _, hidden, ffn = SHAPES[name]
-    gate = partial(clamped_swiglu, alpha=1.702, limit=7.0) if name in BIASED else silu_mul
-    experts = Experts(num, hidden, ffn, dtype, DEVICE, ExpertForm(gate, name in BIASED))
-    experts.up = _spread(num, 2 * ffn, hidden, dtype=dtype)
-    experts.down = _spread(num, hidden, ffn, dtype=dtype)
+    gate = GateForm(alpha=1.702, limit=7.0) if name in BIASED else GateForm()
+    experts = Experts(num, hidden, ffn, dtype, DEVICE, gate, name in BIASED)
+    experts.parameters["up"].put(None, _spread(num, 2 * ffn, hidden, dtype=dtype))
+    experts.parameters["down"].put(None, _spread(num, hidden, ffn, dtype=dtype))
     if name in BIASED:
-        experts.biases = Biases(
-            torch.randn(num, 2 * ffn, device=DEVICE).to(dtype),
-            torch.randn(num, hidden, device=DEVICE).to(dtype),
-        )
+        experts.parameters["up_bias"].put(None, torch.randn(num, 2 * ffn, device=DEVICE))
+        experts.parameters["down_bias"].put(None, torch.randn(num, hidden, device=DEVICE))
     return experts
 
 
@@ -95,8 +93,8 @@ def test_matches_double_precision(name: str, tokens: int, kind: str) -> None:
     torch.manual_seed(tokens)
     num, top_k, hidden, _ = SHAPES[name]
     experts = _experts(name)
-    weights = {name: fused.tensor for name, fused in experts.parameters().items()}
-    experts.finish(kernel_choice(DEVICE))
+    weights = {name: own.tensor for name, own in experts.parameters.items()}
+    experts.finish(OPS)
     x = _spread(tokens, hidden)
     visits = Visits(_routing(kind, tokens, num, top_k), torch.rand(tokens, top_k, device=DEVICE))
     loads = torch.zeros(num, dtype=torch.int64, device=DEVICE)
@@ -112,13 +110,13 @@ def test_rows_do_not_see_the_batch(name: str) -> None:
     torch.manual_seed(0)
     num, top_k, hidden, _ = SHAPES[name]
     experts = _experts(name)
-    experts.finish(kernel_choice(DEVICE))
+    experts.finish(OPS)
     x, logits = _spread(4096, hidden), _spread(4096, num) * 8
     rule = RouterSpec(num, top_k)
-    whole = experts(x, choose_experts(logits, rule), None)
+    whole = experts(x, OPS.route(logits, rule), None)
     for size in (1, 2, 5, 16, 40, 100, 257, 1000, 2048):
         picked = torch.randperm(4096, device=DEVICE)[:size]
-        got = experts(x[picked], choose_experts(logits[picked], rule), None)
+        got = experts(x[picked], OPS.route(logits[picked], rule), None)
         assert torch.equal(got, whole[picked]), size
 
 
@@ -168,8 +166,8 @@ def test_route_picks_what_the_cpu_picks(rule: RouterSpec) -> None:
 @pytest.mark.parametrize("rows,width", [(1, 2880), (300, 2880), (7, 1000)])
 def test_the_clamped_gate_is_the_cpus(rows: int, width: int, dtype: torch.dtype) -> None:
     x = (5 * torch.randn(rows, 2 * width, device=DEVICE)).to(dtype)
-    got = clamped_swiglu(x, alpha=1.702, limit=7.0)
-    want = clamped_swiglu(x.cpu(), alpha=1.702, limit=7.0)
+    got = OPS.gate(x, GateForm(alpha=1.702, limit=7.0))
+    want = torch_clamped(x.cpu(), alpha=1.702, limit=7.0)
     tolerance = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
     torch.testing.assert_close(got.cpu(), want, rtol=tolerance, atol=tolerance)
 
@@ -190,19 +188,19 @@ def test_a_graph_follows_the_routing_it_is_replayed_with() -> None:
     torch.manual_seed(0)
     num, top_k, hidden, _ = SHAPES["many"]
     experts = _experts("many")
-    experts.finish(kernel_choice(DEVICE))
+    experts.finish(OPS)
     rule = RouterSpec(num, top_k)
     x, logits = torch.zeros(24, hidden, dtype=torch.bfloat16, device=DEVICE), _spread(24, num)
     logits.zero_()
-    experts(x, choose_experts(logits, rule), None)
+    experts(x, OPS.route(logits, rule), None)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = experts(x, choose_experts(logits, rule), None)
+        out = experts(x, OPS.route(logits, rule), None)
     for _ in range(3):
         x.copy_(_spread(24, hidden))
         logits.copy_(_spread(24, num) * 8)
         graph.replay()
-        assert torch.equal(out, experts(x, choose_experts(logits, rule), None))
+        assert torch.equal(out, experts(x, OPS.route(logits, rule), None))
 
 
 def test_combine_keeps_bits_in_any_batch() -> None:

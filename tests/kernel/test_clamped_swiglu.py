@@ -9,7 +9,7 @@ from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from quire.kernels.clamped_swiglu import clamped_swiglu as kernel
-from quire.nn.clamped_swiglu import clamped_swiglu
+from quire.ops.torch_gate import clamped_swiglu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter truncates to bf16 where the GPU rounds.

@@ -20,9 +20,11 @@ from quire.kernels.grouped_matmul import (
     pick_tile,
 )
 from quire.kernels.route import sort_pairs
-from quire.nn.clamped_swiglu import clamped_swiglu
-from quire.nn.experts import Biases, ExpertLoop, GroupedExperts, Visits
-from quire.nn.linear import TorchLinear
+from quire.nn.ops import GateForm, Visits
+from quire.ops.cuda_ops import GroupedExperts
+from quire.ops.expert_loop import ExpertLoop
+from quire.ops.torch_gate import gate
+from quire.ops.torch_ops import TorchLinear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TILES = {
@@ -127,12 +129,13 @@ def test_both_ways_to_multiply_agree(tokens: int) -> None:
     """The loop over experts and the grouped products, from tokens to tokens."""
     torch.manual_seed(tokens)
     up, down = torch.randn(NUM, 96, 64, device=DEVICE), torch.randn(NUM, 64, 48, device=DEVICE)
-    loop = ExpertLoop([TorchLinear(w, None) for w in up], [TorchLinear(w, None) for w in down])
+    kernels = [[TorchLinear(w, None) for w in weights] for weights in (up, down)]
+    loop = ExpertLoop(*kernels, partial(gate, form=GateForm()))
     x, experts = torch.randn(tokens, 64, device=DEVICE), _routing("spread", tokens)
     visits = Visits(experts, torch.rand(tokens, 2, device=DEVICE))
     loads = [torch.zeros(NUM, dtype=torch.int64, device=DEVICE) for _ in range(2)]
     want = loop(x, visits, loads[0])
-    got = GroupedExperts(up, down)(x, visits, loads[1])
+    got = GroupedExperts((up, None), (down, None))(x, visits, loads[1])
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
     assert torch.equal(loads[0], loads[1]) and int(loads[0].sum()) == 2 * tokens
 
@@ -141,16 +144,16 @@ def test_both_ways_to_multiply_agree(tokens: int) -> None:
 def test_both_ways_agree_with_biases_and_another_gate(kind: str) -> None:
     torch.manual_seed(0)
     up, down = torch.randn(NUM, 96, 64, device=DEVICE), torch.randn(NUM, 64, 48, device=DEVICE)
-    biases = Biases(torch.randn(NUM, 96, device=DEVICE), torch.randn(NUM, 64, device=DEVICE))
-    gate = partial(clamped_swiglu, alpha=1.702, limit=7.0)
+    biases = torch.randn(NUM, 96, device=DEVICE), torch.randn(NUM, 64, device=DEVICE)
+    form = GateForm(alpha=1.702, limit=7.0)
     loop = ExpertLoop(
-        [TorchLinear(w, b) for w, b in zip(up, biases.up, strict=True)],
-        [TorchLinear(w, b) for w, b in zip(down, biases.down, strict=True)],
-        gate,
+        [TorchLinear(w, b) for w, b in zip(up, biases[0], strict=True)],
+        [TorchLinear(w, b) for w, b in zip(down, biases[1], strict=True)],
+        partial(gate, form=form),
     )
     x, experts = torch.randn(9, 64, device=DEVICE), _routing(kind, 9)
     visits = Visits(experts, torch.rand(9, 2, device=DEVICE))
-    got = GroupedExperts(up, down, biases, gate)(x, visits, None)
+    got = GroupedExperts((up, biases[0]), (down, biases[1]), form)(x, visits, None)
     torch.testing.assert_close(got, loop(x, visits, None), rtol=1e-4, atol=1e-3)
 
 

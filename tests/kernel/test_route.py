@@ -8,8 +8,8 @@ from torch import Tensor
 
 from quire.kernels.route import combine, route, sort_pairs
 from quire.models.spec import RouterSpec
-from quire.nn.experts import add_ranks
-from quire.nn.moe import choose_experts
+from quire.ops.expert_loop import add_ranks
+from quire.ops.route import choose_experts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RULES = {

@@ -6,7 +6,7 @@ must be what the model it was made of generates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
+from quire.load.fit import check_fit
 from quire.load.gguf_checkpoint import GGUFCheckpoint
 from quire.models.registry import spec_of
+from quire.quant.coded import Coded
 from tests.hf import StateDictCheckpoint, tiny_model
 from tests.load.gguf_file import ATTENTION, assert_generates_as, finish, new_writer
 
@@ -95,13 +97,27 @@ def test_a_file_generates_what_its_model_does(tmp_path: Path, family: str) -> No
     path = write(tmp_path / "tiny.gguf", model, ARCHS[family])
     checkpoint = GGUFCheckpoint.open(path)
     stored = StateDictCheckpoint(model)
-    assert set(checkpoint.names()) == set(stored.names())
-    for name in stored.names():
-        assert checkpoint.shape(name) == stored.shape(name), name
-        assert torch.equal(checkpoint.read(name), stored.read(name)), name
+    want_tensors = dict(apart(stored))
+    assert set(checkpoint.names()) == set(want_tensors)
+    for name, tensor in want_tensors.items():
+        assert checkpoint.shape(name) == tuple(tensor.shape), name
+        assert torch.equal(checkpoint.read(name), tensor), name
     got, want = spec_of(checkpoint.config), spec_of(stored.config)
     assert (got.architecture, got.moe) == (want.architecture, want.moe)
     assert_generates_as(checkpoint, model, count=3)
+
+
+def apart(stored: StateDictCheckpoint) -> Iterator[tuple[str, Tensor]]:
+    """Each expert under its own name; transformers holds all of them in one tensor."""
+    for name in stored.names():
+        at, experts, last = name.partition("mlp.experts.")
+        if not experts:
+            yield name, stored.read(name)
+            continue
+        for e, own in enumerate(stored.read(name)):
+            parts = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+            for part, rows in zip(parts, own.chunk(len(parts)), strict=True):
+                yield f"{at}{experts}{e}.{part}.weight", rows
 
 
 def test_quantised_experts(tmp_path: Path) -> None:
@@ -119,8 +135,13 @@ def test_quantised_experts(tmp_path: Path) -> None:
     lost = {"blk.1.ffn_down_exps.weight": torch.empty(0)}
     path = write(tmp_path / "tiny.gguf", model, "qwen3moe", more, **lost)
     want = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0)
-    got = GGUFCheckpoint.open(path).read("model.layers.1.mlp.experts.down_proj")
-    assert np.array_equal(got.float().numpy(), want)
+    checkpoint = GGUFCheckpoint.open(path)
+    for e in range(8):
+        name = f"model.layers.1.mlp.experts.{e}.down_proj.weight"
+        stays = checkpoint.packed(name)
+        assert stays is not None and isinstance(stays, Coded)
+        assert np.array_equal(checkpoint.read(name).numpy(), want[e])
+        assert np.array_equal(stays.dequantize().numpy(), want[e])
 
 
 def test_early_files_state_no_widths(tmp_path: Path) -> None:
@@ -140,7 +161,7 @@ WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
     "lost": ({"blk.2.ffn_up_exps.weight": torch.empty(0)}, r"blk\.2\.ffn_up_exps"),
     "flat": ({"blk.0.ffn_down_exps.weight": torch.ones(8, 48)}, "want 8 experts"),
     "too few": ({"blk.0.ffn_down_exps.weight": torch.ones(7, 48, 32)}, "want 8 experts"),
-    "unlike": ({"blk.1.ffn_up_exps.weight": torch.ones(8, 16, 48)}, "of equal shape"),
+    "unlike": ({"blk.1.ffn_up_exps.weight": torch.ones(8, 16, 48)}, "the config asks for"),
     "shared": ({"blk.0.ffn_up_shexp.weight": torch.ones(32, 48)}, r"blk\.0\.ffn_up_shexp"),
 }
 
@@ -150,7 +171,8 @@ def test_experts_unlike_the_metadata(tmp_path: Path, name: str) -> None:
     changes, says = WRONG[name]
     path = write(tmp_path / "tiny.gguf", tiny_model("qwen3-moe"), "qwen3moe", **changes)
     with pytest.raises(CheckpointError, match=says):
-        GGUFCheckpoint.open(path)
+        checkpoint = GGUFCheckpoint.open(path)
+        check_fit(checkpoint, spec_of(checkpoint.config))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from quire.load.ternary import TernaryForm, round_weight, unpack
 from quire.models.registry import spec_of
 from quire.models.tiny import tiny_model
 from quire.models.tiny_configs import tiny_config
-from quire.nn.int8_inputs import round_rows
+from quire.ops.int8_inputs import round_rows
 from tests.hf import greedy
 from tests.model.records import records
 from tests.model.test_parity import make, prompts, run

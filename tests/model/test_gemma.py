@@ -21,6 +21,7 @@ from quire.errors import CheckpointError
 from quire.models.decoder import Decoder
 from quire.models.registry import spec_of
 from quire.nn.norm import RMSNorm
+from quire.ops.torch_ops import TorchOps
 from tests.hf import StateDictCheckpoint, _gemma3_config, tiny_engine, tiny_model
 from tests.model.records import records
 from tests.model.test_parity import TOLERANCE, prompts
@@ -198,6 +199,7 @@ def test_norms_round_as_gemmas_own(dtype: torch.dtype) -> None:
         theirs.weight.normal_(0, 0.3)
         ours.weight.copy_(theirs.weight)
         want = theirs(x + residual)
+    ours.finish(TorchOps())
     got, summed = ours(x, residual)
     assert torch.equal(summed, x + residual)
     compare = torch.testing.assert_close if dtype == torch.float32 else assert_equal

@@ -22,9 +22,13 @@ from quire.engine.build import build_engine
 from quire.errors import CheckpointError, NotSupported
 from quire.models.registry import spec_of
 from quire.models.spec import RouterSpec
-from quire.nn.experts import Experts, Visits
-from quire.nn.linear import kernel_choice
-from quire.nn.moe import choose_experts, sigmoid
+from quire.native.library import find_library
+from quire.nn.experts import Experts
+from quire.nn.moe import sigmoid
+from quire.nn.ops import Visits
+from quire.ops.route import choose_experts
+from quire.ops.select import ops_of
+from quire.ops.torch_ops import TorchOps
 from tests.hf import SPARSE, StateDictCheckpoint, _llama_like, greedy, tiny_engine, tiny_model
 from tests.model.records import NUM_TOKENS, records
 from tests.model.test_parity import make, prompts, run
@@ -125,10 +129,9 @@ def test_impossible_routers_are_refused(wish: dict[str, int]) -> None:
 def test_rows_of_experts_and_routers_keep_their_bits() -> None:
     torch.manual_seed(0)
     experts = Experts(7, 64, 56, torch.float32, CPU)
-    assert experts.up is not None and experts.down is not None
-    experts.up.normal_()
-    experts.down.normal_()
-    experts.finish(kernel_choice(CPU))
+    for parameter in experts.parameters.values():
+        parameter.tensor.normal_()
+    experts.finish(ops_of(CPU, find_library().library))
     x, logits = torch.randn(90, 64), torch.randn(90, 7)
     visits = choose_experts(logits, RouterSpec(7, 3))
     whole, gates = experts(x, visits, None), sigmoid(logits)
@@ -143,19 +146,18 @@ def test_rows_of_experts_and_routers_keep_their_bits() -> None:
 def test_only_visited_experts_are_multiplied() -> None:
     """Red when the cost follows the experts there are: an unvisited one holds no kernel at all."""
     experts = Experts(64, 16, 16, torch.float32, CPU)
-    assert experts.up is not None and experts.down is not None
-    experts.up.normal_()
-    experts.down.normal_()
+    for parameter in experts.parameters.values():
+        parameter.tensor.normal_()
     called: list[int] = []
-    choose = kernel_choice(CPU)
 
-    def spy(weight: Tensor, bias: Tensor | None) -> Any:
-        kernel, number = choose(weight, bias), len(made)
-        made.append(kernel)
-        return lambda x: called.append(number % 64) or kernel(x)
+    class Spy(TorchOps):
+        def linear(self, weights: Any, bias: Tensor | None, gate: str | None = None) -> Any:
+            kernel, number = super().linear(weights, bias, gate), len(made)
+            made.append(kernel)
+            return lambda x: called.append(number % 64) or kernel(x)
 
     made: list[Any] = []
-    experts.finish(spy)
+    experts.finish(Spy())
     experts(torch.randn(3, 16), Visits(torch.tensor([[5], [9], [5]]), torch.ones(3, 1)), None)
     assert sorted(called) == [5, 5, 9, 9]  # up and down
 

@@ -17,8 +17,9 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 
 from quire.models.spec import ModelSpec, MoeSpec, RouterSpec
-from quire.nn.linear import kernel_choice
+from quire.native.library import find_library
 from quire.nn.moe import SparseMLP
+from quire.ops.select import ops_of
 
 CPU = torch.device("cpu")
 HIDDEN, FFN, EXPERTS = 32, 24, 16
@@ -31,16 +32,15 @@ def block(moe: MoeSpec) -> SparseMLP:
 
 def fill(ours: SparseMLP, values: dict[str, Tensor]) -> None:
     """Every tensor of the block, by name; none may be left over on either side."""
-    tensors = {name: fused.tensor for name, fused in ours.parameters().items()}
+    tensors = {name: own.tensor for name, own in ours.parameters().items()}
     for name, linear in ours.linears().items():
-        assert linear.weight is not None
-        tensors[f"{name}.weight"] = linear.weight
+        tensors[f"{name}.weight"] = linear.weight.tensor
         if linear.bias is not None:
-            tensors[f"{name}.bias"] = linear.bias
+            tensors[f"{name}.bias"] = linear.bias.tensor
     assert tensors.keys() == values.keys()
     for name, tensor in tensors.items():
         tensor.copy_(values[name])
-    ours.finish(kernel_choice(CPU))
+    ours.finish(ops_of(CPU, find_library().library))
 
 
 def randomize(theirs: Any) -> None:

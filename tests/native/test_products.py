@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.native.library import Library
 from quire.native.linear import NativeLinear
 from quire.quant.coded import Coded
+from quire.quant.weight import Dense, Weight
 from tests.native.weights import FORMS, blocks
 
 MAX_ROWS = 65
@@ -30,10 +31,9 @@ def rounded(x: Tensor) -> Tensor:
     return (whole.double() * (most / 127.0).double()).view(x.shape)
 
 
-def expected(weight: Coded | Tensor, x: Tensor) -> Tensor:
-    if isinstance(weight, Coded):
-        return rounded(x) @ weight.dequantize().double().T
-    return x.double() @ weight.double().T
+def expected(weight: Weight, x: Tensor) -> Tensor:
+    inputs = rounded(x) if isinstance(weight, Coded) else x.double()
+    return inputs @ weight.dequantize().double().T
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -67,7 +67,7 @@ def test_rows_of_a_weight(form: str, library: Library) -> None:
     torch.manual_seed(1)
     weight = FORMS[form](50, 64)
     ids = torch.tensor([0, 49, 7, 16, 15, 33, 7])
-    want = weight.dequantize() if isinstance(weight, Coded) else weight.float()
+    want = weight.dequantize().float()
     for isa in library.isas:
         library.use_isa(isa)
         assert torch.equal(NativeLinear.of([weight], None, library).rows(ids), want[ids]), isa
@@ -77,7 +77,7 @@ def test_parts_of_different_formats(library: Library) -> None:
     """Red when a part's columns land elsewhere, or a bias is cut at the wrong place."""
     torch.manual_seed(2)
     parts = [FORMS["4 bits"](48, 64), FORMS["4 bits"](16, 64), FORMS["6 bits"](20, 64)]
-    parts += [torch.randn(7, 64)]
+    parts += [Dense(torch.randn(7, 64))]
     bias, x = torch.randn(91), torch.randn(5, 64)
     linear = NativeLinear.of(parts, bias, library)
     assert [part.num_out for part in linear.parts] == [64, 20, 7]  # like neighbours became one

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.attn.native import NativeAttention
 from quire.engine.build import Engine
 from quire.llm import LLM
 from quire.native.library import Library
@@ -56,6 +57,9 @@ def test_what_has_no_operation_runs_layer_by_layer(family: str, library: Library
     """Red when a layer that is not recorded is left out in silence."""
     engine = tiny_engine(tiny_model(family))
     assert engine.runner.tapes is None
+    # Attention is native all the same, where heads are of a size for it: 12 and 8 are not.
+    has_heads = family in ("qwen3-moe-mixed", "mixtral-16")
+    assert isinstance(engine.runner.backend, NativeAttention) == has_heads
     (steps,) = [d for d in engine.decisions if d.what == "steps"]
     assert steps.value == "layer by layer" and steps.why
 
@@ -81,6 +85,9 @@ def test_a_packed_file_stays_packed(library: Library, default_model_path: Path) 
     small = {"num_threads": 1, "kv_cache_memory": 64 << 20, "max_model_len": 512}
     llm = LLM(str(default_model_path), device="cpu", **small)
     said = {d.what: d for d in llm.decisions}
-    assert said["weights"].value == "packed, 91.97 MiB"
+    assert said["weights"].value == "4 bits 63.28 MiB, 8 bits 28.69 MiB"
     assert said["steps"].value == "one call"
-    assert said["cpu kernels"].value == library.isas[0]
+    assert said["cpu kernels"].value == f"{library.isas[0]}, 1 threads"
+    # 30 layers of 3 kv heads of 64 numbers, keys and values, in two bytes each.
+    pages = (64 << 20) // (16 * 30 * 3 * 64 * 2 * 2)
+    assert said["kv cache"].value == f"{pages - 1} pages of 16 tokens, 63.98 MiB of float16"

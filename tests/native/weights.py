@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from quire.quant.coded import Coded
+from quire.quant.weight import Dense, Weight
 
-Form = Callable[[int, int], Coded | Tensor]  # (outputs, inputs) -> a weight
+Form = Callable[[int, int], Weight]  # (outputs, inputs) -> a weight
 
 
 def codes(bits: int, num_out: int, num_in: int) -> Tensor:
@@ -66,7 +67,7 @@ def powers(num_out: int, num_in: int) -> Coded:
 
 
 def floats(dtype: torch.dtype) -> Form:
-    return lambda num_out, num_in: torch.randn(num_out, num_in).to(dtype)
+    return lambda num_out, num_in: Dense(torch.randn(num_out, num_in).to(dtype))
 
 
 FORMS: dict[str, Form] = {

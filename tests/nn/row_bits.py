@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from quire.attn.cpu import CpuAttention
-from quire.nn.linear import PackedLinear
+from quire.ops.mkl_linear import PackedLinear
 from tests.paged_case import make_case
 
 # (outputs, inputs): odd routers, a head's worth, layers of small models, a vocabulary.

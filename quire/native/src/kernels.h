@@ -8,6 +8,8 @@
 #define JOIN(a, b) JOIN2(a, b)
 #define KERNEL(name) JOIN(name, ISA)
 
+#define PART_HEAD 16 /* floats before the numbers of a part of attention: its level, aligned */
+
 /* Rows that are multiplied, and where the result goes. */
 typedef struct {
     const float *x;
@@ -26,7 +28,8 @@ typedef struct {
     void (*gate_rows)(const qn_op *op, int64_t begin, int64_t end);
     void (*scale_rows)(const qn_op *op, int64_t begin, int64_t end);
     void (*store_rows)(const qn_op *op, const qn_step *step, int64_t begin, int64_t end);
-    void (*attend)(const qn_op *op, const qn_step *step, qn_queries unit, int kv_head);
+    void (*attend)(const qn_op *op, const qn_step *step, const qn_unit *unit);
+    void (*join_parts)(const qn_op *op, const qn_unit *unit, int num_spans, const float *parts);
 } qn_kernels;
 
 #ifdef ISA

@@ -32,6 +32,9 @@ static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 static inline vf vf_half(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
+static inline void vf_to_half(uint16_t *p, vf a) { /* to nearest, ties to even */
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
 static inline vf vf_bfloat(const uint16_t *p) {
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
@@ -91,6 +94,9 @@ static inline vf vf_abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a
 static inline vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 static inline vf vf_half(const uint16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+static inline void vf_to_half(uint16_t *p, vf a) {
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
 static inline vf vf_bfloat(const uint16_t *p) {
     return _mm256_castsi256_ps(
@@ -174,6 +180,16 @@ static inline float half_to_float(uint16_t h) {
     memcpy(&f, &bits, 4);
     return f;
 }
+static inline uint16_t float_to_half(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return sign | 0x7e00;  /* NaN */
+    if (bits >= 0x477ff000) return sign | 0x7c00; /* rounds to infinity */
+    if (bits < 0x38800000) return sign | (uint16_t)nearbyintf(fabsf(f) * 16777216.0f); /* 2^24 */
+    return sign | (uint16_t)((bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13);
+}
 static inline float bits_to_float(uint32_t bits) {
     float f;
     memcpy(&f, &bits, 4);
@@ -191,6 +207,9 @@ static inline vf vf_min(vf a, vf b) { EACH(vf, a.at[i] < b.at[i] ? a.at[i] : b.a
 static inline vf vf_abs(vf a) { EACH(vf, fabsf(a.at[i])); }
 static inline vf vf_fma(vf a, vf b, vf c) { EACH(vf, fmaf(a.at[i], b.at[i], c.at[i])); }
 static inline vf vf_half(const uint16_t *p) { EACH(vf, half_to_float(p[i])); }
+static inline void vf_to_half(uint16_t *p, vf a) {
+    for (int i = 0; i < LANES; i++) p[i] = float_to_half(a.at[i]);
+}
 static inline vf vf_bfloat(const uint16_t *p) { EACH(vf, bits_to_float((uint32_t)p[i] << 16)); }
 static inline vf vf_of_u8(const uint8_t *p) { EACH(vf, (float)p[i]); }
 static inline vf vf_of_s8(const int8_t *p) { EACH(vf, (float)p[i]); }

@@ -56,14 +56,22 @@ typedef struct {
     int32_t page_size;
 } qn_step;
 
-/* The attention of one layer. */
+/* The attention of one layer.
+ *
+ * The cache of a page and a kv head is cut into runs of RUN tokens, or of a whole smaller page.
+ * A run's keys lie with tokens as lanes, [head_dim, run], and its values as [run, head_dim].
+ */
+#define RUN 16
+#define SPAN 128     /* positions whose keys are folded at a time; spans start at multiples of it */
+#define MAX_HEAD 512 /* numbers of a head */
 typedef struct {
-    float *keys, *values;            /* [slots, kv heads, head_dim] */
+    void *keys, *values;             /* [pages, kv heads, runs of a page, ...] */
     const float *cos, *sin;          /* [positions, rotated / 2]; NULL: no rotation */
     const float *q_norm, *k_norm;    /* [head_dim]; NULL: no norm */
     const float *sinks;              /* [heads] or NULL */
     int32_t num_heads, num_kv_heads, head_dim, rotated;
     int32_t window, group;           /* window 0: everything */
+    int32_t is_half;                 /* the cache is fp16, not fp32 */
     float scale, softcap, norm_eps;  /* softcap 0: none */
 } qn_heads;
 
@@ -72,6 +80,14 @@ typedef struct {
     int64_t row;
     int32_t table_row, position, count;
 } qn_queries;
+
+/* Attention of queries to one kv head, over spans [first, end) of their keys. */
+typedef struct {
+    qn_queries queries;
+    int32_t kv_head, first, end;
+    float *parts;     /* where each row's share of its one span goes; NULL: all spans, to the end */
+    int32_t joint;    /* which units' parts are joined */
+} qn_unit;
 
 enum { OP_EMBED, OP_NORM, OP_PRODUCT, OP_STORE, OP_ATTEND, OP_GATE, OP_SCALE, OP_PICK };
 enum { GATE_SILU, GATE_GELU, GATE_RELU2 };

@@ -1,4 +1,5 @@
 /* A step as one call: its operations in order, each dealt out to the pool. */
+#include "deal.h"
 #include "kernels.h"
 #include "multiply.h"
 #include "pool.h"
@@ -7,9 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_QUERIES 8 /* of one unit of attention: they share each key */
-#define MAX_SCORE_ROWS 32
-#define ALONE 4       /* rows up to which an operation is not worth waking anybody */
+#define MAX_QUERIES 16 /* of one unit of attention: they share each key */
+#define ALONE 4        /* rows up to which an operation is not worth waking anybody */
 
 typedef struct {
     const qn_op *op;
@@ -40,8 +40,7 @@ static void embed_units(void *arg, int64_t begin, int64_t end) {
     const qn_op *op = j->op;
     for (int64_t row = begin; row < end; row++) {
         float *out = op->out + row * op->width;
-        if (op->product) qn_current->expand_row(op->product, j->step->ids[row], out);
-        else memcpy(out, op->weight + j->step->ids[row] * op->width, (size_t)op->width * 4);
+        qn_current->expand_row(op->product, j->step->ids[row], out);
         for (int i = 0; op->eps != 1.0f && i < op->width; i++) out[i] *= op->eps;
     }
 }
@@ -52,22 +51,6 @@ static void pick_units(void *arg, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++)
         memcpy(j->op->out + row * width, j->op->x + j->step->sample_index[row] * width,
                (size_t)width * 4);
-}
-
-static void attend_units(void *arg, int64_t begin, int64_t end) {
-    job *j = arg;
-    const qn_heads *h = j->op->heads;
-    /* Scores of all queries are held at once, for every head that shares the keys. */
-    const int most = MAX_SCORE_ROWS * h->num_kv_heads / h->num_heads;
-    for (int64_t i = begin; i < end; i++) {
-        qn_queries unit = j->units[i / h->num_kv_heads], part = unit;
-        for (int32_t at = 0; at < unit.count; at += part.count) {
-            part.row = unit.row + at;
-            part.position = unit.position + at;
-            part.count = unit.count - at < most ? unit.count - at : most > 1 ? most : 1;
-            qn_current->attend(j->op, j->step, part, (int)(i % h->num_kv_heads));
-        }
-    }
 }
 
 /* Queries of a step's tokens, a few neighbours at a time. */
@@ -95,13 +78,11 @@ static void run_op(qn_pool *pool, job *j, int64_t rows) {
     switch (op->kind) {
     case OP_EMBED: qn_share(pool, embed_units, j, rows, ALONE); break;
     case OP_NORM: qn_share(pool, norm_units, j, rows, ALONE); break;
-    case OP_STORE: qn_share(pool, store_units, j, rows, ALONE); break;
+    case OP_STORE: qn_share(pool, store_units, j, rows, RUN); break; /* lines of the cache */
     case OP_GATE: qn_share(pool, gate_units, j, rows, ALONE); break;
     case OP_SCALE: qn_share(pool, scale_units, j, rows, 2 * ALONE); break;
     case OP_PICK: qn_share(pool, pick_units, j, rows, 4 * ALONE); break;
-    case OP_ATTEND:
-        qn_share(pool, attend_units, j, j->num_units * op->heads->num_kv_heads, 1);
-        break;
+    case OP_ATTEND: qn_attend(pool, op, j->step, j->units, j->num_units); break;
     }
 }
 

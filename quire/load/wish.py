@@ -1,0 +1,21 @@
+"""Wish: the form that weights are wanted in, whatever form they are stored in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from quire.quant.rtn import RtnForm
+
+HEADS = ("embed.weight", "head.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    keep_packed: bool = False  # weights that multiply stay as they are stored
+    form: RtnForm | None = None  # they are brought into this form
+
+    def form_of(self, name: str) -> RtnForm | None:
+        """For one parameter. Embeddings and heads are worth eight bits, routers all they have."""
+        if self.form is None or ".router." in name or name == "score.weight":
+            return None
+        return replace(self.form, bits=8) if name in HEADS else self.form

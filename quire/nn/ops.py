@@ -1,0 +1,125 @@
+"""Ops: what a device does for the layers, one table of functions for each device.
+
+A layer holds shapes and weights; when these are loaded it is given the table of its device, and
+asks it for kernels and operations. The tables are in `quire/ops/`, and `engine/build.py` chooses.
+Every operation keeps the promise that a row's bits depend on that row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from torch import Tensor
+
+from quire.quant.weight import Weight
+
+if TYPE_CHECKING:
+    from quire.models.spec import RouterSpec
+
+
+class LinearKernel(Protocol):
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, in] -> [tokens, out]."""
+        ...
+
+
+class Table(Protocol):
+    def __call__(self, ids: Tensor) -> Tensor:
+        """[tokens] -> [tokens, width]: rows of a weight."""
+        ...
+
+
+class HeadProduct(Protocol):
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, heads, in] -> [tokens, heads, out]: every head by a weight of its own."""
+        ...
+
+
+class Visits(NamedTuple):
+    """The experts of each token, best first, and what their results are multiplied by."""
+
+    experts: Tensor  # [tokens, top_k] integers
+    weights: Tensor  # [tokens, top_k] f32
+
+
+class ExpertKernel(Protocol):
+    def __call__(self, x: Tensor, visits: Visits, loads: Tensor | None) -> Tensor:
+        """[tokens, hidden] -> the same; adds each expert's number of tokens to `loads`."""
+        ...
+
+
+class GateForm(NamedTuple):
+    """How gate | up become one: activation(gate) * up, or gpt-oss's clamped form."""
+
+    activation: str = "silu"
+    alpha: float = 1.0
+    limit: float | None = None  # None: nothing is clamped
+
+
+class ExpertWeights(Protocol):
+    """What a kernel of experts is made of; `nn/experts.py` has it."""
+
+    gate: GateForm
+    num_experts: int
+
+    def expert(self, name: str, number: int) -> tuple[list[Weight], Tensor | None]:
+        """The parts of one expert's "up" or "down", and the bias."""
+        ...
+
+    def fused(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """All experts' "up" or "down" [experts, out, in] in floats, and their bias."""
+        ...
+
+
+class Kernels(Protocol):
+    """Made once of loaded weights."""
+
+    def linear(
+        self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None = None
+    ) -> LinearKernel:
+        """Parts one below the other. With a gate, an activation's name, the kernel gives
+        activation(first half) * second half."""
+        ...
+
+    def table(self, weight: Weight) -> Table: ...
+
+    def tied(self, weight: Weight) -> tuple[Table, LinearKernel]:
+        """An embedding that is the output head too, kept once where the device can."""
+        ...
+
+    def head_product(self, weight: Tensor) -> HeadProduct:
+        """`weight` is [heads, out, in] with any strides."""
+        ...
+
+    def experts(self, weights: ExpertWeights) -> ExpertKernel: ...
+
+
+class RowOps(Protocol):
+    """Done in every step."""
+
+    def rms_norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """(normed, what was normed): x, or the sum of x and the residual. A weight that is wider
+        than x scales before the result is rounded."""
+        ...
+
+    def layer_norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def activate(self, x: Tensor, activation: str) -> Tensor: ...
+
+    def gate(self, x: Tensor, form: GateForm) -> Tensor:
+        """[tokens, 2 * ffn] gate | up -> [tokens, ffn]."""
+        ...
+
+    def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
+        """[tokens, experts] -> the best experts of each token. The correction decides who is best,
+        but is no part of the weights."""
+        ...
+
+
+class Ops(Kernels, RowOps, Protocol):
+    """All that a layer asks of its device."""

@@ -1,0 +1,118 @@
+"""CudaOps: the operations of a GPU, our own kernels throughout.
+
+Kernels are imported here and nowhere below, so that CPU installs need no triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.clamped_swiglu import clamped_swiglu
+from quire.kernels.grouped_matmul import multiply_gathered, multiply_scattered
+from quire.kernels.latent_heads import multiply_heads
+from quire.kernels.matmul import Layouts
+from quire.kernels.rms_norm import rms_norm
+from quire.kernels.route import combine, route, sort_pairs
+from quire.kernels.silu_mul import silu_mul
+from quire.models.spec import RouterSpec
+from quire.nn.ops import (
+    ExpertKernel,
+    ExpertWeights,
+    GateForm,
+    HeadProduct,
+    LinearKernel,
+    Table,
+    Visits,
+)
+from quire.ops.int8_inputs import Int8Inputs
+from quire.ops.matmul_linear import MatmulLinear
+from quire.ops.torch_gate import ACTIVATIONS
+from quire.ops.torch_ops import TorchTable
+from quire.quant.weight import Weight, tensor_of
+
+
+class CudaOps:
+    """`nn.ops.Ops`."""
+
+    def __init__(self) -> None:
+        self._layouts = Layouts()  # shared by all products
+
+    def linear(
+        self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None = None
+    ) -> LinearKernel:
+        kernel = MatmulLinear(tensor_of(weights), bias, self._layouts, gate)
+        return Int8Inputs(kernel) if weights[0].inputs == "int8-row" else kernel
+
+    def table(self, weight: Weight) -> Table:
+        return TorchTable(weight.dequantize())
+
+    def tied(self, weight: Weight) -> tuple[Table, LinearKernel]:
+        return self.table(weight), self.linear([weight], None)
+
+    def head_product(self, weight: Tensor) -> HeadProduct:
+        return CudaHeads(weight)
+
+    def experts(self, weights: ExpertWeights) -> ExpertKernel:
+        return GroupedExperts(weights.fused("up"), weights.fused("down"), weights.gate)
+
+    def rms_norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return rms_norm(x, weight, eps, residual)
+
+    def layer_norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        if residual is not None:
+            x = x + residual
+        return F.layer_norm(x, weight.shape, weight, bias, eps), x
+
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        return ACTIVATIONS[activation](x)
+
+    def gate(self, x: Tensor, form: GateForm) -> Tensor:
+        return gate(x, form)
+
+    def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
+        return Visits(*route(logits, rule, correction))
+
+
+def gate(x: Tensor, form: GateForm) -> Tensor:
+    if form.limit is not None:
+        return clamped_swiglu(x, form.alpha, form.limit)
+    return silu_mul(x, form.activation)
+
+
+class CudaHeads:
+    """One launch does all heads and reads the weight in place."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return multiply_heads(x, self.weight)
+
+
+class GroupedExperts:
+    """Two grouped products over tokens sorted by expert, without a loop."""
+
+    def __init__(
+        self,
+        up: tuple[Tensor, Tensor | None],
+        down: tuple[Tensor, Tensor | None],
+        form: GateForm = GateForm(),  # noqa: B008 (a value, never changed)
+    ) -> None:
+        """Weights [experts, out, in] and biases of both products."""
+        self.up, self.down, self.form = up, down, form
+
+    def __call__(self, x: Tensor, visits: Visits, loads: Tensor | None) -> Tensor:
+        (up, up_bias), (down, down_bias) = self.up, self.down
+        pairs = sort_pairs(visits.experts, len(up), loads)
+        # [pairs, 2 * ffn], sorted by expert
+        gate_up = multiply_gathered(x, up, pairs, bias=up_bias)
+        # [pairs, hidden], token by token again
+        out = multiply_scattered(gate(gate_up, self.form), down, pairs, bias=down_bias)
+        return combine(out, visits.weights)

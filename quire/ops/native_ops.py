@@ -1,0 +1,134 @@
+"""NativeOps: the operations of a CPU through our own library.
+
+On `Rows`, the stand-ins of a recording, an operation is added to the tape; on tensors it runs at
+once. What the library does not do (other dtypes, odd widths, routing) is torch's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.models.spec import RouterSpec
+from quire.native.direct import gate_rows, norm_rows
+from quire.native.library import Library
+from quire.native.linear import NativeLinear
+from quire.native.panels import FLOAT_NAMES, can_be_panels
+from quire.native.tape import LANES, Rows, Tape
+from quire.nn.ops import (
+    ExpertKernel,
+    ExpertWeights,
+    GateForm,
+    HeadProduct,
+    LinearKernel,
+    Table,
+    Visits,
+)
+from quire.ops.expert_loop import ExpertLoop
+from quire.ops.int8_inputs import Int8Inputs
+from quire.ops.torch_ops import HeadLoop, TorchOps
+from quire.quant.weight import Dense, Weight
+
+FLOATS = tuple(FLOAT_NAMES.values())
+
+
+class NativeOps:
+    """`nn.ops.Ops`."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.kept: Counter[str] = Counter()  # bytes of weights by their form
+        self._torch = TorchOps()
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether some weights are kept in whole numbers."""
+        return any(not form.startswith(FLOATS) for form in self.kept)
+
+    def linear(
+        self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None = None
+    ) -> LinearKernel:
+        if not all(map(can_be_panels, weights)):
+            return self._torch.linear(weights, bias, gate)
+        if rounds := weights[0].inputs == "int8-row":
+            weights = [Dense(weight.dequantize()) for weight in weights]
+        native = self._native(weights, bias)
+        kernel: LinearKernel = Int8Inputs(native) if rounds else native
+        return GatedNative(kernel, self, GateForm(gate)) if gate else kernel
+
+    def table(self, weight: Weight) -> Table:
+        return self.tied(weight)[0]
+
+    def tied(self, weight: Weight) -> tuple[Table, LinearKernel]:
+        if not can_be_panels(weight):
+            return self._torch.tied(weight)
+        kernel = self._native([weight], None)
+        return NativeTable(kernel), kernel
+
+    def head_product(self, weight: Tensor) -> HeadProduct:
+        return HeadLoop([self.linear([Dense(w)], None) for w in weight])
+
+    def experts(self, weights: ExpertWeights) -> ExpertKernel:
+        return ExpertLoop.of(weights, self)
+
+    def rms_norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        if isinstance(x, Rows):
+            return x.tape.norm(x, residual, weight, eps)
+        if self._takes(x, x.shape[-1]):
+            return norm_rows(self.library, x, residual, weight, eps)
+        return self._torch.rms_norm(x, residual, weight, eps)
+
+    def layer_norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return self._torch.layer_norm(x, residual, weight, bias, eps)
+
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        return self._torch.activate(x, activation)
+
+    def gate(self, x: Tensor, form: GateForm) -> Tensor:
+        if isinstance(x, Rows):
+            return x.tape.gate(x, form.activation)
+        if form.limit is None and self._takes(x, x.shape[-1] // 2):
+            return gate_rows(self.library, x, form.activation)
+        return self._torch.gate(x, form)
+
+    def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
+        return self._torch.route(logits, rule, correction)
+
+    def _native(self, weights: Sequence[Weight], bias: Tensor | None) -> NativeLinear:
+        kernel = NativeLinear.of(weights, bias, self.library)
+        for part in kernel.parts:
+            self.kept[part.form] += part.num_bytes
+        return kernel
+
+    @staticmethod
+    def _takes(x: Tensor, width: int) -> bool:
+        return x.dtype == torch.float32 and width % LANES == 0
+
+
+class GatedNative:
+    """A product of gate | up and the gate after it."""
+
+    def __init__(self, kernel: LinearKernel, ops: NativeOps, form: GateForm) -> None:
+        self.kernel, self.ops, self.form = kernel, ops, form
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.gate(self.kernel(x), self.form)
+
+
+class NativeTable:
+    """Rows of a weight in panels; on a tape, of each step's own ids."""
+
+    def __init__(self, kernel: NativeLinear) -> None:
+        self.kernel = kernel
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        if isinstance(ids, Tape):
+            return ids.embed(self.kernel.parts[0])
+        return self.kernel.rows(ids)

@@ -1,0 +1,26 @@
+"""Names of what weights are rounded to while they are loaded, as a user writes them."""
+
+from __future__ import annotations
+
+import re
+
+from quire.errors import NotSupported
+
+GROUPS = (32, 64, 128, 256)
+_NAME = re.compile(r"rtn-int([48])-g([1-9][0-9]{1,2})(-asym)?", re.ASCII)
+
+
+def parse_rtn(name: str) -> tuple[int, int, bool]:
+    """Bits, inputs that share a scale, and whether groups have zeros of their own.
+
+    >>> parse_rtn("rtn-int4-g32-asym")
+    (4, 32, True)
+    """
+    found = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if found is None or int(found[2]) not in GROUPS:
+        raise NotSupported(
+            f"got quantization={name!r}, want rtn-int4-g32 or the like: int4 or int8, g32, g64,"
+            " g128 or g256, and -asym at the end for zeros of their own; weights that are stored"
+            " quantised need no such word"
+        )
+    return int(found[1]), int(found[2]), found[3] is not None
