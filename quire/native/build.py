@@ -47,8 +47,17 @@ COPIES: dict[str, dict[str, tuple[str, ...]]] = {
         "i8mm": (f"{ARMV8}+dotprod+i8mm",),
     },
 }
-KERNELS = ("products.c", "ops.c", "store.c", "attend.c")  # compiled once for each instruction set
-COMMON = ("main.c", "pool.c", "replay.c", "deal.c")
+# Compiled once for each instruction set.
+KERNELS = (
+    "products.c",
+    "float_products.c",
+    "rounding.c",
+    "expand.c",
+    "ops.c",
+    "store.c",
+    "attend.c",
+)
+COMMON = ("main.c", "multiply.c", "pool.c", "replay.c", "deal.c")
 TIMEOUT_S = 300
 DIGEST_BYTES = 32
 

@@ -145,6 +145,7 @@ static qn_weight weight_of(const form *f, int num_out, int num_in) {
         return w;
     }
     const int blocks = num_in / f->block;
+    w.share = 1;
     w.super = blocks % 2 ? 1 : 2;
     w.codes = bytes(size * (f->bits == CODES_TABLE4 ? 4 : f->bits) / 8);
     w.table = (int8_t *)bytes(16);

@@ -22,9 +22,9 @@ MAX_ROWS = 65
 SHAPES = ((16, 32), (33, 64), (100, 576))  # (outputs, inputs)
 
 
-def rounded(x: Tensor) -> Tensor:
-    """fp64 values of what the kernels make of activations."""
-    groups = x.view(len(x), -1, 32)
+def rounded(x: Tensor, size: int = 32) -> Tensor:
+    """fp64 values of what the kernels make of activations, `size` of them to a scale."""
+    groups = x.view(len(x), -1, size)
     most = groups.abs().amax(-1, keepdim=True)
     inverse = torch.where(most > 0, 127.0 / most, 0.0)
     whole = (groups * inverse).round().clamp(-127, 127)
@@ -32,7 +32,8 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def expected(weight: Weight, x: Tensor) -> Tensor:
-    inputs = rounded(x) if isinstance(weight, Coded) else x.double()
+    size = x.shape[1] if weight.inputs == "int8-row" else 32
+    inputs = rounded(x, size) if isinstance(weight, Coded) else x.double()
     return inputs @ weight.dequantize().double().T
 
 
@@ -118,8 +119,8 @@ def test_a_kind_without_a_kernel_is_refused(library: Library) -> None:
         NativeLinear.of([weight], None, library)
 
 
-def test_a_wide_weight_has_its_scales_expanded_in_pieces(library: Library) -> None:
-    """Red when the blocks beyond the first piece get the first one's scales."""
+def test_a_wide_weight(library: Library) -> None:
+    """Red when the last blocks of many get others' scales."""
     torch.manual_seed(4)
     weight = FORMS["4 bits, offsets"](17, 32 * 600)
     assert isinstance(weight, Coded)
@@ -127,6 +128,18 @@ def test_a_wide_weight_has_its_scales_expanded_in_pieces(library: Library) -> No
     want = expected(weight, x)
     got = NativeLinear.of([weight], None, library)(x).double()
     assert (got - want).norm() / want.norm() < 1e-3  # large terms cancel
+
+
+@pytest.mark.parametrize("form", ["4 bits, offsets", "6 bits", "bf16"])
+def test_more_rows_than_one_unit_of_work_has(form: str, library: Library) -> None:
+    """Red when a unit reads or writes the rows of another."""
+    torch.manual_seed(6)
+    linear = NativeLinear.of([FORMS[form](100, 64)], None, library)
+    x = torch.randn(300, 64)
+    want = torch.cat([linear(part) for part in x.split(7)])
+    for threads in (1, 2):
+        library.set_threads(threads)
+        assert torch.equal(linear(x), want)
 
 
 def test_two_engines_may_multiply_at_once(library: Library) -> None:

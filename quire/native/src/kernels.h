@@ -10,12 +10,19 @@
 
 #define PART_HEAD 16 /* floats before the numbers of a part of attention: its level, aligned */
 
+/* Rows that are multiplied, and where the result goes. */
 typedef struct {
-    void (*round_rows)(const float *x, int64_t stride, int64_t begin, int64_t end, int num_in,
-                       qn_rounded into);
+    const float *x;
+    const int8_t *rounded; /* for weights of whole numbers */
+    float *out;
+    int64_t x_stride, out_stride, rows;
+} qn_operand;
+
+typedef struct {
+    void (*round_rows)(const float *x, int64_t stride, int64_t begin, int64_t end, int64_t rows,
+                       const qn_weight *w, int8_t *into);
     int (*can_multiply)(const qn_weight *w);
-    void (*multiply)(const qn_weight *w, const float *x, int64_t x_stride, const qn_rounded *q,
-                     int64_t begin, int64_t end, int64_t rows, float *out, int64_t stride);
+    void (*multiply)(const qn_weight *w, const qn_operand *x, int64_t begin, int64_t end);
     void (*expand_row)(const qn_weight *w, int64_t row, float *out);
     void (*norm_rows)(const qn_op *op, int64_t begin, int64_t end);
     void (*gate_rows)(const qn_op *op, int64_t begin, int64_t end);
@@ -24,6 +31,10 @@ typedef struct {
     void (*attend)(const qn_op *op, const qn_step *step, const qn_unit *unit);
     void (*join_parts)(const qn_op *op, const qn_unit *unit, int num_spans, const float *parts);
 } qn_kernels;
+
+#ifdef ISA
+void KERNEL(multiply_floats)(const qn_weight *w, const qn_operand *x, int64_t begin, int64_t end);
+#endif
 
 extern const qn_kernels *qn_current; /* of the instruction set in use */
 

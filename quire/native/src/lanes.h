@@ -52,6 +52,7 @@ static inline vf vf_of_vi(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vi vi_of_vf(vf a) { return _mm512_cvtps_epi32(a); } /* to nearest, ties to even */
 static inline vi vi_set(int32_t a) { return _mm512_set1_epi32(a); }
 static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+static inline vi vi_mul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
 static inline vi vi_shl(vi a, int n) { return _mm512_slli_epi32(a, n); }
 static inline vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
 static inline vb vb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
@@ -115,6 +116,7 @@ static inline vf vf_of_vi(vi a) { return _mm256_cvtepi32_ps(a); }
 static inline vi vi_of_vf(vf a) { return _mm256_cvtps_epi32(a); }
 static inline vi vi_set(int32_t a) { return _mm256_set1_epi32(a); }
 static inline vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
+static inline vi vi_mul(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
 static inline vi vi_shl(vi a, int n) { return _mm256_slli_epi32(a, n); }
 static inline vf vf_bits(vi a) { return _mm256_castsi256_ps(a); }
 static inline vb vb_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
@@ -139,9 +141,16 @@ static inline vi vi_dot8(vi acc, vb codes, vb x) {
     return _mm256_dpbusd_avx_epi32(acc, _mm256_xor_si256(codes, _mm256_set1_epi8((char)0x80)), x);
 }
 #else
-static inline vi vi_dot(vi acc, vb codes, vb x) { /* 2 * 63 * 127 fits 16 bits */
-    return _mm256_add_epi32(
-        acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1)));
+/* Pairs of products are summed in 16 bits as long as they fit. */
+#define HAS_PAIRS 1
+#define PAIRS_HOLD(bits) ((bits) <= 4 ? 8 : (bits) == 5 ? 4 : 2)
+typedef __m256i vp;
+static inline vp vp_begin(vi acc) { return (void)acc, _mm256_setzero_si256(); }
+static inline vp vp_dot(vp acc, vb codes, vb x) {
+    return _mm256_add_epi16(acc, _mm256_maddubs_epi16(codes, x));
+}
+static inline vi vp_end(vi acc, vp pairs) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 #define DOT8_BIAS 0
 static inline vi vi_dot8(vi acc, vb codes, vb x) { /* 2 * 128 * 127 fits 16 bits */
@@ -215,6 +224,7 @@ static inline int32_t nearest(float a) {
 }
 static inline vi vi_of_vf(vf a) { EACH(vi, nearest(a.at[i])); }
 static inline vi vi_set(int32_t a) { EACH(vi, a); }
+static inline vi vi_mul(vi a, vi b) { EACH(vi, (int32_t)((uint32_t)a.at[i] * (uint32_t)b.at[i])); }
 static inline vi vi_add(vi a, vi b) { EACH(vi, (int32_t)((uint32_t)a.at[i] + (uint32_t)b.at[i])); }
 static inline vi vi_shl(vi a, int n) { EACH(vi, (int32_t)((uint32_t)a.at[i] << n)); }
 static inline vf vf_bits(vi a) { EACH(vf, bits_to_float((uint32_t)a.at[i])); }
@@ -236,6 +246,15 @@ static inline vi vi_dot8(vi acc, vb codes, vb x) {
     for (int i = 0; i < 4 * LANES; i++) acc.at[i / 4] += (int)(int8_t)codes.at[i] * (int8_t)x.at[i];
     return acc;
 }
+#endif
+
+/* Sums of products on their way to a lane: begun from a sum, added to it in the end. */
+#ifndef HAS_PAIRS
+#define PAIRS_HOLD(bits) 8 /* vectors, any number of them: these are whole sums */
+typedef vi vp;
+static inline vp vp_begin(vi acc) { return acc; }
+static inline vp vp_dot(vp acc, vb codes, vb x) { return vi_dot(acc, codes, x); }
+static inline vi vp_end(vi acc, vp pairs) { return (void)acc, pairs; }
 #endif
 
 /* One lane's worth of rounding for odd ends, with the same instructions' results. */

@@ -63,6 +63,7 @@ static inline int32x4_t nearest(float32x4_t a) { /* the instruction alone gives 
 static inline vi vi_of_vf(vf a) { BOTH(vi, nearest(a.val[i])); }
 static inline vi vi_set(int32_t a) { BOTH(vi, vdupq_n_s32(a)); }
 static inline vi vi_add(vi a, vi b) { BOTH(vi, vaddq_s32(a.val[i], b.val[i])); }
+static inline vi vi_mul(vi a, vi b) { BOTH(vi, vmulq_s32(a.val[i], b.val[i])); }
 static inline vi vi_shl(vi a, int n) { BOTH(vi, vshlq_s32(a.val[i], vdupq_n_s32(n))); }
 static inline vf vf_bits(vi a) { BOTH(vf, vreinterpretq_f32_s32(a.val[i])); }
 static inline vb vb_load(const uint8_t *p) { BOTH(vb, vld1q_u8(p + 16 * i)); }

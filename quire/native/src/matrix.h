@@ -1,8 +1,7 @@
 /* Products of many rows on a matrix unit, which sums 16 rows by 16 outputs at a time.
  *
  * The unit gives the whole-number sums of one block of inputs, exactly; scales follow in the chain
- * of `tile`, so the bits are those of fewer rows. Codes are unpacked once for all rows. Included by
- * products.c below what it reads: codes_of, expand_scales, write_out.
+ * of `tile`, so the bits are those of fewer rows. Codes are unpacked once for all rows.
  */
 #ifdef QUIRE_PLAIN
 #elif defined(__AMX_INT8__) || defined(QUIRE_TILES)
@@ -77,17 +76,17 @@ typedef struct {
     int first, count;
 } open_blocks;
 
-INLINE void read_rounded(const qn_rounded *x, int64_t row, int num_in, const int block,
-                         const int has_offset, open_blocks *open) {
-    for (int r = 0; r < MATRIX_ROWS; r++) {
-        const float *scales = x->scales + (row + r) * (num_in / BLOCK);
-        const float *totals = x->totals + (row + r) * (num_in / 16);
-        for (int b = 0; b < open->count; b++) {
-            const int input = (open->first + b) * block;
-            const float *t = totals + input / 16;
-            open->scales[b][r] = scales[input / BLOCK];
-            if (has_offset) open->totals[b][r] = block == 32 ? t[0] + t[1] : t[0];
-        }
+/* Block `b` of 16 inputs or 32, of the tiles that hold 16 rows from `row` on: codes [16, 32]. */
+INLINE void read_rounded(const qn_operand *x, int64_t row, int num_in, const int block, int b,
+                         const int has_offset, open_blocks *open, int8_t *codes) {
+    const int half = block == 16 ? (open->first + b) % 2 : 2;
+    for (int r = 0; r < MATRIX_ROWS; r += TILE_ROWS) {
+        const int8_t *in = x->rounded + (row + r) * rounded_row_bytes(num_in) +
+                           (int64_t)(open->first + b) * block / BLOCK * TILE_ROWS * ROUNDED_BYTES;
+        memcpy(codes + r * BLOCK, in, TILE_ROWS * BLOCK);
+        memcpy(open->scales[b] + r, scales_of(in, TILE_ROWS), TILE_ROWS * 4);
+        if (has_offset)
+            memcpy(open->totals[b] + r, totals_of(in, TILE_ROWS) + half * TILE_ROWS, TILE_ROWS * 4);
     }
 }
 
@@ -115,10 +114,11 @@ INLINE void add_blocks(const open_blocks *open, const open_panel *panel, const i
 }
 
 /* 16 rows by some panels, over all blocks. */
-INLINE void matrix_tile(const qn_weight *w, const qn_rounded *x, const open_panel *panels,
+INLINE void matrix_tile(const qn_weight *w, const qn_operand *x, const open_panel *panels,
                         int num_panels, int64_t row, const int block, const int has_offset,
                         float *acc) {
     const int blocks = w->num_in / block;
+    int8_t rounded[MATRIX_ROWS * BLOCK] __attribute__((aligned(64)));
     open_blocks open;
     memset(acc, 0, (size_t)num_panels * MATRIX_ROWS * PANEL * 4);
     for (open.first = 0; open.first < blocks; open.first += open.count) {
@@ -128,16 +128,15 @@ INLINE void matrix_tile(const qn_weight *w, const qn_rounded *x, const open_pane
             const int64_t input = (int64_t)(open.first + b) * block;
             const int8_t *codes[MATRIX_PANELS];
             for (int i = 0; i < num_panels; i++) codes[i] = panels[i].codes + input * PANEL;
-            matrix_sums(x->codes + row * w->num_in + input, w->num_in, codes, num_panels, block,
-                        open.sums[b][0]);
+            read_rounded(x, row, w->num_in, block, b, has_offset, &open, rounded);
+            matrix_sums(rounded + input % BLOCK, BLOCK, codes, num_panels, block, open.sums[b][0]);
         }
-        read_rounded(x, row, w->num_in, block, has_offset, &open);
         for (int i = 0; i < num_panels; i++)
             add_blocks(&open, &panels[i], i, has_offset, acc + i * MATRIX_ROWS * PANEL);
     }
 }
 
-static void matrix_rows(const qn_weight *w, const qn_rounded *x, const open_panel *panels,
+static void matrix_rows(const qn_weight *w, const qn_operand *x, const open_panel *panels,
                         int num_panels, int64_t row, float *acc) {
     if (w->block == 32 && w->offsets) matrix_tile(w, x, panels, num_panels, row, 32, 1, acc);
     else if (w->block == 32) matrix_tile(w, x, panels, num_panels, row, 32, 0, acc);
@@ -145,9 +144,19 @@ static void matrix_rows(const qn_weight *w, const qn_rounded *x, const open_pane
     else matrix_tile(w, x, panels, num_panels, row, 16, 0, acc);
 }
 
-/* Panels [begin, end) of at least MATRIX_ROWS rows. */
-static void matrix_panels(const qn_weight *w, const qn_rounded *x, int64_t begin, int64_t end,
-                          int64_t rows, float *out, int64_t stride) {
+/* Scales, or offsets, of all blocks of a panel. */
+static void open_scales(const qn_weight *w, qn_scales from, int64_t panel, float *into) {
+    const int64_t blocks = w->num_in / w->block, groups = blocks / w->share;
+    for (int64_t b = 0; b < blocks; b++)
+        for (int lane = 0; lane < PANEL; lane += LANES) {
+            const int64_t group = panel * groups + b / w->share;
+            vf_store(into + b * PANEL + lane, scales_at(w, from, group, group / w->super, lane));
+        }
+}
+
+/* Panels [begin, end) of `rows` rows, a multiple of MATRIX_ROWS. */
+static void matrix_panels(const qn_weight *w, const qn_operand *x, int64_t begin, int64_t end,
+                          int64_t rows) {
     const int blocks = w->num_in / w->block;
     const size_t codes_size = (size_t)w->num_in * PANEL, scales_size = (size_t)blocks * PANEL * 4;
     char *room = matrix_room_of(MATRIX_PANELS * (codes_size + 2 * scales_size));
@@ -161,18 +170,16 @@ static void matrix_panels(const qn_weight *w, const qn_rounded *x, int64_t begin
             panels[i].scales = (float *)(at + codes_size);
             panels[i].offsets = (float *)(at + codes_size + scales_size);
             panels[i].codes = unpack(w, panel + i, (int8_t *)at);
-            expand_scales(w, w->scales, w->super_scales, panel + i, 0, blocks, panels[i].scales);
+            open_scales(w, (qn_scales){w->scales, w->super_scales}, panel + i, panels[i].scales);
             if (w->offsets)
-                expand_scales(w, w->offsets, w->super_offsets, panel + i, 0, blocks,
-                              panels[i].offsets);
+                open_scales(w, (qn_scales){w->offsets, w->super_offsets}, panel + i,
+                            panels[i].offsets);
         }
-        for (int64_t next = 0; next < rows; next += MATRIX_ROWS) {
-            /* The last rows may be computed a second time: their bits are the same. */
-            const int64_t row = next + MATRIX_ROWS <= rows ? next : rows - MATRIX_ROWS;
+        for (int64_t row = 0; row < rows; row += MATRIX_ROWS) {
             matrix_rows(w, x, panels, (int)count, row, acc);
             for (int i = 0; i < count; i++)
                 write_out(w, panel + i, acc + i * MATRIX_ROWS * PANEL, MATRIX_ROWS,
-                          out + row * stride, stride);
+                          x->out + row * x->out_stride, x->out_stride);
         }
     }
     matrix_end();

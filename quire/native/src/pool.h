@@ -6,7 +6,7 @@
 
 typedef void (*qn_work)(void *job, int64_t begin, int64_t end);
 
-/* Units [0, count) dealt out `grain` at a time to whoever is free, the caller included. */
+/* Units [0, count) dealt out: neighbours to one thread, `grain` at a time, and to whoever is free. */
 void qn_share(qn_pool *pool, qn_work work, void *job, int64_t count, int64_t grain);
 
 #endif

@@ -1,6 +1,7 @@
 /* A step as one call: its operations in order, each dealt out to the pool. */
 #include "deal.h"
 #include "kernels.h"
+#include "multiply.h"
 #include "pool.h"
 #include "quire_native.h"
 
@@ -72,7 +73,7 @@ static int64_t sample_queries(const qn_step *s, qn_queries *into) {
     return s->num_samples;
 }
 
-static void run_op(qn_pool *pool, job *j, int64_t rows, void *scratch) {
+static void run_op(qn_pool *pool, job *j, int64_t rows) {
     const qn_op *op = j->op;
     switch (op->kind) {
     case OP_EMBED: qn_share(pool, embed_units, j, rows, ALONE); break;
@@ -81,9 +82,6 @@ static void run_op(qn_pool *pool, job *j, int64_t rows, void *scratch) {
     case OP_GATE: qn_share(pool, gate_units, j, rows, ALONE); break;
     case OP_SCALE: qn_share(pool, scale_units, j, rows, 2 * ALONE); break;
     case OP_PICK: qn_share(pool, pick_units, j, rows, 4 * ALONE); break;
-    case OP_PRODUCT:
-        qn_product(pool, op->product, op->x, op->width, rows, op->out, op->out_stride, scratch);
-        break;
     case OP_ATTEND: qn_attend(pool, op, j->step, j->units, j->num_units); break;
     }
 }
@@ -98,7 +96,14 @@ void qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *ste
         const int samples = ops[i].of_samples;
         job j = {&ops[i], step, queries + (samples ? num_tokens : 0),
                  samples ? num_samples : num_tokens};
-        run_op(pool, &j, samples ? step->num_samples : step->num_tokens, scratch);
+        const int64_t rows = samples ? step->num_samples : step->num_tokens;
+        const qn_chain chain = qn_chain_of(ops + i, num_ops - i, rows);
+        if (chain.num_products) {
+            qn_run_chain(pool, &chain, rows, scratch);
+            i += chain.num_products - 1 + (chain.before != 0);
+        } else {
+            run_op(pool, &j, rows);
+        }
     }
     free(queries);
 }

@@ -1,0 +1,128 @@
+/* Whole numbers of a weight's panels: codes from their planes of bits, scales from their kinds. */
+#ifndef QUIRE_CODES_H
+#define QUIRE_CODES_H
+
+#include "lanes.h"
+#include "quire_native.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Bytes of codes of one block of a panel. */
+INLINE int block_bytes(const int bits, const int block) {
+    return (bits == CODES_TABLE4 ? 4 : bits) * block * PANEL / 8;
+}
+
+/* The codes of inputs 4 j to 4 j + 3 of a block, from its planes of 4, 2 and 1 bits. */
+INLINE vb codes_of(const uint8_t *p, const int bits, const int block, const int j, vb table) {
+    const int n = block / 4; /* vectors of the block */
+    if (bits == 8) return vb_load(p + 64 * j);
+    if (bits == 4 || bits == CODES_TABLE4 || bits == 5 || bits == 6) {
+        vb v = vb_load(p + 64 * (j % (n / 2)));
+        v = vb_and(j < n / 2 ? v : vb_shr(v, 4), vb_set(15));
+        if (bits == CODES_TABLE4) return vb_look(table, v);
+        if (bits == 5) { /* bit j of each byte */
+            vb high = vb_load(p + 64 * (n / 2));
+            high = vb_and(j <= 4 ? vb_shl(high, 4 - (j <= 4 ? j : 0)) : vb_shr(high, j - 4),
+                          vb_set(16));
+            v = vb_or(v, high);
+        }
+        if (bits == 6) {
+            vb high = vb_load(p + 64 * (n / 2 + j % (n / 4)));
+            const int at = 2 * (j / (n / 4)); /* 0, 2, 4, 6 */
+            high = vb_and(at <= 4 ? vb_shl(high, 4 - (at <= 4 ? at : 0)) : vb_shr(high, 2),
+                          vb_set(48));
+            v = vb_or(v, high);
+        }
+        return v;
+    }
+    vb v = vb_load(p + 64 * (j % (n / 4)));
+    return vb_and(vb_shr(v, 2 * (j / (n / 4))), vb_set(3));
+}
+
+/* LANES floats of a weight of floats. */
+INLINE vf weights_at(const uint8_t *p, const int bits, int64_t index) {
+    if (bits == CODES_FLOAT32) return vf_load((const float *)p + index);
+    if (bits == CODES_FLOAT16) return vf_half((const uint16_t *)p + index);
+    return vf_bfloat((const uint16_t *)p + index);
+}
+
+/* 2^(e - 128); the two smallest are not normal numbers. */
+static inline vf powers_at(const uint8_t *from) {
+    int32_t bits[LANES];
+    for (int j = 0; j < LANES; j++) {
+        const int e = from[j];
+        bits[j] = e > 1 ? (e - 1) << 23 : e ? 1 << 22 : 1 << 21;
+    }
+    vi v;
+    memcpy(&v, bits, sizeof v);
+    return vf_bits(v);
+}
+
+/* Scales or offsets: as a weight keeps them. */
+typedef struct {
+    const uint8_t *small;
+    const uint16_t *super;
+} qn_scales;
+
+/* LANES of them, from `lane` on: of group `at`, below super scale `above`, both counted over all
+ * panels. */
+INLINE vf scales_at(const qn_weight *w, qn_scales from, int64_t at, int64_t above, int lane) {
+    const int64_t i = at * PANEL + lane;
+    if (w->scale_kind == SCALES_HALF) return vf_half((const uint16_t *)from.small + i);
+    if (w->scale_kind == SCALES_FLOAT) return vf_load((const float *)from.small + i);
+    if (w->scale_kind == SCALES_POWER) return powers_at(from.small + i);
+    const vf d = vf_half(from.super + above * PANEL + lane);
+    return vf_mul(w->scale_kind == SCALES_U8 ? vf_of_u8(from.small + i)
+                                             : vf_of_s8((const int8_t *)from.small + i), d);
+}
+
+/* LANES zeros of a group; of 8 bits with what the sums are off by. */
+INLINE vi zeros_at(const qn_weight *w, const int bits, int64_t group, int lane) {
+    const uint8_t *at = w->zeros + group * PANEL + lane;
+    const vf zeros = bits == 8 ? vf_of_s8((const int8_t *)at) : vf_of_u8(at);
+    return vi_add(vi_of_vf(zeros), vi_set(bits == 8 ? DOT8_BIAS : 0));
+}
+
+/* Bytes of one group's scales. */
+INLINE int scale_bytes(const qn_weight *w) {
+    return PANEL * (w->scale_kind == SCALES_FLOAT ? 4 : w->scale_kind == SCALES_HALF ? 2 : 1);
+}
+
+/* `sum` goes on over one block of a tile's rows: 32 codes a row, of which `x` is the first used. */
+INLINE void dot_block(const uint8_t *codes, const int8_t *x, const int rows, const int bits,
+                      const int block, vb table, vi *sum) {
+    const int is_signed = bits == 8 || bits == CODES_TABLE4;
+    const int most = PAIRS_HOLD(bits); /* vectors before sums of pairs may overflow */
+    for (int j = 0; j < block / 4; j += is_signed ? 1 : most) {
+        if (is_signed) {
+            const vb c = codes_of(codes, bits, block, j, table);
+            for (int r = 0; r < rows; r++) sum[r] = vi_dot8(sum[r], c, vb_four(x + BLOCK * r + 4 * j));
+            continue;
+        }
+        vp pairs[8];
+        for (int r = 0; r < rows; r++) pairs[r] = vp_begin(sum[r]);
+        for (int i = j; i < j + most && i < block / 4; i++) {
+            const vb c = codes_of(codes, bits, block, i, table);
+            for (int r = 0; r < rows; r++)
+                pairs[r] = vp_dot(pairs[r], c, vb_four(x + BLOCK * r + 4 * i));
+        }
+        for (int r = 0; r < rows; r++) sum[r] = vp_end(sum[r], pairs[r]);
+    }
+}
+
+/* A tile's outputs of one panel to where they belong, the bias added. */
+static inline void write_out(const qn_weight *w, int64_t panel, const float *acc, int rows, float *out,
+                      int64_t stride) {
+    const int left = w->num_out - (int)(panel * PANEL), width = left < PANEL ? left : PANEL;
+    for (int r = 0; r < rows; r++) {
+        float *at = out + r * stride + panel * PANEL;
+        for (int i = 0; width == PANEL && i < PANEL; i += LANES) {
+            const vf v = vf_load(acc + r * PANEL + i);
+            vf_store(at + i, w->bias ? vf_add(v, vf_load(w->bias + panel * PANEL + i)) : v);
+        }
+        for (int i = 0; width < PANEL && i < width; i++)
+            at[i] = w->bias ? acc[r * PANEL + i] + w->bias[panel * PANEL + i] : acc[r * PANEL + i];
+    }
+}
+
+#endif

@@ -1,0 +1,57 @@
+/* Rows of a packed weight as floats: an embedding. Compiled once for each instruction set. */
+#include "codes.h"
+#include "kernels.h"
+
+static int code_at(const qn_weight *w, const uint8_t *block, int input, int lane) {
+    const int n = w->block / 4, j = input / 4, at = lane * 4 + input % 4;
+    switch (w->bits) {
+    case 8: return (int8_t)block[64 * j + at];
+    case 2: return block[64 * (j % (n / 4)) + at] >> 2 * (j / (n / 4)) & 3;
+    }
+    int code = block[64 * (j % (n / 2)) + at] >> (j < n / 2 ? 0 : 4) & 15;
+    const uint8_t *high = block + 64 * (n / 2);
+    if (w->bits == CODES_TABLE4) return w->table[code];
+    if (w->bits == 5) code |= (high[at] >> j & 1) << 4;
+    if (w->bits == 6) code |= (high[64 * (j % (n / 4)) + at] >> 2 * (j / (n / 4)) & 3) << 4;
+    return code;
+}
+
+static float scale_of(const qn_weight *w, qn_scales from, int64_t at, int lane) {
+    float lanes[LANES];
+    vf_store(lanes, scales_at(w, from, at, at / w->super, lane / LANES * LANES));
+    return lanes[lane % LANES];
+}
+
+static int zero_of(const qn_weight *w, int64_t group, int lane) {
+    const uint8_t zero = w->zeros[group * PANEL + lane];
+    return w->bits == 8 ? (int8_t)zero : zero;
+}
+
+/* One row of the weight as floats: scale * (code - zero) rounded, then the offset added. */
+void KERNEL(expand_row)(const qn_weight *w, int64_t row, float *out) {
+    const int64_t panel = row / PANEL;
+    const int lane = (int)(row % PANEL);
+    if (w->bits >= 100) {
+        for (int k = 0; k < w->num_in; k++) {
+            float lanes[LANES];
+            const int64_t at = (panel * w->num_in + k) * PANEL + lane / LANES * LANES;
+            vf_store(lanes, weights_at(w->codes, w->bits, at));
+            out[k] = lanes[lane % LANES];
+        }
+        return;
+    }
+    const int blocks = w->num_in / w->block;
+    const int64_t bytes = block_bytes(w->bits, w->block);
+    for (int b = 0; b < blocks; b++) {
+        const int64_t at = (panel * blocks + b) / w->share; /* the group: shares fill panels */
+        const uint8_t *codes = w->codes + (panel * blocks + b) * bytes;
+        const int zero = w->zeros ? zero_of(w, at, lane) : w->zero;
+        const float scale = scale_of(w, (qn_scales){w->scales, w->super_scales}, at, lane);
+        float offset = 0.0f;
+        if (w->offsets) offset = scale_of(w, (qn_scales){w->offsets, w->super_offsets}, at, lane);
+        for (int i = 0; i < w->block; i++) {
+            const float value = scale * (float)(code_at(w, codes, i, lane) - zero);
+            out[b * w->block + i] = w->offsets ? value + offset : value;
+        }
+    }
+}

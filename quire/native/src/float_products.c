@@ -1,0 +1,67 @@
+/* Products of float rows with float weights, compiled once for each instruction set.
+ *
+ * Every output is one chain of fp32 fused multiply-adds over increasing inputs.
+ */
+#include "codes.h"
+#include "kernels.h"
+
+/* `rows` rows by `panels` panels: every output one chain over increasing inputs. */
+INLINE void float_tile(const qn_weight *w, const float *x, int64_t stride, int64_t panel,
+                       const int rows, const int panels, const int bits, float *acc_at) {
+    const int num_in = w->num_in, width = panels * PANEL / LANES;
+    vf acc[16];
+    for (int i = 0; i < rows * width; i++) acc[i] = vf_set(0.0f);
+    const int64_t first = panel * num_in * PANEL, next = (int64_t)num_in * PANEL;
+    for (int k = 0; k < num_in; k++) {
+        vf v[8];
+        for (int i = 0; i < width; i++) {
+            const int lane = i * LANES;
+            v[i] = weights_at(w->codes, bits,
+                              first + (lane / PANEL) * next + (int64_t)k * PANEL + lane % PANEL);
+        }
+        for (int r = 0; r < rows; r++) {
+            const vf xs = vf_set(x[r * stride + k]);
+            for (int i = 0; i < width; i++)
+                acc[r * width + i] = vf_fma(v[i], xs, acc[r * width + i]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < width; i++) {
+            const int lane = i * LANES;
+            vf_store(acc_at + (lane / PANEL) * 8 * PANEL + r * PANEL + lane % PANEL,
+                     acc[r * width + i]);
+        }
+}
+
+#define FLOAT_TILES(name, bits) \
+    static void name(const qn_weight *w, const float *x, int64_t stride, int64_t panel, int rows, \
+                     int panels, float *acc) { \
+        if (rows == 1 && panels == 4) float_tile(w, x, stride, panel, 1, 4, bits, acc); \
+        else if (rows == 1) float_tile(w, x, stride, panel, 1, 1, bits, acc); \
+        else if (rows == 4) float_tile(w, x, stride, panel, 4, 1, bits, acc); \
+        else float_tile(w, x, stride, panel, 8, 1, bits, acc); \
+    }
+FLOAT_TILES(float32_tiles, CODES_FLOAT32)
+FLOAT_TILES(float16_tiles, CODES_FLOAT16)
+FLOAT_TILES(bfloat16_tiles, CODES_BFLOAT16)
+
+void KERNEL(multiply_floats)(const qn_weight *w, const qn_operand *x, int64_t begin, int64_t end) {
+    const int64_t rows = x->rows, stride = x->x_stride, out_stride = x->out_stride;
+    float acc[4 * 8 * PANEL];
+    for (int64_t panel = begin, panels; panel < end; panel += panels) {
+        panels = end - panel >= 4 && rows < 4 ? 4 : 1;
+        for (int64_t row = 0, count; row < rows; row += count) {
+            count = panels == 4 || rows - row < 4 ? 1 : rows - row >= 8 ? 8 : 4;
+            const float *at = x->x + row * stride;
+            if (w->bits == CODES_FLOAT32)
+                float32_tiles(w, at, stride, panel, (int)count, (int)panels, acc);
+            else if (w->bits == CODES_FLOAT16)
+                float16_tiles(w, at, stride, panel, (int)count, (int)panels, acc);
+            else
+                bfloat16_tiles(w, at, stride, panel, (int)count, (int)panels, acc);
+            for (int i = 0; i < panels; i++)
+                write_out(w, panel + i, acc + i * 8 * PANEL, (int)count, x->out + row * out_stride,
+                          out_stride);
+        }
+    }
+}
