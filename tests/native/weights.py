@@ -63,11 +63,10 @@ def groups(bits: int, share: int, has_zeros: bool, inputs: Inputs = "float") -> 
         num = num_in // 32 // each
         zeros = None
         if has_zeros:
-            kind = torch.int8 if bits == 8 else torch.uint8
-            zeros = torch.randint(
-                -128 if bits == 8 else 0, 2 ** (7 if bits == 8 else bits), (num_out, num)
-            )
-            zeros = zeros.to(kind)
+            low, high, kind = 0, 2**bits, torch.uint8
+            if bits == 8:
+                low, high, kind = -128, 128, torch.int8
+            zeros = torch.randint(low, high, (num_out, num)).to(kind)
         scales, zero = halves(num_out, num), 0 if has_zeros or bits == 8 else 2 ** (bits - 1)
         made = Coded(codes(bits, num_out, num_in), bits, 32, scales, zero, share=each, zeros=zeros)
         return replace(made, inputs=inputs)
