@@ -90,7 +90,8 @@ int main(void) {
     WHOLES(vi_set(i < 128 ? -7 : 7));
     WHOLES(vi_add(n, n));
     WHOLES(vi_shl(n, 23));
-    WHOLES(vi_dot(n, u, s));
+    WHOLES(vp_end(n, vp_dot(vp_begin(n), u, s)));
+    WHOLES(vi_mul(n, n));
     WHOLES(without_bias(vi_dot8(n, s, u), codes + 4 * i));
     FLOATS(vf_of_vi(vi_of_vf(z)));
     FLOATS(vf_bits(vi_of_vf(y)));
