@@ -13,6 +13,7 @@ import torch
 from quire.attn.backend import AttentionBackend
 from quire.attn.native import NativeAttention
 from quire.config import Decision, EngineArgs, EngineConfig
+from quire.engine.usable_cpus import usable_cpus
 from quire.memory.pool import PagePool
 from quire.memory.sizing import size_text
 from quire.models.decoder import Decoder
@@ -34,11 +35,11 @@ class CpuPath:
     def of(args: EngineArgs, device: torch.device) -> CpuPath:
         if device.type != "cpu":
             return CpuPath(None, "", False)
-        if args.num_threads is not None:
-            torch.set_num_threads(args.num_threads)
+        threads = args.num_threads or min(torch.get_num_threads(), usable_cpus())
+        torch.set_num_threads(threads)
         library, reason = find_library()
         if library is not None:
-            library.set_threads(torch.get_num_threads())
+            library.set_threads(threads)
         keeps = library is not None and args.dtype == "auto"
         why = "as the file holds them" if keeps else f"dtype {args.dtype} was asked for"
         if args.quantization is not None:

@@ -1,4 +1,4 @@
-"""An operation and the products of its rows as one job: the bits of one after the other."""
+"""An operation and the products of its rows as one job: the same bits as one after the other."""
 
 from __future__ import annotations
 

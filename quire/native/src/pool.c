@@ -133,9 +133,12 @@ void qn_share(qn_pool *pool, qn_work work, void *job, int64_t count, int64_t gra
     pool->work = work;
     pool->arg = job;
     pool->grain = grain;
+    const int64_t grains = (count + grain - 1) / grain; /* no share begins within one */
     for (int64_t i = 0; i < threads; i++) {
-        pool->shares[i].end = (i + 1) * count / threads;
-        atomic_store_explicit(&pool->shares[i].next, i * count / threads, memory_order_relaxed);
+        const int64_t end = (i + 1) * grains / threads * grain;
+        pool->shares[i].end = end < count ? end : count;
+        atomic_store_explicit(&pool->shares[i].next, i * grains / threads * grain,
+                              memory_order_relaxed);
     }
     atomic_fetch_add(&pool->job, 1); /* odd: open */
     if (atomic_load(&pool->sleeping)) {
