@@ -77,6 +77,15 @@ static inline vi vi_dot(vi acc, vb codes, vb x) { return _mm512_dpbusd_epi32(acc
 static inline vi vi_dot8(vi acc, vb codes, vb x) {
     return _mm512_dpbusd_epi32(acc, _mm512_xor_si512(codes, _mm512_set1_epi8((char)0x80)), x);
 }
+/* Of rounding: bits of a magnitude, the largest and the sum of lanes, lanes as bytes. */
+#define HAS_ROUNDING 1
+static inline vi vi_magnitude(vf a) { return _mm512_castps_si512(_mm512_abs_ps(a)); }
+static inline vi vi_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
+static inline int32_t vi_top(vi a) { return _mm512_reduce_max_epi32(a); }
+static inline int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
+static inline void vi_narrow(int8_t *p, vi a) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(a));
+}
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(QUIRE_PLAIN)
 #define LANES 8
@@ -133,6 +142,23 @@ static inline vb vb_four(const int8_t *p) {
     int32_t w;
     memcpy(&w, p, 4);
     return _mm256_set1_epi32(w);
+}
+#define HAS_ROUNDING 1
+static inline vi vi_magnitude(vf a) { return _mm256_castps_si256(vf_abs(a)); }
+static inline vi vi_max(vi a, vi b) { return _mm256_max_epi32(a, b); }
+static inline int32_t vi_top(vi a) {
+    __m128i v = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
+}
+static inline int32_t vi_sum(vi a) {
+    __m128i v = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
+}
+static inline void vi_narrow(int8_t *p, vi a) {
+    const __m128i v = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(v, v));
 }
 #ifdef __AVXVNNI__
 static inline vi vi_dot(vi acc, vb codes, vb x) { return _mm256_dpbusd_avx_epi32(acc, codes, x); }
@@ -255,6 +281,43 @@ typedef vi vp;
 static inline vp vp_begin(vi acc) { return acc; }
 static inline vp vp_dot(vp acc, vb codes, vb x) { return vi_dot(acc, codes, x); }
 static inline vi vp_end(vi acc, vp pairs) { return (void)acc, pairs; }
+#endif
+
+#ifndef HAS_ROUNDING
+static inline vi vi_magnitude(vf a) {
+    uint32_t bits[LANES];
+    memcpy(bits, &a, sizeof bits);
+    for (int i = 0; i < LANES; i++) bits[i] &= 0x7fffffffu;
+    vi r;
+    memcpy(&r, bits, sizeof r);
+    return r;
+}
+static inline vi vi_max(vi a, vi b) {
+    int32_t x[LANES], y[LANES];
+    memcpy(x, &a, sizeof x);
+    memcpy(y, &b, sizeof y);
+    for (int i = 0; i < LANES; i++) x[i] = x[i] > y[i] ? x[i] : y[i];
+    memcpy(&a, x, sizeof a);
+    return a;
+}
+static inline int32_t vi_top(vi a) {
+    int32_t x[LANES], top = INT32_MIN;
+    memcpy(x, &a, sizeof x);
+    for (int i = 0; i < LANES; i++) top = x[i] > top ? x[i] : top;
+    return top;
+}
+static inline int32_t vi_sum(vi a) {
+    int32_t x[LANES];
+    uint32_t sum = 0;
+    memcpy(x, &a, sizeof x);
+    for (int i = 0; i < LANES; i++) sum += (uint32_t)x[i];
+    return (int32_t)sum;
+}
+static inline void vi_narrow(int8_t *p, vi a) {
+    int32_t x[LANES];
+    memcpy(x, &a, sizeof x);
+    for (int i = 0; i < LANES; i++) p[i] = (int8_t)(x[i] < -128 ? -128 : x[i] > 127 ? 127 : x[i]);
+}
 #endif
 
 /* One lane's worth of rounding for odd ends, with the same instructions' results. */

@@ -5,14 +5,12 @@
 
 /* The largest magnitude of a block; no number, if one of the block is none. */
 static float block_top(const float *x) {
-    uint32_t bits[BLOCK];
-    memcpy(bits, x, sizeof bits);
-    for (int i = 0; i < BLOCK; i++) bits[i] &= 0x7fffffffu; /* ordered as the magnitudes are */
-    for (int step = BLOCK / 2; step; step /= 2)
-        for (int i = 0; i < step; i++) bits[i] = bits[i] > bits[i + step] ? bits[i] : bits[i + step];
+    vi most = vi_set(0); /* bits of magnitudes are ordered as the magnitudes are */
+    for (int i = 0; i < BLOCK; i += LANES) most = vi_max(most, vi_magnitude(vf_load(x + i)));
+    const int32_t bits = vi_top(most);
     float top;
-    memcpy(&top, bits, sizeof top);
-    return bits[0] < 0x7f800000u ? top : NAN;
+    memcpy(&top, &bits, sizeof top);
+    return bits >= 0x7f800000 ? NAN : top;
 }
 
 /* The largest magnitude of a row, in the same way. */
@@ -30,21 +28,15 @@ static float row_top(const float *x, int num_in) {
 static void round_block(const float *x, float top, int8_t *block, int row, int rows) {
     const float scale = top / 127.0f;
     float inverse = 127.0f / top;
-    if (!(inverse <= 3.4e38f)) inverse = 0.0f; /* nothing, or next to nothing, or no number */
-    int32_t whole[BLOCK];
-    for (int i = 0; i < BLOCK; i += LANES) {
-        const vi r = vi_of_vf(vf_mul(vf_load(x + i), vf_set(inverse)));
-        memcpy(whole + i, &r, sizeof r);
-    }
-    int8_t *codes = block + BLOCK * row;
-    for (int i = 0; i < BLOCK; i++) { /* 127 / top may round up by one unit */
-        whole[i] = whole[i] > 127 ? 127 : whole[i] < -127 ? -127 : whole[i];
-        codes[i] = (int8_t)whole[i];
+    if (!(inverse <= 3.4e38f)) inverse = 0.0f; /* nothing, or next to nothing */
+    int32_t sum[2] = {0, 0};
+    for (int i = 0; i < BLOCK; i += LANES) { /* within 127: top times its inverse rounds to that */
+        const vi whole = vi_of_vf(vf_mul(vf_load(x + i), vf_set(inverse)));
+        vi_narrow(block + BLOCK * row + i, whole);
+        sum[i / 16] += vi_sum(whole);
     }
     float *scales = (float *)(block + BLOCK * rows) + row, *totals = scales + 4 * rows;
-    int32_t *sums = (int32_t *)scales + rows, sum[2] = {0, 0};
-    for (int i = 0; i < BLOCK / 2; i++) sum[0] += whole[i];
-    for (int i = BLOCK / 2; i < BLOCK; i++) sum[1] += whole[i];
+    int32_t *sums = (int32_t *)scales + rows;
     *scales = scale;
     sums[0] = sum[0];
     sums[rows] = sum[1];
