@@ -78,6 +78,7 @@ def measure_cpu(args: Namespace) -> int:
             "engines": {name: place._asdict() for name, place in found.places.items()},
             "missing": found.missing,
             "failed": measured.failed,
+            "neighbours": measured.neighbours,
             "figures": [figure.as_dict() for figure in figures],
         }
     )

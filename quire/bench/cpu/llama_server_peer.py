@@ -34,8 +34,12 @@ class LlamaServerPeer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        atexit.register(self.server.kill)
+        atexit.register(self._end)
         self._wait()
+
+    def _end(self) -> None:
+        self.server.kill()
+        self.server.wait()  # its CPU time counts as ours
 
     def generate(self, prompts: Prompts, lengths: list[int]) -> float:
         with ThreadPoolExecutor(len(prompts)) as pool:

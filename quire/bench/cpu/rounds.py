@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from quire.bench.cpu.engines import ENGINES, OURS
+from quire.bench.cpu.neighbours import NOTABLE, Neighbours
 from quire.bench.startup import ChildFailed
 
 
@@ -25,6 +26,7 @@ Values = dict[str, dict[str, dict[int, float]]]  # metric -> engine -> round -> 
 class Measured(NamedTuple):
     values: Values
     failed: dict[str, str]  # "engine workload" -> its last words
+    neighbours: dict[str, list[float]]  # "engine workload" -> cores others used, by round
 
 
 def turns(engines: Iterable[str], workloads: Iterable[str], rounds: int) -> Iterator[Turn]:
@@ -42,12 +44,13 @@ def run_rounds(
     say: Callable[[str], None],
 ) -> Measured:
     """`measure` gives a turn's figures by metric, or raises ChildFailed."""
-    measured = Measured({}, {})
+    measured = Measured({}, {}, {})
     for turn in planned:
         name = f"{turn.engine} {turn.workload}"
         if name in measured.failed:
             continue
         say(f"round {turn.round}: {name}")
+        neighbours = Neighbours()
         try:
             figures = measure(turn)
         except ChildFailed as error:
@@ -56,6 +59,10 @@ def run_rounds(
             measured.failed[name] = str(error)
             say(f"{name}: {error}")
             continue
+        if (cores := neighbours.cores()) is not None:
+            measured.neighbours.setdefault(name, []).append(round(cores, 2))
+            if cores > NOTABLE:
+                say(f"{name}: other programs kept {cores:.1f} cores busy meanwhile")
         for metric, value in figures.items():
             engines = measured.values.setdefault(metric, {})
             engines.setdefault(turn.engine, {})[turn.round] = value
