@@ -8,13 +8,16 @@ An arm is `packed` (weights as the file holds them, native products), `float32` 
 expanded), or products with a block: `down+out@32` is float32 with the inputs of these products
 rounded to int8, one scale for each 32 of them, as packed products do; `x2` rounds what is left to a
 second int8. So arms of single products tell which of them cost accuracy, and others what a finer
-rounding would save. Every arm is compared with the first one, window by window: the change of the
-mean logarithm with its standard error, and in how many windows it rose. One JSON line for each arm.
+rounding would save. Every arm is compared with the first one, window by window: the change of
+perplexity with its standard error, and in how many windows it rose. `token_rms` is how far the
+logarithm of a token's probability moves; its square adds up over products, and it needs few tokens
+where the change itself drowns in noise. One JSON line for each arm.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -73,8 +76,8 @@ def round_inputs(model: Decoder, kinds: tuple[str, ...], rounding: Rounding) -> 
         model.head.kernel = after(model.head.kernel)
 
 
-def window_losses(args: argparse.Namespace, word: str) -> list[float]:
-    """The mean negative logarithm of each window's tokens but the first."""
+def window_losses(args: argparse.Namespace, word: str) -> list[list[float]]:
+    """Negative logarithms of each window's tokens but the first."""
     arm = read_arm(word)
     llm = LLM(
         args.model,
@@ -96,17 +99,19 @@ def window_losses(args: argparse.Namespace, word: str) -> list[float]:
     for prompt, output in zip(asked, llm.generate(asked, params, use_tqdm=False), strict=True):
         assert output.prompt_logprobs is not None
         said = zip(prompt["prompt_token_ids"][1:], output.prompt_logprobs[1:], strict=True)
-        losses.append(-statistics.fmean(found[token].logprob for token, found in said))
+        losses.append([-found[token].logprob for token, found in said])
     return losses
 
 
-def compared(losses: list[float], base: list[float]) -> dict[str, float]:
-    changes = [ours - theirs for ours, theirs in zip(losses, base, strict=True)]
+def compared(losses: list[list[float]], base: list[list[float]]) -> dict[str, float]:
+    moved = [[a - b for a, b in zip(*pair, strict=True)] for pair in zip(losses, base, strict=True)]
+    changes = [statistics.fmean(window) for window in moved]
     error = statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else math.nan
     return {
         "change_percent": round(100 * math.expm1(statistics.fmean(changes)), 4),
         "standard_error_percent": round(100 * error, 4),
         "windows_worse": sum(change > 0 for change in changes),
+        "token_rms": round(math.sqrt(statistics.fmean(m * m for w in moved for m in w)), 5),
     }
 
 
@@ -124,12 +129,12 @@ def main() -> None:
     words = args.arms.split(",")
     for word in words:
         read_arm(word)
-    base: list[float] = []
+    base: list[list[float]] = []
     for word in words:
         losses = window_losses(args, word)
         base = base or losses
         line = {"what": "perplexity", "model": Path(args.model).name, "arm": word}
-        line |= {"perplexity": round(math.exp(statistics.fmean(losses)), 4)}
+        line |= {"perplexity": round(math.exp(statistics.fmean(itertools.chain(*losses))), 4)}
         print(json.dumps(line | {"windows": len(losses)} | compared(losses, base)), flush=True)
 
 
