@@ -18,6 +18,7 @@ from quire.load.wish import Wish
 from quire.models.decoder import Decoder
 from quire.models.names import Target
 from quire.nn.parameter import Parameter
+from quire.quant.coded import Coded
 from quire.quant.weight import Dense, Weight
 
 DUMMY_STD = 0.02
@@ -62,14 +63,17 @@ def _put(parameter: Parameter, name: str, part: str | None, weight: Weight, wish
         if made is not None:
             parameter.keep(part, made)
             return
-    if wish.keep_packed and _is_smaller(weight, parameter.dtype):
+    if wish.keep_packed and _is_worth_keeping(weight, parameter.dtype):
         parameter.keep(part, weight)
     else:
         parameter.put(part, weight.dequantize(), weight.inputs)
 
 
-def _is_smaller(weight: Weight, dtype: torch.dtype) -> bool:
-    return not isinstance(weight, Dense) or weight.tensor.dtype.itemsize < dtype.itemsize
+def _is_worth_keeping(weight: Weight, dtype: torch.dtype) -> bool:
+    """Kernels know it as it is, and it is smaller so."""
+    if isinstance(weight, Dense):
+        return weight.tensor.dtype.itemsize < dtype.itemsize
+    return isinstance(weight, Coded) and weight.is_plain
 
 
 def match(
