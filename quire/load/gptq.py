@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quire.errors import CheckpointError, NotSupported, shown
 from quire.load.checkpoint import Checkpoint
-from quire.load.grouped import Grouped, consecutive
+from quire.load.grouped import Grouped, checked_groups, consecutive
 from quire.load.module import FLOATS, Module, Modules
 from quire.load.unpack import Piece
 from quire.load.words import dense_codes
@@ -175,10 +175,4 @@ def _weight(module: Module, form: GptqForm) -> Weight:
 def _groups(module: Module, size: int, num_in: int, num_groups: int) -> Tensor:
     if not module.has("g_idx"):
         return consecutive(num_in, size, module.source.device)
-    found = module.read("g_idx").long()
-    if int(found.min()) < 0 or int(found.max()) >= num_groups:
-        raise CheckpointError(
-            f"tensor {module.path('g_idx')} has groups from {int(found.min())} to"
-            f" {int(found.max())}, want 0 to {num_groups - 1}"
-        )
-    return found
+    return checked_groups(module.read("g_idx").long(), num_groups, module.path("g_idx"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.errors import CheckpointError
 from quire.quant.coded import Coded
 from quire.quant.weight import Dense, Inputs, Weight
 
@@ -77,6 +78,16 @@ def consecutive(num_in: int, size: int, device: torch.device) -> Tensor:
     [0, 0, 1, 1, 2]
     """
     return torch.arange(num_in, device=device) // size
+
+
+def checked_groups(groups: Tensor, num_groups: int, name: str) -> Tensor:
+    """The same. Raises CheckpointError where there is no such group."""
+    least, most = int(groups.min()), int(groups.max())
+    if least < 0 or most >= num_groups:
+        raise CheckpointError(
+            f"tensor {name} has groups from {least} to {most}, want 0 to {num_groups - 1}"
+        )
+    return groups
 
 
 def _width(groups: Tensor) -> int:

@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,7 +20,8 @@ def dense_codes(words: Tensor, bits: int, count: int) -> Tensor:
     >>> dense_codes(torch.tensor([[0b010_001]], dtype=torch.int32), 3, 3).tolist()
     [[1, 2, 0]]
     """
-    stream, mask = words.contiguous().view(torch.uint8), (1 << bits) - 1
+    # Flat in between: one column of a transposed matrix counts as contiguous, and is no view.
+    stream, mask = words.reshape(-1).view(torch.uint8).view(len(words), -1), (1 << bits) - 1
     if bits == 8:
         return stream[:, :count]
     if 8 % bits == 0:
@@ -42,10 +46,19 @@ def padded_codes(words: Tensor, bits: int, count: int) -> Tensor:
     return torch.stack(parts, -1).flatten(1)[:, :count]
 
 
-def dense_width(count: int, bits: int) -> int:
-    """Words that many codes take."""
+def _dense_width(count: int, bits: int) -> int:
     return -(-count * bits // 32)
 
 
-def padded_width(count: int, bits: int) -> int:
+def _padded_width(count: int, bits: int) -> int:
     return -(-count // (32 // bits))
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    codes: Callable[[Tensor, int, int], Tensor]  # of words, bits and the number of codes
+    width: Callable[[int, int], int]  # words of that many codes of that many bits
+
+
+DENSE = Packing(dense_codes, _dense_width)
+PADDED = Packing(padded_codes, _padded_width)

@@ -19,6 +19,7 @@ METHODS = Registry(
         "bitnet": "quire.load.ternary:TernaryReader",
         "gptq": "quire.load.gptq:GptqReader",
         "awq": "quire.load.awq:AwqReader",
+        "compressed-tensors": "quire.load.compressed:CompressedReader",
         "mxfp4": "quire.load.gpt_oss:ExpertReader",
     },
 )

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Held:
-    """`Checkpoint`; counts what is read beyond headers."""
+    """`Checkpoint`."""
 
     config: Mapping[str, Any]
     tensors: dict[str, Tensor]
@@ -55,9 +55,10 @@ class Vector:
     want: Tensor
 
 
-def vectors(method: str) -> dict[str, Vector]:
+def vectors(name: str, method: str | None = None) -> dict[str, Vector]:
+    """Of a file; the method is called like it, unless said otherwise."""
     found = {}
-    with safe_open(VECTORS / f"{method}.safetensors", "pt") as file:
+    with safe_open(VECTORS / f"{name}.safetensors", "pt") as file:
         cases = json.loads(file.metadata()["cases"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for case, said in cases.items():
@@ -66,5 +67,5 @@ def vectors(method: str) -> dict[str, Vector]:
             for name, tensor in tensors.items()
             if name.startswith(case + ".")
         }
-        found[case] = Vector({"quant_method": method, **said}, own, own.pop("w.want"))
+        found[case] = Vector({"quant_method": method or name, **said}, own, own.pop("w.want"))
     return found
