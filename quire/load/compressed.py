@@ -27,8 +27,10 @@ from quire.load.words import DENSE, PADDED, Packing
 from quire.quant.methods import said_of
 from quire.quant.weight import Weight
 
-BESIDE = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
-BESIDE += ("weight_global_scale", "input_scale", "input_zero_point", "input_global_scale")
+BESIDE = (
+    *("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    *("weight_global_scale", "input_scale", "input_zero_point", "input_global_scale"),
+)
 
 
 class CompressedReader:
@@ -149,10 +151,11 @@ def _words_weight(
 def _bytes_weight(module: Module, scheme: Scheme) -> Weight:
     codes = module.read("weight").view(torch.uint8) ^ 128
     num_out, num_in = codes.shape
-    scales, zeros = _scales(module, num_out), 128
+    scales = _scales(module, num_out)
+    zeros: Tensor | int = 128
     if scheme.has_zeros:
-        zeros = module.read("weight_zero_point").view(torch.uint8) ^ 128
-        zeros = zeros.reshape(-1, scales.shape[1]).expand(num_out, -1)
+        stored = module.read("weight_zero_point").view(torch.uint8) ^ 128
+        zeros = stored.reshape(-1, scales.shape[1]).expand(num_out, -1)
     groups = _groups(module, scheme, num_in, scales.shape[1])
     return Grouped(codes, 8, scales, zeros, groups, scheme.inputs).weight()
 

@@ -16,8 +16,10 @@ from quire.load.gptq import pattern
 from quire.models.spec import Config
 from quire.quant.weight import Inputs
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-FORMATS += ("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")
+FORMATS = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
+)
 OUTER = (*FORMATS, "mixed-precision", "dense")
 REGEX = "re:"
 

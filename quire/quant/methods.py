@@ -20,6 +20,11 @@ METHODS = Registry(
         "gptq": "quire.load.gptq:GptqReader",
         "awq": "quire.load.awq:AwqReader",
         "compressed-tensors": "quire.load.compressed:CompressedReader",
+        "fp8": "quire.load.fp8:Fp8Reader",
+        "fbgemm_fp8": "quire.load.fp8:Fp8Reader",
+        "modelopt": "quire.load.fp8:ModelOptReader",
+        "bitsandbytes": "quire.load.bitsandbytes:BitsAndBytesReader",
+        "auto-round": "quire.load.auto_round:AutoRoundReader",
         "mxfp4": "quire.load.gpt_oss:ExpertReader",
     },
 )
