@@ -44,7 +44,7 @@ def method_of(config: Mapping[str, Any]) -> str | None:
     if not isinstance(method, str) or method not in METHODS.entries:
         raise NotSupported(
             f"config.json: the weights are quantised (quant_method={shown(method)}), of which only"
-            f" {', '.join(METHODS.entries)} are read so far; use a bf16 or fp16 form of the"
-            " checkpoint"
+            f" {', '.join(METHODS.entries)} are read; use one of these forms of the checkpoint, or"
+            " bf16 or fp16"
         )
     return method
