@@ -16,8 +16,9 @@ import torch
 from quire.errors import CheckpointError, NotSupported, shown
 from quire.load import awq
 from quire.load.checkpoint import Checkpoint
-from quire.load.gptq import BESIDE, GptqForm, bits_of, gptq_piece, group_size_of, pattern
+from quire.load.gptq import BESIDE, GptqForm, gptq_piece
 from quire.load.module import Modules
+from quire.load.quant_fields import bits_of, group_size_of, pattern
 from quire.load.unpack import Piece
 from quire.models.spec import Config
 from quire.quant.methods import said_of

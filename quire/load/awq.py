@@ -16,9 +16,9 @@ from torch import Tensor
 
 from quire.errors import NotSupported, shown
 from quire.load.checkpoint import Checkpoint
-from quire.load.gptq import bits_of, group_size_of
 from quire.load.grouped import Grouped, consecutive
 from quire.load.module import FLOATS, Module, Modules
+from quire.load.quant_fields import bits_of, group_size_of
 from quire.load.unpack import Piece
 from quire.load.words import dense_codes
 from quire.models.spec import Config
@@ -37,7 +37,7 @@ class AwqReader:
 
     def __init__(self, stored: Checkpoint, device: torch.device) -> None:
         said = said_of(stored.config)
-        self._modules, config = Modules.of(stored, device), Config(said)
+        self._modules = Modules.of(stored, device)
         # Early configs of AutoAWQ have other words for the same.
         short = {"bits": said.get("w_bit"), "group_size": said.get("q_group_size")}
         config = Config({**short, **{k: v for k, v in said.items() if v is not None}})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import CheckpointError, NotSupported, shown
-from quire.load.gptq import pattern
+from quire.load.quant_fields import pattern
 from quire.models.spec import Config
 from quire.quant.weight import Inputs
 

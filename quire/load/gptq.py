@@ -22,6 +22,7 @@ from quire.errors import CheckpointError, NotSupported, shown
 from quire.load.checkpoint import Checkpoint
 from quire.load.grouped import Grouped, checked_groups, consecutive
 from quire.load.module import FLOATS, Module, Modules
+from quire.load.quant_fields import bits_of, group_size_of, pattern
 from quire.load.unpack import Piece
 from quire.load.words import dense_codes
 from quire.models.spec import Config
@@ -64,20 +65,6 @@ class GptqForm:
         )
 
 
-def bits_of(config: Config, known: tuple[int, ...]) -> int:
-    bits = config.count("bits")
-    if bits not in known:
-        raise NotSupported(
-            f"config.json: got bits={bits}, of which only {', '.join(map(str, known))} are read"
-        )
-    return bits
-
-
-def group_size_of(config: Config) -> int | None:
-    """None where it says -1: one group."""
-    return None if config.values.get("group_size") == -1 else config.count("group_size", 128)
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """GPTQModel's `dynamic`: patterns of module names and what is different about them."""
@@ -107,16 +94,6 @@ class Rules:
             if found.match(module):
                 return None if changes is None else form.with_(changes)
         return form
-
-
-def pattern(text: str) -> re.Pattern[str]:
-    """Raises CheckpointError."""
-    try:
-        return re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise CheckpointError(
-            f"config.json: got {shown(text)}, want a regular expression: {error}"
-        ) from None
 
 
 class GptqReader:

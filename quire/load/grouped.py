@@ -46,7 +46,7 @@ class Grouped:
         if isinstance(zeros, Tensor):
             zeros = zeros[:, of_blocks].contiguous()
         if bits == 8:
-            codes, zeros = _signed(codes, zeros, self.bits)
+            codes, zeros = _signed(codes, zeros)
         return Coded(
             codes.contiguous(),
             bits,
@@ -63,8 +63,10 @@ class Grouped:
         """One number where zeros are all the same: symmetric weights have them stored too."""
         if isinstance(self.zeros, int):
             return self.zeros
-        first = self.zeros[0, 0]
-        return int(first) if bool((self.zeros == first).all()) else self.zeros
+        first = int(self.zeros[0, 0])
+        # What signed bytes cannot hold once the zero is taken off needs it beside them.
+        fits = _STORED[self.bits] < 8 or 2**self.bits - 128 <= first <= 128
+        return first if fits and bool((self.zeros == first).all()) else self.zeros
 
     def _values(self) -> Tensor:
         zeros = self.zeros if isinstance(self.zeros, int) else self.zeros[:, self.groups].float()
@@ -102,10 +104,8 @@ def _block(width: int, bits: int, has_zeros: bool) -> int | None:
     return next((size for size in sizes if width % size == 0), None)
 
 
-def _signed(codes: Tensor, zeros: Tensor | int, bits: int) -> tuple[Tensor, Tensor | int]:
+def _signed(codes: Tensor, zeros: Tensor | int) -> tuple[Tensor, Tensor | int]:
     """Codes of eight bits are signed, and so are their zeros."""
-    if isinstance(zeros, int) and 2**bits - 1 - zeros <= 127 and zeros <= 128:
-        return (codes - zeros if zeros < 128 else codes ^ 128), 0
     if isinstance(zeros, int):
-        return codes ^ 128, zeros - 128
+        return codes - zeros, 0  # bytes wrap around
     return codes ^ 128, (zeros ^ 128).view(torch.int8)

@@ -60,7 +60,8 @@ class Coded:
     @property
     def is_plain(self) -> bool:
         """Whether kernels take it as it is; other forms are expanded."""
-        if self.order is not None or (self.table is not None and self.block != 32):
+        is_odd = self.table is not None and self.block != 32
+        if self.order is not None or is_odd or self.shape[1] % 32:
             return False
         has_more = self.offsets is not None or self.zeros is not None
         return (self.bits, self.block, has_more) in _PLAIN

@@ -25,6 +25,7 @@ METHODS = Registry(
         "modelopt": "quire.load.fp8:ModelOptReader",
         "bitsandbytes": "quire.load.bitsandbytes:BitsAndBytesReader",
         "auto-round": "quire.load.auto_round:AutoRoundReader",
+        "intel/auto-round": "quire.load.auto_round:AutoRoundReader",
         "mxfp4": "quire.load.gpt_oss:ExpertReader",
     },
 )
