@@ -135,9 +135,9 @@ def _absmax(weight: Module, state: State) -> Tensor:
     if state.nested_block is None:
         return weight.scales("absmax").float()
     codes = weight.read("absmax").int()
-    nested = weight.scales("nested_absmax").float().repeat_interleave(state.nested_block)
+    above = torch.arange(len(codes), device=codes.device) // state.nested_block
     values = weight.scales("nested_quant_map").index_select(0, codes)
-    return values * nested[: len(codes)] + state.offset
+    return values * weight.scales("nested_absmax").float()[above] + state.offset
 
 
 # ------------------------------------------------------------ eight bits

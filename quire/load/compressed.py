@@ -79,10 +79,8 @@ def _eight_bits(module: Module, scheme: Scheme) -> Piece:
 def _words(module: Module, scheme: Scheme) -> Piece:
     module.check("weight_shape", (2,), torch.int64, torch.int32)
     num_out, num_in = shape = tuple(module.read("weight_shape").tolist())  # 16 bytes
-    packing, found = (
-        _packing(module, scheme.bits, shape),
-        module.matrix("weight_packed", torch.int32),
-    )
+    found = module.matrix("weight_packed", torch.int32)
+    packing = _packing(module, scheme.bits, shape)
     if num_in < 1 or found != (num_out, packing.width(num_in, scheme.bits)):
         raise CheckpointError(
             f"tensor {module.path('weight_shape')} says {num_out} by {num_in}, and yet"
@@ -100,13 +98,14 @@ def _words(module: Module, scheme: Scheme) -> Piece:
 
 
 def _packing(module: Module, bits: int, shape: tuple[int, int]) -> Packing:
-    """Told by the number of words; where it is the same, by that of the zeros, and where that is,
-    it may differ only in what no code is read from."""
+    """Told by the number of words; where it is the same either way, by that of the zeros; where
+    that is too, it is as the newest version has it."""
     num_out, num_in = shape
-    sides = {"weight_packed": (num_in, -1), "weight_zero_point": (num_out, 0)}
+    sides = {"weight_packed": (num_in, slice(-1, None)), "weight_zero_point": (num_out, slice(1))}
     for last, (count, side) in sides.items():
-        if module.has(last) and PADDED.width(count, bits) != DENSE.width(count, bits):
-            return PADDED if module.shape(last)[side] == PADDED.width(count, bits) else DENSE
+        padded = PADDED.width(count, bits)
+        if module.has(last) and padded != DENSE.width(count, bits):
+            return PADDED if module.shape(last)[side] == (padded,) else DENSE
     return DENSE
 
 

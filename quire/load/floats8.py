@@ -28,6 +28,7 @@ def float8_piece(module: Module, scale: str, block: tuple[int, int] | None = Non
     num_out, num_in = module.matrix("weight", *FP8)
     grids = {(num_out, num_in): (1, 1), (1, num_in): (num_out, 1)}  # by block
     if block is not None:
+        block = (min(block[0], num_out), min(block[1], num_in))
         grids[block] = (ceil(num_out, block[0]), ceil(num_in, block[1]))
     shape = _without_ones(module.shape(scale))
     chosen = next((b for b, grid in grids.items() if _without_ones(grid) == shape), None)

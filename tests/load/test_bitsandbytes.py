@@ -85,6 +85,15 @@ def test_what_does_not_fit_is_named_by_headers(
         plain({"quant_method": "bitsandbytes", "load_in_4bit": True}, tensors)
 
 
+def test_blocks_larger_than_the_weight() -> None:
+    """Red when a block is taken for whole that the weight is only a part of."""
+    tensors = by_hand(blocksize=10**7, nested_blocksize=10**7)
+    tensors["w.weight.absmax"] = tensors["w.weight.absmax"][:1]
+    tensors["w.weight.nested_absmax"] = tensors["w.weight.nested_absmax"][:1]
+    stored = plain({"quant_method": "bitsandbytes", "load_in_4bit": True}, tensors)
+    assert stored.read("w.weight").max() == 15 * 20.5
+
+
 def test_eight_bits_without_scales() -> None:
     vector = CASES["int8"]
     with pytest.raises(CheckpointError, match=r"no tensor w.SCB"):

@@ -40,6 +40,16 @@ def test_blocks_with_ragged_edges() -> None:
     assert isinstance(packed, Scaled) and packed.block == (16, 32)
 
 
+def test_blocks_larger_than_the_weight() -> None:
+    """Red when scales are to be spread over blocks of which most is not there."""
+    weight, scales = floats8(40, 80), torch.rand(3, 1) + 0.1
+    said = {**FP8, "weight_block_size": [16, 10**7]}
+    packed = plain(said, {"w.weight": weight, "w.weight_scale_inv": scales}).packed("w.weight")
+    assert isinstance(packed, Scaled) and packed.block == (16, 80)
+    want = weight.float() * scales.repeat_interleave(16, 0)[:40]
+    assert torch.equal(packed.dequantize(), want)
+
+
 @pytest.mark.parametrize("said", [FP8, {"quant_method": "modelopt", "quant_algo": "FP8"}])
 @pytest.mark.parametrize("shape", [(), (1,), (16,), (16, 1)])
 def test_scales_of_tensors_and_rows(said: dict[str, Any], shape: tuple[int, ...]) -> None:

@@ -71,6 +71,7 @@ def damaged(tensor: Tensor, draw: random.Random) -> Iterator[Tensor]:
     yield torch.full_like(raw, 255).view(tensor.dtype).reshape(tensor.shape)
     yield tensor.reshape(-1)
     yield tensor.reshape(1, -1)
+    yield tensor.reshape(-1)[0]
     yield tensor.unsqueeze(0)
     yield tensor[:0] if tensor.ndim else tensor.reshape(1)
     yield tensor[:-1] if tensor.ndim else tensor.reshape(1, 1)
