@@ -36,6 +36,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -46,6 +47,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+MODELOPT_FILE = "hf_quant_config.json"
 
 
 class SafetensorsCheckpoint:
@@ -103,7 +105,19 @@ def read_config(folder: str | Path) -> dict[str, Any]:
             f"no config.json in {folder}: want a Hugging Face model folder (config.json and "
             f"*.safetensors) or a .gguf file"
         )
-    return read_object(path, MAX_CONFIG_BYTES)
+    return _with_modelopt(read_object(path, MAX_CONFIG_BYTES), folder / MODELOPT_FILE)
+
+
+def _with_modelopt(config: dict[str, Any], beside: Path) -> dict[str, Any]:
+    """ModelOpt used to say how weights are quantised in a file of its own."""
+    if config.get("quantization_config") is not None or not beside.is_file():
+        return config
+    said = read_object(beside, MAX_CONFIG_BYTES).get("quantization")
+    if not isinstance(said, Mapping):
+        raise CheckpointError(f"{beside} has no quantization object")
+    if said.get("quant_algo") is None:
+        return config  # the cache alone
+    return {**config, "quantization_config": {**said, "quant_method": "modelopt"}}
 
 
 @dataclass(frozen=True, slots=True)

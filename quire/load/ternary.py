@@ -19,6 +19,7 @@ from quire.errors import CheckpointError, NotSupported, shown
 from quire.load.checkpoint import Checkpoint
 from quire.load.unpack import Piece
 from quire.quant.coded import Coded
+from quire.quant.methods import said_of
 from quire.quant.weight import Dense, Weight
 
 PER_BYTE = 4
@@ -38,8 +39,8 @@ class TernaryForm:
     @staticmethod
     def of(config: Mapping[str, Any]) -> TernaryForm | None:
         """None where the checkpoint is of no such kind. Raises NotSupported."""
-        said = config.get("quantization_config")
-        if not isinstance(said, Mapping) or said.get("quant_method") != "bitnet":
+        said = said_of(config)
+        if said.get("quant_method") != "bitnet":
             return None
         if said.get("use_rms_norm"):
             raise NotSupported(

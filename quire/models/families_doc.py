@@ -43,7 +43,7 @@ REFUSALS = (
     Refusal("llama", {"rope_scaling": {"rope_type": "mrope"}}),
     Refusal("gemma3_text", {"use_bidirectional_attention": True}),
     Refusal("gpt_oss", {"layer_types": ["chunked_attention"] * 2}),
-    Refusal("qwen3", {"quantization_config": {"quant_method": "fp8"}}),
+    Refusal("qwen3", {"quantization_config": {"quant_method": "torchao"}}),
     Refusal("deepseek_v2", {"norm_topk_prob": True}),
     Refusal("deepseek_v2", {"attention_bias": True}),
 )

@@ -25,6 +25,12 @@ FLOAT_NAMES = {code: str(dtype).removeprefix("torch.") for dtype, code in FLOAT_
 TABLE_CODES = 40
 HALF_SCALES, FLOAT_SCALES, U8_SCALES, S8_SCALES, POWER_SCALES = range(5)
 
+# Bits, block, and what a group has besides its scale.
+KINDS = {(2, 32, ""), (4, 16, ""), (4, 32, ""), (5, 32, ""), (6, 16, ""), (8, 32, "")}
+KINDS |= {(2, 16, "offsets"), (4, 32, "offsets"), (5, 32, "offsets")}
+KINDS |= {(2, 16, "zeros"), (2, 32, "zeros"), (4, 16, "zeros"), (4, 32, "zeros"), (8, 32, "zeros")}
+KINDS |= {(TABLE_CODES, 16, ""), (TABLE_CODES, 32, "")}
+
 
 @dataclass(frozen=True, slots=True)
 class Panels:
@@ -55,9 +61,14 @@ class Panels:
 
 
 def can_be_panels(weight: Weight) -> bool:
-    return isinstance(weight, Coded) or (
-        isinstance(weight, Dense) and weight.tensor.dtype in FLOAT_CODES
-    )
+    """Whether the library has kernels for the form; see products.c."""
+    if isinstance(weight, Dense):
+        return weight.tensor.dtype in FLOAT_CODES
+    if not isinstance(weight, Coded) or weight.order is not None or weight.shape[1] % 32:
+        return False
+    bits = weight.bits if weight.table is None else TABLE_CODES
+    added = "zeros" if weight.zeros is not None else "offsets" if weight.offsets is not None else ""
+    return (bits, weight.block, added) in KINDS
 
 
 def pack(weight: Weight, bias: Tensor | None = None) -> Panels:

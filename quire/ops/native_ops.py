@@ -51,6 +51,7 @@ class NativeOps:
     def linear(
         self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None = None
     ) -> LinearKernel:
+        weights = [_expanded(weight) for weight in weights]
         if not all(map(can_be_panels, weights)):
             return self._torch.linear(weights, bias, gate)
         kernel: LinearKernel = self._native(weights, bias)
@@ -62,6 +63,7 @@ class NativeOps:
         return self.tied(weight)[0]
 
     def tied(self, weight: Weight) -> tuple[Table, LinearKernel]:
+        weight = _expanded(weight)
         if not can_be_panels(weight):
             return self._torch.tied(weight)
         kernel = self._native([weight], None)
@@ -109,6 +111,11 @@ class NativeOps:
     @staticmethod
     def _takes(x: Tensor, width: int) -> bool:
         return x.dtype == torch.float32 and width % LANES == 0
+
+
+def _expanded(weight: Weight) -> Weight:
+    """In floats, where the library has no kernel for the form."""
+    return weight if can_be_panels(weight) else Dense(weight.dequantize(), weight.inputs)
 
 
 class GatedNative:

@@ -4,8 +4,9 @@
 
 with one scale (and zero or offset) for each row and `share` blocks of inputs. Formats with two
 levels of scales keep small whole numbers for blocks and an fp16 for each `super_size` of them. The
-zero is one for all, or one for each scale. `dequantize` is the
-reference that kernels are tested against. How codes lie in memory is `native/panels.py`'s.
+zero is one for all, or one for each scale. Where inputs of one scale are no neighbours, columns of
+codes are sorted and `order` says which inputs they are for. `dequantize` is the reference that
+kernels are tested against. How codes lie in memory is `native/panels.py`'s.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from quire.quant.weight import Inputs, Weight
 
+# Codes, blocks and whether there are offsets or zeros: what kernels of whole numbers are built for.
 _RUN = 1 << 18  # weights made at once: what lies between stays in cache
 
 
@@ -39,6 +41,7 @@ class Coded:
     inputs: Inputs = "float"
     share: int = 1  # blocks that share a scale
     zeros: Tensor | None = None  # [out, groups] uint8, int8 where bits is 8; then no zero
+    order: Tensor | None = None  # [in] int64: the input of each column of codes; None: its own
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,8 +51,9 @@ class Coded:
     def num_bytes(self) -> int:
         """Codes lie one to a byte here, and are counted in their bits."""
         others = [t for name, t in self._tensors().items() if name != "codes"]
-        scales: int = sum(t.numel() * t.element_size() for t in others)
-        return self.codes.numel() * self.bits // 8 + scales
+        others += [] if self.order is None else [self.order]
+        beside: int = sum(t.numel() * t.element_size() for t in others)
+        return self.codes.numel() * self.bits // 8 + beside
 
     def pick(self, rows: Tensor | slice) -> Coded:
         """Some rows, or all in another order."""
@@ -57,6 +61,11 @@ class Coded:
         return replace(self, **picked)
 
     def columns(self, begin: int, end: int) -> Coded:
+        if self.order is not None:
+            raise ValueError(
+                f"got inputs {begin} to {end} of a weight whose columns are sorted by their scales:"
+                " neighbours among its inputs share nothing"
+            )
         cut: dict[str, Any] = {}
         for name, tensor in self._tensors().items():
             width = self.shape[1] // tensor.shape[1]  # inputs that one of its columns is for
@@ -68,7 +77,11 @@ class Coded:
         return replace(self, **cut)
 
     def is_like(self, other: Weight) -> bool:
-        return isinstance(other, Coded) and self._form() == other._form()
+        return (
+            isinstance(other, Coded)
+            and self._form() == other._form()
+            and (self.order is other.order or _are_equal(self.order, other.order))
+        )
 
     def join(self, below: Coded) -> Coded:
         joined: dict[str, Any] = {
@@ -78,11 +91,12 @@ class Coded:
         return replace(self, **joined)
 
     def _tensors(self) -> dict[str, Any]:
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        """Those with a row for each output."""
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "order"}
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
     def _form(self) -> tuple[object, ...]:
-        values = [getattr(self, f.name) for f in fields(self)]
+        values = [getattr(self, f.name) for f in fields(self) if f.name != "order"]
         return tuple((v.dtype, v.shape[1]) if isinstance(v, Tensor) else v for v in values)
 
     def dequantize(self) -> Tensor:
@@ -99,6 +113,7 @@ class Coded:
             offsets = self._wide(self.offsets, self.super_offsets).unsqueeze(-1)
         weight = out.view(*self.scales.shape, self.block * self.share)
         zeros = None if self.zeros is None else self.zeros.unsqueeze(-1)
+        places = None if self.order is None else self.order.argsort()
         for start in range(0, len(out), num_rows):
             rows = slice(start, start + num_rows)
             self._put_values(self.codes[rows], out[rows])
@@ -107,6 +122,8 @@ class Coded:
             weight[rows] *= scales[rows]
             if offsets is not None:
                 weight[rows] += offsets[rows]
+            if places is not None:
+                out[rows] = out[rows].index_select(1, places)
 
     def _put_values(self, codes: Tensor, out: Tensor) -> None:
         if self.table is not None:
@@ -124,3 +141,7 @@ class Coded:
             return given.float()
         groups = given.float().view(*above.shape, self.super_size)
         return groups.mul_(above.float().unsqueeze(-1)).view(given.shape)
+
+
+def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)

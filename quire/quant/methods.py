@@ -17,21 +17,35 @@ METHODS = Registry(
     "quantisation method",
     {
         "bitnet": "quire.load.ternary:TernaryReader",
+        "gptq": "quire.load.gptq:GptqReader",
+        "awq": "quire.load.awq:AwqReader",
+        "compressed-tensors": "quire.load.compressed:CompressedReader",
+        "fp8": "quire.load.fp8:Fp8Reader",
+        "fbgemm_fp8": "quire.load.fp8:Fp8Reader",
+        "modelopt": "quire.load.fp8:ModelOptReader",
+        "bitsandbytes": "quire.load.bitsandbytes:BitsAndBytesReader",
+        "auto-round": "quire.load.auto_round:AutoRoundReader",
+        "intel/auto-round": "quire.load.auto_round:AutoRoundReader",
         "mxfp4": "quire.load.gpt_oss:ExpertReader",
     },
 )
 
 
+def said_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config says of its weights; empty: nothing."""
+    said = config.get("quantization_config") or config.get("compression_config") or {}
+    return said if isinstance(said, Mapping) else {"quant_method": said}
+
+
 def method_of(config: Mapping[str, Any]) -> str | None:
     """None: plain numbers. Raises NotSupported: such weights would load as noise, or not at all."""
-    said = config.get("quantization_config") or config.get("compression_config")
-    if not said:
+    if not (said := said_of(config)):
         return None
-    method = said.get("quant_method") if isinstance(said, Mapping) else said
+    method = said.get("quant_method")
     if not isinstance(method, str) or method not in METHODS.entries:
         raise NotSupported(
             f"config.json: the weights are quantised (quant_method={shown(method)}), of which only"
-            f" {' and '.join(METHODS.entries)} are read so far; use a bf16 or fp16 form of the"
-            " checkpoint"
+            f" {', '.join(METHODS.entries)} are read; use one of these forms of the checkpoint, or"
+            " bf16 or fp16"
         )
     return method

@@ -277,7 +277,7 @@ def test_dense_layers() -> None:
 @pytest.mark.parametrize(
     "family, changes, kind, message",
     [
-        ("v3", {"quantization_config": {"quant_method": "fp8"}}, NotSupported, "use a bf16"),
+        ("v3", {"quantization_config": {"quant_method": "aqlm"}}, NotSupported, "use one of"),
         ("v3-small", {"attention_bias": True}, NotSupported, "attention_bias=true without"),
         ("v2", {"norm_topk_prob": True}, NotSupported, "norm_topk_prob=true"),
         ("v3", {"scoring_func": "softmax"}, CheckpointError, "got scoring_func='softmax'"),

@@ -55,12 +55,14 @@ def two_levels(bits: int, block: int, zero: int, dtype: torch.dtype, has_offsets
     return make
 
 
-def groups(bits: int, share: int, has_zeros: bool, inputs: Inputs = "float") -> Form:
+def groups(
+    bits: int, share: int, has_zeros: bool, inputs: Inputs = "float", block: int = 32
+) -> Form:
     """Several blocks share a scale, and a zero of their own; odd widths have fewer that do."""
 
     def make(num_out: int, num_in: int) -> Coded:
-        each = share if num_in // 32 % share == 0 else 1
-        num = num_in // 32 // each
+        each = share if num_in // block % share == 0 else 1
+        num = num_in // block // each
         zeros = None
         if has_zeros:
             low, high, kind = 0, 2**bits, torch.uint8
@@ -68,16 +70,17 @@ def groups(bits: int, share: int, has_zeros: bool, inputs: Inputs = "float") -> 
                 low, high, kind = -128, 128, torch.int8
             zeros = torch.randint(low, high, (num_out, num)).to(kind)
         scales, zero = halves(num_out, num), 0 if has_zeros or bits == 8 else 2 ** (bits - 1)
-        made = Coded(codes(bits, num_out, num_in), bits, 32, scales, zero, share=each, zeros=zeros)
+        whole = codes(bits, num_out, num_in)
+        made = Coded(whole, bits, block, scales, zero, share=each, zeros=zeros)
         return replace(made, inputs=inputs)
 
     return make
 
 
-def table(num_out: int, num_in: int) -> Coded:
+def table(num_out: int, num_in: int, block: int = 32) -> Coded:
     values = tuple(torch.randint(-127, 128, (16,)).tolist())
-    scales = halves(num_out, num_in // 32)
-    return Coded(codes(4, num_out, num_in), 4, 32, scales, table=values)
+    scales = halves(num_out, num_in // block)
+    return Coded(codes(4, num_out, num_in), 4, block, scales, table=values)
 
 
 def powers(num_out: int, num_in: int) -> Coded:
@@ -105,6 +108,9 @@ FORMS: dict[str, Form] = {
     "4 bits, zeros": groups(4, 2, True),
     "2 bits, zeros": groups(2, 2, True),
     "8 bits, zeros": groups(8, 2, True),
+    "4 bits in 16, zeros": groups(4, 1, True, block=16),
+    "2 bits in 16, zeros": groups(2, 2, True, block=16),
+    "table in 16": lambda num_out, num_in: table(num_out, num_in, 16),
     "2 bits, rounded rows": groups(2, 2, False, "int8-row"),
     "table": table,
     "table, powers": powers,

@@ -85,7 +85,9 @@ typedef struct {
 KIND(u2_32, 2, 32, NOTHING)
 KIND(u2_32z, 2, 32, ZEROS)
 KIND(u2_16o, 2, 16, OFFSETS)
+KIND(u2_16z, 2, 16, ZEROS)
 KIND(u4_16, 4, 16, NOTHING)
+KIND(u4_16z, 4, 16, ZEROS)
 KIND(u4_32, 4, 32, NOTHING)
 KIND(u4_32o, 4, 32, OFFSETS)
 KIND(u4_32z, 4, 32, ZEROS)
@@ -94,11 +96,12 @@ KIND(u5_32o, 5, 32, OFFSETS)
 KIND(u6_16, 6, 16, NOTHING)
 KIND(s8_32, 8, 32, NOTHING)
 KIND(s8_32z, 8, 32, ZEROS)
+KIND(t4_16, CODES_TABLE4, 16, NOTHING)
 KIND(t4_32, CODES_TABLE4, 32, NOTHING)
 
-static const tile_kind *const KINDS[] = {&u2_32,  &u2_32z, &u2_16o, &u4_16, &u4_32,
-                                         &u4_32o, &u4_32z, &u5_32,  &u5_32o, &u6_16,
-                                         &s8_32,  &s8_32z, &t4_32};
+static const tile_kind *const KINDS[] = {&u2_32,  &u2_32z, &u2_16o, &u2_16z, &u4_16,
+                                         &u4_16z, &u4_32,  &u4_32o, &u4_32z, &u5_32,
+                                         &u5_32o, &u6_16,  &s8_32,  &s8_32z, &t4_16, &t4_32};
 
 static const tile_kind *kind_of(const qn_weight *w) {
     const int added = w->zeros ? ZEROS : w->offsets ? OFFSETS : NOTHING;
