@@ -45,7 +45,7 @@ def test_products_and_attention_import_without_gluon() -> None:
     """Red when a module that every device needs imports one that is written in Gluon."""
     script = (
         "import sys; sys.modules['triton.experimental.gluon'] = None;"
-        "import quire.kernels.matmul, quire.attn.triton, quire.nn.matmul_linear"
+        "import quire.kernels.matmul, quire.attn.triton, quire.ops.matmul_linear"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
