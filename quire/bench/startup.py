@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,9 @@ def start_once(
     """One fresh process. `kernels` is the folder its compiled Triton kernels are kept in."""
     found: dict[str, float] = {}
     start = time.perf_counter()
-    for phases in child_records("quire.bench.startup", {"model": model, **options}, kernels):
+    variables = {} if kernels is None else {"TRITON_CACHE_DIR": str(kernels)}
+    task = {"model": model, **options}
+    for phases in child_records("quire.bench.startup", task, variables):
         found = {"total": time.perf_counter() - start, **phases}
     if not found:
         raise ChildFailed("the measured process ended without a token", [])
@@ -65,15 +67,19 @@ def start_once(
 
 
 def child_records(
-    module: str, task: dict[str, Any], kernels: Path | None = None
+    module: str,
+    task: dict[str, Any],
+    variables: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> Iterator[dict[str, Any]]:
-    """The JSON lines that `python -m module TASK` prints, as they come.
+    """The JSON lines that `python -m module TASK` prints, as they come; `variables` are added to
+    its environment.
 
     Raises ChildFailed with the end of its output, after the last line, if the process fails.
     """
-    command = [sys.executable, "-m", module, json.dumps(task)]
-    if kernels is not None:
-        command = ["env", f"TRITON_CACHE_DIR={kernels}", *command]
+    command = [python, "-m", module, json.dumps(task)]
+    if variables:
+        command = ["env", *(f"{name}={value}" for name, value in variables.items()), *command]
     with tempfile.TemporaryFile() as complaints:
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=complaints, text=True

@@ -104,8 +104,9 @@ def ternary_weight(weight: Tensor, scale: Tensor) -> Weight:
     """[out, in] of -1, 0 and 1, times one number."""
     if weight.shape[1] % BLOCK:
         return Dense(weight * scale, inputs="int8-row")
-    scales = scale.expand(weight.shape[0], weight.shape[1] // BLOCK).contiguous()
-    return Coded((weight + 1.0).byte(), 2, BLOCK, scales, zero=1, inputs="int8-row")
+    scales, share = scale.expand(weight.shape[0], 1).contiguous(), weight.shape[1] // BLOCK
+    codes = (weight + 1.0).byte()
+    return Coded(codes, 2, BLOCK, scales, zero=1, inputs="int8-row", share=share)
 
 
 def unpack(packed: Tensor) -> Tensor:

@@ -29,13 +29,22 @@ SOURCES = Path(__file__).parent / "src"
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
-# Copies of the kernels by instruction set; plain C is little used and slow to optimise.
+PLAIN = ("-O2", "-DQUIRE_PLAIN")  # little used and slow to optimise
+ARMV8 = "-march=armv8.2-a"
+# Copies of the kernels by instruction set, for machines that have more than plain C.
 COPIES: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
-        "plain": ("-O2",),
+        "plain": PLAIN,
         "avx2": AVX2,
         "avxvnni": (*AVX2, "-mavxvnni"),
         "avx512vnni": (*AVX2, *AVX512),
+        "amx": (*AVX2, *AVX512, "-mamx-tile", "-mamx-int8"),
+    },
+    "aarch64": {
+        "plain": PLAIN,
+        "neon": (),
+        "dotprod": (f"{ARMV8}+dotprod",),
+        "i8mm": (f"{ARMV8}+dotprod+i8mm",),
     },
 }
 # Compiled once for each instruction set.
@@ -55,12 +64,20 @@ DIGEST_BYTES = 32
 
 def find_compiler() -> tuple[str, ...] | None:
     """A command that compiles C: the system's, or the `ziglang` package's."""
+    # A Mac's compiler makes code for either kind of Mac; this process is of one.
+    target = ("-arch", platform.machine()) if platform.system() == "Darwin" else ()
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
-            return (path,)
+            return (path, *target)
     if importlib.util.find_spec("ziglang") is not None:
-        return (sys.executable, "-m", "ziglang", "cc")
+        return (sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline")  # not all this CPU has
     return None
+
+
+def machine() -> str:
+    """This machine's name in COPIES; systems have several for one."""
+    name = platform.machine()
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)
 
 
 def ensure_built() -> Path:
@@ -91,7 +108,7 @@ def _is_whole(path: Path) -> bool:
 
 def _key(compiler: Sequence[str]) -> str:
     parts = [path.read_bytes() for path in sorted(SOURCES.iterdir())]
-    parts += [repr((compiler, FLAGS, COPIES, platform.machine())).encode()]
+    parts += [repr((compiler, FLAGS, COPIES, machine())).encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
@@ -113,11 +130,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _compile(compiler: Sequence[str], target: Path) -> None:
-    copies = COPIES.get(platform.machine(), {"plain": ("-O2",)})
+    copies = COPIES.get(machine(), {"plain": PLAIN})
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
 
         def make(name: str, *flags: str) -> str:
             made = f"{folder}/{len(flags)}-{flags[0]}-{name}.o"
+            if "ziglang" in compiler:
+                flags = tuple(flag.replace(ARMV8, "-mcpu=baseline") for flag in flags)
             _run((*compiler, *FLAGS, *flags, "-c", str(SOURCES / name), "-o", made))
             return made
 

@@ -9,7 +9,9 @@ from quire.native.linear import NativeLinear
 from quire.quant.coded import Coded
 from quire.quant.weight import Dense, Weight
 
-ROWS, OUTPUTS, INPUTS = 9, 24, 64
+# Rows for every size of tile and one more, panels for a group of them and a ragged one more.
+ROWS, OUTPUTS, INPUTS = 17, 72, 64
+FORMS = ((4, 32, False), (4, 32, True), (6, 16, False), (8, 32, False))  # bits, block, offsets
 
 
 def agrees_with_plain(library: Library, isa: str) -> bool:
@@ -17,11 +19,12 @@ def agrees_with_plain(library: Library, isa: str) -> bool:
     numbers = torch.Generator(device="cpu").manual_seed(0)
     x = torch.randn(ROWS, INPUTS, generator=numbers, device="cpu")
     weights: list[Weight] = [Dense(torch.randn(OUTPUTS, INPUTS, generator=numbers, device="cpu"))]
-    for bits, has_offsets in ((4, False), (4, True), (8, False)):
+    for bits, block, has_offsets in FORMS:
         size = (OUTPUTS, INPUTS)
         codes = torch.randint(0, 2**bits, size, generator=numbers, device="cpu").byte()
-        scales = torch.rand(OUTPUTS, INPUTS // 32, generator=numbers, device="cpu").half()
-        weights.append(Coded(codes, bits, 32, scales, offsets=scales if has_offsets else None))
+        scales = torch.rand(OUTPUTS, INPUTS // block, generator=numbers, device="cpu").half()
+        offsets = scales if has_offsets else None
+        weights.append(Coded(codes, bits, block, scales, offsets=offsets))
     linears = [NativeLinear.of([weight], None, library) for weight in weights]
     found = [linear(x) for linear in linears]
     library.use_isa("plain")

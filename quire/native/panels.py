@@ -8,7 +8,7 @@ other side of this page.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -54,19 +54,7 @@ class Panels:
         return sum(t.numel() * t.element_size() for t in self.tensors if t is not None)
 
 
-def _by_block(coded: Coded) -> Coded:
-    """With scales for each block, and offsets in place of zeros."""
-    scales = coded.scales.repeat_interleave(coded.share, dim=1)
-    if coded.zeros is None:
-        return replace(coded, scales=scales, share=1)
-    wide = scales.float()
-    offsets = -wide * coded.zeros.float().repeat_interleave(coded.share, dim=1)
-    return replace(coded, scales=wide, offsets=offsets, zeros=None, share=1)
-
-
 def can_be_panels(weight: Weight) -> bool:
-    if isinstance(weight, Coded) and weight.zeros is not None and weight.bits == 8:
-        return False
     return isinstance(weight, Coded) or (
         isinstance(weight, Dense) and weight.tensor.dtype in FLOAT_CODES
     )
@@ -83,19 +71,19 @@ def pack_floats(weight: Tensor, bias: Tensor | None = None) -> Panels:
     """[out, in] fp32, fp16 or bf16, kept as it is."""
     num_out, num_in = weight.shape
     panels = _padded(weight).view(-1, PANEL, num_in).transpose(1, 2).contiguous()
-    tensors = (panels, None, None, None, None, _wide_bias(bias), None)
-    shape = (num_out, num_in, FLOAT_CODES[weight.dtype], 1, 0, FLOAT_SCALES, 1)
+    tensors = (panels, None, None, None, None, None, _wide_bias(bias), None)
+    shape = (num_out, num_in, FLOAT_CODES[weight.dtype], 1, 0, FLOAT_SCALES, 1, 1, 0)
     return Panels(Matrix(*map(_address, tensors), *shape), tensors)
 
 
 def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
-    coded = _by_block(coded)
     assert coded.offsets is None or coded.zero == 0, "an offset takes the place of a zero"
     table = None if coded.table is None else torch.tensor(coded.table, dtype=torch.int8)
     tensors = (
         _planes(coded),
         _by_panel(coded.scales),
         _by_panel(coded.offsets),
+        _by_panel(coded.zeros),
         _by_panel(coded.super_scales),
         _by_panel(coded.super_offsets),
         _wide_bias(bias),
@@ -103,7 +91,8 @@ def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
     )
     bits = coded.bits if table is None else TABLE_CODES
     shape = (*coded.shape, bits, coded.block, coded.zero, _scale_kind(coded), coded.super_size)
-    return Panels(Matrix(*map(_address, tensors), *shape), tensors)
+    rules = (coded.share, coded.inputs == "int8-row")
+    return Panels(Matrix(*map(_address, tensors), *shape, *rules), tensors)
 
 
 def _planes(coded: Coded) -> Tensor:
@@ -129,7 +118,7 @@ def _plane(vectors: Tensor, width: int, shift: int) -> Tensor:
 
 
 def _by_panel(scales: Tensor | None) -> Tensor | None:
-    """[out, blocks] -> [panels, blocks, 16]."""
+    """[out, groups] -> [panels, groups, 16]."""
     if scales is None:
         return None
     return _padded(scales).view(-1, PANEL, scales.shape[1]).transpose(1, 2).contiguous()

@@ -53,10 +53,9 @@ class NativeOps:
     ) -> LinearKernel:
         if not all(map(can_be_panels, weights)):
             return self._torch.linear(weights, bias, gate)
-        if rounds := weights[0].inputs == "int8-row":
-            weights = [Dense(weight.dequantize()) for weight in weights]
-        native = self._native(weights, bias)
-        kernel: LinearKernel = Int8Inputs(native) if rounds else native
+        kernel: LinearKernel = self._native(weights, bias)
+        if any(isinstance(w, Dense) and w.inputs == "int8-row" for w in weights):
+            kernel = Int8Inputs(kernel)  # floats are multiplied as they are
         return GatedNative(kernel, self, GateForm(gate)) if gate else kernel
 
     def table(self, weight: Weight) -> Table:

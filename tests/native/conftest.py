@@ -12,6 +12,11 @@ FOUND = find_library()
 ISAS = FOUND.library.isas if FOUND.library else ()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which sets these tests had: a green run says nothing about one that this CPU lacks."""
+    terminalreporter.write_line(f"native instruction sets: {', '.join(ISAS) or FOUND.reason}")
+
+
 @pytest.fixture(scope="session")
 def library() -> Library:
     if FOUND.library is None:

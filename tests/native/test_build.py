@@ -74,6 +74,61 @@ def test_an_instruction_set_the_compiler_does_not_know_is_left_out(
     assert library.Library(build.ensure_built()).isas == ("plain",)
 
 
+def isas_of(commands: list[tuple[str, ...]]) -> set[str]:
+    flags = [flag for command in commands for flag in command]
+    return {flag.removeprefix("-DISA=") for flag in flags if flag.startswith("-DISA=")}
+
+
+@pytest.mark.parametrize(
+    ("name", "isas"),
+    [
+        ("riscv64", {"plain"}),
+        ("ppc64le", {"plain"}),
+        ("aarch64", {"plain", "neon", "dotprod", "i8mm"}),
+        ("arm64", {"plain", "neon", "dotprod", "i8mm"}),
+    ],
+)
+def test_other_machines(
+    name: str,
+    isas: set[str],
+    empty_cache: Path,
+    commands: list[tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Red when a machine gets flags of another, or one that nobody thought of gets no library."""
+    monkeypatch.setattr(build.platform, "machine", lambda: name)
+    build.ensure_built()
+    assert isas_of(commands) == isas
+    assert not any(flag.startswith("-mavx") for command in commands for flag in command)
+
+
+def test_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a Mac's compiler is left to choose the architecture: Python may run as the other."""
+    monkeypatch.setattr(build.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(build.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(build.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert build.find_compiler() == ("/usr/bin/cc", "-arch", "arm64")
+
+
+def test_zig_compiles_for_any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when zig makes every copy for the CPU at hand, as it does when nothing is said."""
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: object())
+    assert build.find_compiler() == (sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline")
+
+
+def test_zig_names_arm_features_otherwise(
+    empty_cache: Path, commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when zig is given flags that it refuses: it would have NEON's oldest instructions."""
+    monkeypatch.setattr(build, "find_compiler", lambda: ("python", "-m", "ziglang", "cc"))
+    monkeypatch.setattr(build, "machine", lambda: "aarch64")
+    build.ensure_built()
+    flags = {flag for command in commands for flag in command}
+    assert "-mcpu=baseline+dotprod" in flags
+    assert not any(flag.startswith("-march") for flag in flags)
+
+
 def test_without_a_compiler(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when its absence is an error and not a reason."""
     monkeypatch.setattr(build, "find_compiler", lambda: None)

@@ -22,9 +22,9 @@ MAX_ROWS = 65
 SHAPES = ((16, 32), (33, 64), (100, 576))  # (outputs, inputs)
 
 
-def rounded(x: Tensor) -> Tensor:
-    """fp64 values of what the kernels make of activations."""
-    groups = x.view(len(x), -1, 32)
+def rounded(x: Tensor, size: int = 32) -> Tensor:
+    """fp64 values of what the kernels make of activations, `size` of them to a scale."""
+    groups = x.view(len(x), -1, size)
     most = groups.abs().amax(-1, keepdim=True)
     inverse = torch.where(most > 0, 127.0 / most, 0.0)
     whole = (groups * inverse).round().clamp(-127, 127)
@@ -32,7 +32,8 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def expected(weight: Weight, x: Tensor) -> Tensor:
-    inputs = rounded(x) if isinstance(weight, Coded) else x.double()
+    size = x.shape[1] if weight.inputs == "int8-row" else 32
+    inputs = rounded(x, size) if isinstance(weight, Coded) else x.double()
     return inputs @ weight.dequantize().double().T
 
 

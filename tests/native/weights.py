@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from quire.quant.coded import Coded
-from quire.quant.weight import Dense, Weight
+from quire.quant.weight import Dense, Inputs, Weight
 
 Form = Callable[[int, int], Weight]  # (outputs, inputs) -> a weight
 
@@ -54,6 +55,25 @@ def two_levels(bits: int, block: int, zero: int, dtype: torch.dtype, has_offsets
     return make
 
 
+def groups(bits: int, share: int, has_zeros: bool, inputs: Inputs = "float") -> Form:
+    """Several blocks share a scale, and a zero of their own; odd widths have fewer that do."""
+
+    def make(num_out: int, num_in: int) -> Coded:
+        each = share if num_in // 32 % share == 0 else 1
+        num = num_in // 32 // each
+        zeros = None
+        if has_zeros:
+            low, high, kind = 0, 2**bits, torch.uint8
+            if bits == 8:
+                low, high, kind = -128, 128, torch.int8
+            zeros = torch.randint(low, high, (num_out, num)).to(kind)
+        scales, zero = halves(num_out, num), 0 if has_zeros or bits == 8 else 2 ** (bits - 1)
+        made = Coded(codes(bits, num_out, num_in), bits, 32, scales, zero, share=each, zeros=zeros)
+        return replace(made, inputs=inputs)
+
+    return make
+
+
 def table(num_out: int, num_in: int) -> Coded:
     values = tuple(torch.randint(-127, 128, (16,)).tolist())
     scales = halves(num_out, num_in // 32)
@@ -81,6 +101,11 @@ FORMS: dict[str, Form] = {
     "5 bits, offsets": blocks(5, 32, 0, True),
     "6 bits": two_levels(6, 16, 32, torch.int8, False),
     "8 bits": blocks(8, 32, 0, False),
+    "4 bits, groups": groups(4, 2, False),
+    "4 bits, zeros": groups(4, 2, True),
+    "2 bits, zeros": groups(2, 2, True),
+    "8 bits, zeros": groups(8, 2, True),
+    "2 bits, rounded rows": groups(2, 2, False, "int8-row"),
     "table": table,
     "table, powers": powers,
     "fp32": floats(torch.float32),

@@ -29,6 +29,7 @@ CALLS = {
 METHODS = {"recv_pyobj", "send_pyobj"}
 SANDBOX = "quire/text/template.py"
 SPAWNERS = {
+    "quire/bench/cpu/llama_server_peer.py",
     "quire/bench/startup.py",
     "quire/grammar/worker_link.py",
     "quire/load/wheels.py",

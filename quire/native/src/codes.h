@@ -64,7 +64,7 @@ typedef struct {
     const uint16_t *super;
 } qn_scales;
 
-/* LANES of them, from `lane` on: of block `at`, below super scale `above`, both counted over all
+/* LANES of them, from `lane` on: of group `at`, below super scale `above`, both counted over all
  * panels. */
 INLINE vf scales_at(const qn_weight *w, qn_scales from, int64_t at, int64_t above, int lane) {
     const int64_t i = at * PANEL + lane;
@@ -76,7 +76,14 @@ INLINE vf scales_at(const qn_weight *w, qn_scales from, int64_t at, int64_t abov
                                              : vf_of_s8((const int8_t *)from.small + i), d);
 }
 
-/* Bytes of one block's scales. */
+/* LANES zeros of a group; of 8 bits with what the sums are off by. */
+INLINE vi zeros_at(const qn_weight *w, const int bits, int64_t group, int lane) {
+    const uint8_t *at = w->zeros + group * PANEL + lane;
+    const vf zeros = bits == 8 ? vf_of_s8((const int8_t *)at) : vf_of_u8(at);
+    return vi_add(vi_of_vf(zeros), vi_set(bits == 8 ? DOT8_BIAS : 0));
+}
+
+/* Bytes of one group's scales. */
 INLINE int scale_bytes(const qn_weight *w) {
     return PANEL * (w->scale_kind == SCALES_FLOAT ? 4 : w->scale_kind == SCALES_HALF ? 2 : 1);
 }

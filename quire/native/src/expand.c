@@ -22,6 +22,11 @@ static float scale_of(const qn_weight *w, qn_scales from, int64_t at, int lane) 
     return lanes[lane % LANES];
 }
 
+static int zero_of(const qn_weight *w, int64_t group, int lane) {
+    const uint8_t zero = w->zeros[group * PANEL + lane];
+    return w->bits == 8 ? (int8_t)zero : zero;
+}
+
 /* One row of the weight as floats: scale * (code - zero) rounded, then the offset added. */
 void KERNEL(expand_row)(const qn_weight *w, int64_t row, float *out) {
     const int64_t panel = row / PANEL;
@@ -38,13 +43,14 @@ void KERNEL(expand_row)(const qn_weight *w, int64_t row, float *out) {
     const int blocks = w->num_in / w->block;
     const int64_t bytes = block_bytes(w->bits, w->block);
     for (int b = 0; b < blocks; b++) {
-        const int64_t at = panel * blocks + b;
-        const uint8_t *codes = w->codes + at * bytes;
+        const int64_t at = (panel * blocks + b) / w->share; /* the group: shares fill panels */
+        const uint8_t *codes = w->codes + (panel * blocks + b) * bytes;
+        const int zero = w->zeros ? zero_of(w, at, lane) : w->zero;
         const float scale = scale_of(w, (qn_scales){w->scales, w->super_scales}, at, lane);
         float offset = 0.0f;
         if (w->offsets) offset = scale_of(w, (qn_scales){w->offsets, w->super_offsets}, at, lane);
         for (int i = 0; i < w->block; i++) {
-            const float value = scale * (float)(code_at(w, codes, i, lane) - w->zero);
+            const float value = scale * (float)(code_at(w, codes, i, lane) - zero);
             out[b * w->block + i] = w->offsets ? value + offset : value;
         }
     }

@@ -20,7 +20,7 @@ typedef struct {
 
 typedef struct {
     void (*round_rows)(const float *x, int64_t stride, int64_t begin, int64_t end, int64_t rows,
-                       int num_in, int8_t *into);
+                       const qn_weight *w, int8_t *into);
     int (*can_multiply)(const qn_weight *w);
     void (*multiply)(const qn_weight *w, const qn_operand *x, int64_t begin, int64_t end);
     void (*expand_row)(const qn_weight *w, int64_t row, float *out);

@@ -2,7 +2,7 @@
  *
  * A lane is one output of a product (or one token of attention). Every operation is exact or
  * rounds once, as IEEE says, so all instruction sets give the same bits. LANES divides 16, the
- * height of a panel. Chosen by the flags this file is compiled with; without any, plain C.
+ * height of a panel. Chosen by the flags this file is compiled with; QUIRE_PLAIN: plain C.
  */
 #ifndef QUIRE_LANES_H
 #define QUIRE_LANES_H
@@ -11,7 +11,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if defined(__aarch64__) && !defined(QUIRE_PLAIN)
+#include "lanes_neon.h"
+
+#elif defined(__AVX512VNNI__) && defined(__AVX512BW__) && !defined(QUIRE_PLAIN)
 #define LANES 16
 #include <immintrin.h>
 typedef __m512 vf;  /* floats */
@@ -49,6 +52,7 @@ static inline vf vf_of_vi(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vi vi_of_vf(vf a) { return _mm512_cvtps_epi32(a); } /* to nearest, ties to even */
 static inline vi vi_set(int32_t a) { return _mm512_set1_epi32(a); }
 static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+static inline vi vi_mul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
 static inline vi vi_shl(vi a, int n) { return _mm512_slli_epi32(a, n); }
 static inline vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
 static inline vb vb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
@@ -83,7 +87,7 @@ static inline void vi_narrow(int8_t *p, vi a) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(a));
 }
 
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(QUIRE_PLAIN)
 #define LANES 8
 #include <immintrin.h>
 typedef __m256 vf;
@@ -121,6 +125,7 @@ static inline vf vf_of_vi(vi a) { return _mm256_cvtepi32_ps(a); }
 static inline vi vi_of_vf(vf a) { return _mm256_cvtps_epi32(a); }
 static inline vi vi_set(int32_t a) { return _mm256_set1_epi32(a); }
 static inline vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
+static inline vi vi_mul(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
 static inline vi vi_shl(vi a, int n) { return _mm256_slli_epi32(a, n); }
 static inline vf vf_bits(vi a) { return _mm256_castsi256_ps(a); }
 static inline vb vb_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
@@ -182,7 +187,6 @@ static inline vi vi_dot8(vi acc, vb codes, vb x) { /* 2 * 128 * 127 fits 16 bits
 
 #else
 #define LANES 8
-#define QUIRE_PLAIN 1
 typedef struct { float at[LANES]; } vf;
 typedef struct { int32_t at[LANES]; } vi;
 typedef struct { uint8_t at[4 * LANES]; } vb;
@@ -246,6 +250,7 @@ static inline int32_t nearest(float a) {
 }
 static inline vi vi_of_vf(vf a) { EACH(vi, nearest(a.at[i])); }
 static inline vi vi_set(int32_t a) { EACH(vi, a); }
+static inline vi vi_mul(vi a, vi b) { EACH(vi, (int32_t)((uint32_t)a.at[i] * (uint32_t)b.at[i])); }
 static inline vi vi_add(vi a, vi b) { EACH(vi, (int32_t)((uint32_t)a.at[i] + (uint32_t)b.at[i])); }
 static inline vi vi_shl(vi a, int n) { EACH(vi, (int32_t)((uint32_t)a.at[i] << n)); }
 static inline vf vf_bits(vi a) { EACH(vf, bits_to_float((uint32_t)a.at[i])); }

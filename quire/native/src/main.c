@@ -1,14 +1,13 @@
 /* The interface itself: the choice of an instruction set, and rows of weights. */
+#include "cpu.h"
 #include "kernels.h"
 #include "quire_native.h"
 
 #include <string.h>
-#ifdef __x86_64__
-#include <cpuid.h>
-#endif
 
 #define TABLE(isa) \
-    void round_rows_##isa(const float *, int64_t, int64_t, int64_t, int64_t, int, int8_t *); \
+    void round_rows_##isa(const float *, int64_t, int64_t, int64_t, int64_t, const qn_weight *, \
+                          int8_t *); \
     int can_multiply_##isa(const qn_weight *); \
     void multiply_##isa(const qn_weight *, const qn_operand *, int64_t, int64_t); \
     void expand_row_##isa(const qn_weight *, int64_t, float *); \
@@ -34,39 +33,27 @@ TABLE(avxvnni);
 #ifdef HAS_avx512vnni
 TABLE(avx512vnni);
 #endif
-#ifdef __x86_64__
-
-typedef struct {
-    int avx2, avxvnni, avx512vnni;
-} cpu_sets;
-
-/* Asked of the CPU itself: compilers' own helpers differ. */
-static cpu_sets cpu_has(void) {
-    unsigned a, b, c, d, low, high;
-    cpu_sets has = {0, 0, 0};
-    if (!__get_cpuid(1, &a, &b, &c, &d)) return has;
-    const unsigned basic = 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29; /* fma, osxsave, avx, f16c */
-    if ((c & basic) != basic) return has;
-    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); /* what the system saves */
-    if ((low & 0x06) != 0x06 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return has;
-    has.avx2 = b >> 5 & 1;
-    const unsigned wide = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* f, dq, bw, vl */
-    has.avx512vnni = has.avx2 && (low & 0xe6) == 0xe6 && (b & wide) == wide && (c >> 11 & 1);
-    if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) has.avxvnni = has.avx2 && (a >> 4 & 1);
-    return has;
-}
-
-static inline int has_avx2(void) { return cpu_has().avx2; }
-static inline int has_avxvnni(void) { return cpu_has().avxvnni; }
-static inline int has_avx512vnni(void) { return cpu_has().avx512vnni; }
+#ifdef HAS_amx
+TABLE(amx);
 #endif
-static int always(void) { return 1; }
+#ifdef HAS_neon
+TABLE(neon);
+#endif
+#ifdef HAS_dotprod
+TABLE(dotprod);
+#endif
+#ifdef HAS_i8mm
+TABLE(i8mm);
+#endif
 
 static const struct {
     const char *name;
     int (*can_run)(void);
     const qn_kernels *kernels;
 } ISAS[] = {
+#ifdef HAS_amx
+    {"amx", has_amx, &amx_kernels},
+#endif
 #ifdef HAS_avx512vnni
     {"avx512vnni", has_avx512vnni, &avx512vnni_kernels},
 #endif
@@ -75,6 +62,15 @@ static const struct {
 #endif
 #ifdef HAS_avx2
     {"avx2", has_avx2, &avx2_kernels},
+#endif
+#ifdef HAS_i8mm
+    {"i8mm", has_i8mm, &i8mm_kernels},
+#endif
+#ifdef HAS_dotprod
+    {"dotprod", has_dotprod, &dotprod_kernels},
+#endif
+#ifdef HAS_neon
+    {"neon", always, &neon_kernels},
 #endif
     {"plain", always, &plain_kernels},
 };

@@ -59,7 +59,7 @@ static int64_t rounded_bytes(const qn_chain *chain, int64_t rows) {
 static void round_rows(const product_job *j, const float *x, int64_t begin, int64_t end,
                        int8_t *into) {
     const qn_op *op = j->chain->products;
-    qn_current->round_rows(x, op->width, begin, end, j->rows, op->product->num_in, into);
+    qn_current->round_rows(x, op->width, begin, end, j->rows, op->product, into);
 }
 
 /* ------------------------------------------------------------------ few rows */
@@ -173,7 +173,8 @@ qn_chain qn_chain_of(const qn_op *ops, int64_t num_ops, int64_t rows) {
     const qn_op *product = chain.products;
     for (int64_t i = first; i < num_ops; i++, chain.num_products++) {
         if (ops[i].kind != OP_PRODUCT || ops[i].x != product->x ||
-            ops[i].of_samples != product->of_samples)
+            ops[i].of_samples != product->of_samples ||
+            ops[i].product->rounds_rows != product->product->rounds_rows)
             break;
         if (first && !makes_rows_of(&ops[0], &ops[i], rows)) break;
     }

@@ -10,35 +10,45 @@
 
 #define AHEAD 2048 /* bytes of codes fetched before they are needed, with their scales */
 
+enum { NOTHING, OFFSETS, ZEROS }; /* what a group has besides its scale */
+
 /* Outputs of one panel and one tile of rows: from `lane` on, LANES of them. */
 INLINE void tile(const qn_weight *w, const int8_t *x, int64_t panel, const int lane,
-                 const int rows, const int bits, const int block, const int has_offset,
+                 const int rows, const int bits, const int block, const int added_kind,
                  float *out) {
     const int signed8 = bits == 8 || bits == CODES_TABLE4, size = block_bytes(bits, block);
+    const int has_offset = added_kind == OFFSETS;
     const int has_zero = !has_offset && (!signed8 || DOT8_BIAS); /* offsets: zero is 0 */
     const int32_t zero = signed8 ? DOT8_BIAS : w->zero;
     const vb table = bits == CODES_TABLE4 ? vb_table(w->table) : vb_set(0);
     const qn_scales small = {w->scales, w->super_scales}, added = {w->offsets, w->super_offsets};
-    const int64_t blocks = w->num_in / block, ahead = AHEAD / size * scale_bytes(w);
-    int64_t above = panel * (blocks / w->super); /* the super scale of this block */
-    int in_super = 0;
+    const int64_t blocks = w->num_in / block, groups = blocks / w->share;
+    const int64_t ahead = AHEAD / size * scale_bytes(w) / w->share;
+    int64_t group = panel * groups, above = panel * (groups / w->super); /* of this block */
+    int in_group = 0, in_super = 0;
     vf acc[TILE_ROWS];
     for (int r = 0; r < rows; r++) acc[r] = vf_set(0.0f);
     for (int64_t b = 0, at = panel * blocks; b < blocks; b++, at++) {
         const uint8_t *codes = w->codes + at * size + 4 * lane;
         for (int i = 0; i < size; i += 64) __builtin_prefetch(codes + AHEAD + i);
-        __builtin_prefetch(w->scales + at * scale_bytes(w) + ahead);
-        if (has_offset) __builtin_prefetch(w->offsets + at * scale_bytes(w) + ahead);
+        __builtin_prefetch(w->scales + group * scale_bytes(w) + ahead);
+        if (has_offset) __builtin_prefetch(w->offsets + group * scale_bytes(w) + ahead);
         /* Before the sums: behind a branch, compilers put each row's sums into a chain of its own. */
-        const vf scale = scales_at(w, small, at, above, lane);
-        const vf offset = has_offset ? scales_at(w, added, at, above, lane) : scale;
-        if (++in_super == w->super) in_super = 0, above++;
+        const vf scale = scales_at(w, small, group, above, lane);
+        const vf offset = has_offset ? scales_at(w, added, group, above, lane) : scale;
+        const vi zeros = added_kind == ZEROS ? zeros_at(w, bits, group, lane) : vi_set(0);
+        if (++in_group == w->share) {
+            in_group = 0, group++;
+            if (++in_super == w->super) in_super = 0, above++;
+        }
         const int half = block == 16 ? (int)(b % 2) : 2; /* which of the sums */
         const int8_t *in = x + b * block / BLOCK * rows * ROUNDED_BYTES;
         const float *scales = scales_of(in, rows), *totals = totals_of(in, rows) + half * rows;
         const int32_t *sums = sums_of(in, rows) + half * rows;
         vi sum[TILE_ROWS];
-        for (int r = 0; r < rows; r++) sum[r] = vi_set(has_zero ? -zero * sums[r] : 0);
+        for (int r = 0; r < rows; r++)
+            sum[r] = added_kind == ZEROS ? vi_mul(zeros, vi_set(-sums[r]))
+                                         : vi_set(has_zero ? -zero * sums[r] : 0);
         dot_block(codes, in + half % 2 * 16, rows, bits, block, table, sum);
         for (int r = 0; r < rows; r++)
             acc[r] = vf_fma(vf_of_vi(sum[r]), vf_mul(scale, vf_set(scales[r])), acc[r]);
@@ -49,48 +59,51 @@ INLINE void tile(const qn_weight *w, const int8_t *x, int64_t panel, const int l
 }
 
 INLINE void lanes_of_tile(const qn_weight *w, const int8_t *x, int64_t panel, const int rows,
-                          const int bits, const int block, const int has_offset, float *out) {
+                          const int bits, const int block, const int added, float *out) {
     for (int lane = 0; lane < PANEL; lane += LANES)
-        tile(w, x, panel, lane, rows, bits, block, has_offset, out);
+        tile(w, x, panel, lane, rows, bits, block, added, out);
 }
 
 typedef void (*tile_fn)(const qn_weight *w, const int8_t *x, int64_t panel, float *out);
 typedef struct {
-    int bits, block, has_offset;
+    int bits, block, added;
     tile_fn of_rows[4]; /* 1, 2, 4, 8 */
 } tile_kind;
 
-#define ROWS_OF(name, rows, bits, block, has_offset) \
+#define ROWS_OF(name, rows, bits, block, added) \
     static void name##_##rows(const qn_weight *w, const int8_t *x, int64_t panel, float *out) { \
-        lanes_of_tile(w, x, panel, rows < TILE_ROWS ? rows : TILE_ROWS, bits, block, has_offset, \
-                      out); \
+        lanes_of_tile(w, x, panel, rows < TILE_ROWS ? rows : TILE_ROWS, bits, block, added, out); \
     }
-#define KIND(name, bits, block, has_offset) \
-    ROWS_OF(name, 1, bits, block, has_offset) \
-    ROWS_OF(name, 2, bits, block, has_offset) \
-    ROWS_OF(name, 4, bits, block, has_offset) \
-    ROWS_OF(name, 8, bits, block, has_offset) \
+#define KIND(name, bits, block, added) \
+    ROWS_OF(name, 1, bits, block, added) \
+    ROWS_OF(name, 2, bits, block, added) \
+    ROWS_OF(name, 4, bits, block, added) \
+    ROWS_OF(name, 8, bits, block, added) \
     static const tile_kind name = \
-        {bits, block, has_offset, {name##_1, name##_2, name##_4, name##_8}};
+        {bits, block, added, {name##_1, name##_2, name##_4, name##_8}};
 
-KIND(u2_32, 2, 32, 0)
-KIND(u2_16o, 2, 16, 1)
-KIND(u4_16, 4, 16, 0)
-KIND(u4_32, 4, 32, 0)
-KIND(u4_32o, 4, 32, 1)
-KIND(u5_32, 5, 32, 0)
-KIND(u5_32o, 5, 32, 1)
-KIND(u6_16, 6, 16, 0)
-KIND(s8_32, 8, 32, 0)
-KIND(t4_32, CODES_TABLE4, 32, 0)
+KIND(u2_32, 2, 32, NOTHING)
+KIND(u2_32z, 2, 32, ZEROS)
+KIND(u2_16o, 2, 16, OFFSETS)
+KIND(u4_16, 4, 16, NOTHING)
+KIND(u4_32, 4, 32, NOTHING)
+KIND(u4_32o, 4, 32, OFFSETS)
+KIND(u4_32z, 4, 32, ZEROS)
+KIND(u5_32, 5, 32, NOTHING)
+KIND(u5_32o, 5, 32, OFFSETS)
+KIND(u6_16, 6, 16, NOTHING)
+KIND(s8_32, 8, 32, NOTHING)
+KIND(s8_32z, 8, 32, ZEROS)
+KIND(t4_32, CODES_TABLE4, 32, NOTHING)
 
-static const tile_kind *const KINDS[] = {&u2_32,  &u2_16o, &u4_16, &u4_32, &u4_32o,
-                                         &u5_32, &u5_32o, &u6_16, &s8_32, &t4_32};
+static const tile_kind *const KINDS[] = {&u2_32,  &u2_32z, &u2_16o, &u4_16, &u4_32,
+                                         &u4_32o, &u4_32z, &u5_32,  &u5_32o, &u6_16,
+                                         &s8_32,  &s8_32z, &t4_32};
 
 static const tile_kind *kind_of(const qn_weight *w) {
+    const int added = w->zeros ? ZEROS : w->offsets ? OFFSETS : NOTHING;
     for (unsigned i = 0; i < sizeof KINDS / sizeof *KINDS; i++)
-        if (KINDS[i]->bits == w->bits && KINDS[i]->block == w->block &&
-            KINDS[i]->has_offset == (w->offsets != 0))
+        if (KINDS[i]->bits == w->bits && KINDS[i]->block == w->block && KINDS[i]->added == added)
             return KINDS[i];
     return 0;
 }
@@ -99,14 +112,22 @@ int KERNEL(can_multiply)(const qn_weight *w) {
     return w->bits >= 100 || (kind_of(w) != 0 && w->num_in % BLOCK == 0);
 }
 
+#include "matrix.h"
+
 void KERNEL(multiply)(const qn_weight *w, const qn_operand *x, int64_t begin, int64_t end) {
     if (w->bits >= 100) {
         KERNEL(multiply_floats)(w, x, begin, end);
         return;
     }
+    int64_t row = 0;
+#ifdef MATRIX_ROWS
+    row = x->rows / MATRIX_ROWS * MATRIX_ROWS;
+    if (w->zeros) row = 0; /* sums less zeros may not fit its bytes */
+    if (row) matrix_panels(w, x, begin, end, row);
+#endif
     const tile_kind *kind = kind_of(w);
     float out[TILE_ROWS * PANEL];
-    for (int64_t row = 0; row < x->rows;) {
+    while (row < x->rows) {
         const int rows = tile_rows(x->rows - row);
         const tile_fn tile_of = kind->of_rows[rows == 8 ? 3 : rows / 2];
         const int8_t *tile = x->rounded + row * rounded_row_bytes(w->num_in);

@@ -2,7 +2,8 @@
  *
  * A weight [outputs, inputs] is kept in panels of 16 outputs. Whole numbers (codes) lie so that a
  * vector holds four neighbouring inputs of 16 outputs; floats so that it holds one. A block is 32
- * (or 16) inputs that share a scale: weight = scale * (code - zero) + offset.
+ * (or 16) inputs, and `share` blocks are a group that shares a scale:
+ * weight = scale * (code - zero) + offset.
  */
 #ifndef QUIRE_NATIVE_H
 #define QUIRE_NATIVE_H
@@ -15,26 +16,28 @@
 /* How codes are kept. The number of bits, except: */
 enum { CODES_FLOAT32 = 100, CODES_FLOAT16 = 101, CODES_BFLOAT16 = 102, CODES_TABLE4 = 40 };
 
-/* How scales and offsets are kept, for each panel and block, 16 of them side by side. */
+/* How scales and offsets are kept, for each panel and group, 16 of them side by side. */
 enum {
     SCALES_HALF = 0,  /* fp16 */
     SCALES_FLOAT = 1, /* fp32 */
-    SCALES_U8 = 2,    /* uint8 times an fp16 for every `super` blocks */
+    SCALES_U8 = 2,    /* uint8 times an fp16 for every `super` groups */
     SCALES_S8 = 3,    /* int8 times the same */
     SCALES_POWER = 4  /* uint8 e: 2^(e - 128), for tables of doubled values */
 };
 
 typedef struct {
     const uint8_t *codes;
-    const uint8_t *scales;        /* [panels, blocks, 16] */
+    const uint8_t *scales;        /* [panels, groups, 16] */
     const uint8_t *offsets;       /* the same, added; NULL: none */
-    const uint16_t *super_scales; /* [panels, blocks / super, 16] fp16 */
+    const uint8_t *zeros;         /* the same, uint8, of 8 bits int8; NULL: `zero` for all */
+    const uint16_t *super_scales; /* [panels, groups / super, 16] fp16 */
     const uint16_t *super_offsets;
     const float *bias;            /* [outputs rounded up to panels] or NULL */
     const int8_t *table;          /* of CODES_TABLE4: 16 values */
     int32_t num_out, num_in;      /* num_in is a multiple of the block */
     int32_t bits, block, zero;
-    int32_t scale_kind, super;
+    int32_t scale_kind, super, share;
+    int32_t rounds_rows;          /* inputs have one scale for a row, not for 32 of it */
 } qn_weight;
 
 /* Of a row's activations for each 32 inputs, when rounded to int8; rounded.h has the layout. */

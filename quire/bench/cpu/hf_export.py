@@ -1,6 +1,6 @@
 """A GGUF file as a Hugging Face folder, so that other engines can read the same weights.
 
-    python benchmarks/hf_export.py model.gguf folder
+    python -m quire.bench.cpu.hf_export model.gguf folder
 
 Weights are decoded to fp32 once: whoever reads the folder computes with exactly our numbers.
 """
