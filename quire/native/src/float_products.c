@@ -5,6 +5,8 @@
 #include "codes.h"
 #include "kernels.h"
 
+#define MOST_ROWS (LANES == 16 ? 8 : 4) /* of a tile: more sums than registers are slow */
+
 /* `rows` rows by `panels` panels: every output one chain over increasing inputs. */
 INLINE void float_tile(const qn_weight *w, const float *x, int64_t stride, int64_t panel,
                        const int rows, const int panels, const int bits, float *acc_at) {
@@ -38,8 +40,9 @@ INLINE void float_tile(const qn_weight *w, const float *x, int64_t stride, int64
                      int panels, float *acc) { \
         if (rows == 1 && panels == 4) float_tile(w, x, stride, panel, 1, 4, bits, acc); \
         else if (rows == 1) float_tile(w, x, stride, panel, 1, 1, bits, acc); \
+        else if (rows == 2) float_tile(w, x, stride, panel, 2, 1, bits, acc); \
         else if (rows == 4) float_tile(w, x, stride, panel, 4, 1, bits, acc); \
-        else float_tile(w, x, stride, panel, 8, 1, bits, acc); \
+        else float_tile(w, x, stride, panel, MOST_ROWS, 1, bits, acc); \
     }
 FLOAT_TILES(float32_tiles, CODES_FLOAT32)
 FLOAT_TILES(float16_tiles, CODES_FLOAT16)
@@ -51,7 +54,7 @@ void KERNEL(multiply_floats)(const qn_weight *w, const qn_operand *x, int64_t be
     for (int64_t panel = begin, panels; panel < end; panel += panels) {
         panels = end - panel >= 4 && rows < 4 ? 4 : 1;
         for (int64_t row = 0, count; row < rows; row += count) {
-            count = panels == 4 || rows - row < 4 ? 1 : rows - row >= 8 ? 8 : 4;
+            for (count = panels == 4 ? 1 : MOST_ROWS; count > rows - row;) count /= 2;
             const float *at = x->x + row * stride;
             if (w->bits == CODES_FLOAT32)
                 float32_tiles(w, at, stride, panel, (int)count, (int)panels, acc);

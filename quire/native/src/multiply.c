@@ -12,7 +12,7 @@
 
 #define FEW 4          /* rows that every thread makes for itself */
 #define GRAIN_ROWS 128 /* of one unit; a multiple of any tile */
-#define GRAIN_PANELS 16 /* of one unit of many rows: they stay in the second cache */
+#define GRAIN_PANELS 16 /* of one unit: they stay in the second cache */
 
 typedef struct {
     const qn_chain *chain;
@@ -142,15 +142,12 @@ void qn_run_chain(qn_pool *pool, const qn_chain *chain, int64_t rows, void *scra
     if (rows == 0) return;
     job.number = atomic_fetch_add(&last_number, 1) + 1;
     for (int64_t i = 0; i < chain->num_products; i++) panels += num_panels(&chain->products[i]);
-    int64_t grain = panels * job.row_parts / (8 * threads);
-    grain = grain < 2 ? 2 : grain > GRAIN_PANELS ? GRAIN_PANELS : grain;
-    if (!job.is_few) {
-        job.panels_at_once = grain;
-        grain = 1;
-        qn_share(pool, row_units, &job, rows, FEW);
-    }
+    const int64_t least = rounded_bytes(chain, 1) ? 2 : 4; /* floats: four panels at once */
+    const int64_t fair = panels * job.row_parts / (8 * threads);
+    job.panels_at_once = fair < least ? least : fair > GRAIN_PANELS ? GRAIN_PANELS : fair;
     for (int64_t i = 0; i < chain->num_products; i++) count += num_units(&job, &chain->products[i]);
-    qn_share(pool, product_units, &job, count, grain);
+    if (!job.is_few) qn_share(pool, row_units, &job, rows, FEW);
+    qn_share(pool, product_units, &job, count, 1);
     if (job.is_few && own.number != job.number) prepare_own(&job); /* others took all the units */
 }
 
