@@ -7,6 +7,9 @@
  */
 #include <stdint.h>
 
+/* Narrow codes would have to be unpacked first, and then vectors are as fast. */
+#define MATRIX_TAKES(w) ((w)->bits == 8)
+
 #ifdef QUIRE_TILES
 #include QUIRE_TILES
 #else

@@ -124,8 +124,8 @@ void KERNEL(multiply)(const qn_weight *w, const qn_operand *x, int64_t begin, in
     }
     int64_t row = 0;
 #ifdef MATRIX_ROWS
-    row = x->rows / MATRIX_ROWS * MATRIX_ROWS;
-    if (w->zeros) row = 0; /* sums less zeros may not fit its bytes */
+    if (MATRIX_TAKES(w) && !w->zeros) /* less zeros, codes may not fit its bytes */
+        row = x->rows / MATRIX_ROWS * MATRIX_ROWS;
     if (row) matrix_panels(w, x, begin, end, row);
 #endif
     const tile_kind *kind = kind_of(w);
