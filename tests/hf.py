@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.config import EngineArgs
 from quire.engine.build import Engine, build_engine
+from quire.load.checkpoint import Stored
 
 VOCAB = 199
 
@@ -33,6 +34,10 @@ class StateDictCheckpoint:
 
     def read(self, name: str) -> Tensor:
         return self.tensors[name]
+
+    def stored(self, name: str) -> Stored:
+        tensor = self.tensors[name]
+        return Stored(str(tensor.dtype), tensor.numel() * tensor.element_size())
 
     def packed(self, name: str) -> None:
         return None

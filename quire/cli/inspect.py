@@ -7,6 +7,7 @@ after the largest step has run (`engine/build.py`).
 from __future__ import annotations
 
 from argparse import Namespace
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from quire.models.plan import ModelPlan
     from quire.models.spec import ModelSpec
     from quire.text.tokenizer import Tokenizer
+
+# How containers call plain numbers.
+FLOATS = {"F32", "F16", "BF16", "F64", "float32", "float16", "bfloat16", "float64"}
 
 EXAMPLES = """
 quire inspect
@@ -74,6 +78,7 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     """`context` is the length of the request whose pages are counted; None: the longest one."""
     from quire.cli.layer_plan import BATCHES, bandwidth_of, decode_rates
     from quire.engine.build import max_inflight
+    from quire.engine.cpu_path import CpuPath
     from quire.kv.groups import PageNeeds, layer_groups
     from quire.load.fit import check_fit
     from quire.models.plan import plan_of
@@ -89,13 +94,19 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
         raise BadRequest(f"got --context {context}, want at most max_model_len={longest}")
     windows = layer_groups(spec.windows, spec.num_layers).windows
     needs = PageNeeds(config.cache.page_size, windows, max_inflight(config.sched, device))
-    plan = plan_of(spec, dtype.itemsize, context or longest, needs)
+    cpu = CpuPath.of(args, device)
+    stored = _stored(opened)
+    keeps = cpu.keeps_packed and stored is not None and args.quantization is None
+    has_codes = keeps and any(form not in FLOATS for form in stored or ())
+    plan = plan_of(spec, 2 if has_codes else dtype.itemsize, context or longest, needs)
     facts = [*_model_facts(spec, opened, plan), *_tokenizer_facts(opened.tokenizer)]
     facts += _sampling_facts(args.model, opened)
-    facts += _memory_facts(config, plan, needs, dtype)
+    weights = stored.total() if keeps and stored else plan.weights.total * dtype.itemsize
+    facts += _memory_facts(config, plan, needs, weights, stored if keeps else None)
     bandwidth = bandwidth_of(device)
     rates = decode_rates(spec, context or longest, dtype.itemsize, bandwidth, BATCHES)
-    decisions = [*config.decisions, _cache_decision(config, device, plan, dtype, needs)]
+    decisions = [*config.decisions, *cpu.kernel_decisions()]
+    decisions.append(_cache_decision(config, device, plan, weights, needs))
     return Inspection(facts, context or longest, plan, bandwidth, rates, decisions)
 
 
@@ -195,6 +206,15 @@ def _open(args: EngineArgs) -> OpenModel:
     return open_model(replace(args, skip_tokenizer_init=not has_tokenizer(args)))
 
 
+def _stored(opened: OpenModel) -> Counter[str] | None:
+    """Bytes of weights by the form they are stored in; None: only the config is there."""
+    checkpoint, sizes = opened.checkpoint, Counter[str]()
+    for name in checkpoint.names():
+        form, num_bytes = checkpoint.stored(name)
+        sizes[form] += num_bytes
+    return sizes or None
+
+
 def _model_facts(spec: ModelSpec, opened: OpenModel, plan: ModelPlan) -> list[Fact]:
     rope, total = spec.rope, plan.weights.total
     positions = "learned" if rope is None else f"rotary, {rope.kind}, theta {rope.theta:g}"
@@ -260,16 +280,24 @@ def _sampling_facts(model: str, opened: OpenModel) -> list[Fact]:
 
 
 def _memory_facts(
-    config: EngineConfig, plan: ModelPlan, needs: PageNeeds, dtype: torch.dtype
+    config: EngineConfig,
+    plan: ModelPlan,
+    needs: PageNeeds,
+    weights: int,
+    stored: Counter[str] | None,
 ) -> list[Fact]:
+    """`stored`: bytes by form, where weights stay as they are stored."""
     from quire.memory.sizing import size_text
 
     size, longest = config.cache.page_size, config.sched.max_model_len
-    weights = plan.weights.total * dtype.itemsize
+    form = f"as {config.dtype}"
+    if stored is not None:
+        parts = [f"{form} {size_text(size)}" for form, size in stored.most_common()]
+        form = f"as stored: {', '.join(parts)}"
     less = plan.expanded_token_bytes / plan.token_bytes
     whole = f"keys and values of every head would take {plan.expanded_token_bytes:,}"
     return [
-        Fact("weights in memory", weights, f"bytes, {size_text(weights)} as {config.dtype}"),
+        Fact("weights in memory", weights, f"bytes, {size_text(weights)} {form}"),
         Fact(
             "kv bytes per token",
             plan.token_bytes,
@@ -288,14 +316,14 @@ def _cache_decision(
     config: EngineConfig,
     device: torch.device,
     plan: ModelPlan,
-    dtype: torch.dtype,
+    weights: int,
     needs: PageNeeds,
 ) -> Decision:
     from quire.config import Decision
     from quire.memory.sizing import Room, cpu_cache_bytes, num_pages
     from quire.runner.device import free_memory, total_memory
 
-    free, weights = free_memory(device), plan.weights.total * dtype.itemsize
+    free = free_memory(device)
     size, sched = config.cache.page_size, config.sched
     if device.type == "cuda":
         used = total_memory(device) - free

@@ -46,12 +46,15 @@ class CpuPath:
             why = f"rounded at load: {args.quantization}, 8 bits for embedding and head"
         return CpuPath(library, reason, keeps, why)
 
-    def decisions(self, ops: Ops) -> list[Decision]:
+    def kernel_decisions(self) -> list[Decision]:
         if not self.reason:
             return []
         isa = self.library.isa if self.library else "torch"
         threads = f"{torch.get_num_threads()} threads"
-        made = [Decision("cpu kernels", f"{isa}, {threads}", self.reason)]
+        return [Decision("cpu kernels", f"{isa}, {threads}", self.reason)]
+
+    def decisions(self, ops: Ops) -> list[Decision]:
+        made = self.kernel_decisions()
         if isinstance(ops, NativeOps):
             forms = ", ".join(f"{name} {size_text(n)}" for name, n in ops.kept.most_common())
             made.append(Decision("weights", forms, self.form_reason))

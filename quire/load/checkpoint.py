@@ -8,12 +8,17 @@ and one tensor is in flight at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.quant.weight import Weight
+
+
+class Stored(NamedTuple):
+    form: str  # the container's own word: a dtype, "Q4_K"
+    num_bytes: int
 
 
 class Checkpoint(Protocol):
@@ -29,6 +34,10 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> Tensor:
         """One CPU tensor, possibly a view of mapped memory. Raises CheckpointError."""
+        ...
+
+    def stored(self, name: str) -> Stored:
+        """How it is stored, without reading the data."""
         ...
 
     def packed(self, name: str) -> Weight | None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
+from quire.load.checkpoint import Stored
 from quire.load.gguf import GGUFFile, bad_field
 from quire.load.gguf_config import ROPE_FREQS, build_config
 from quire.quant.gguf_codes import can_code, coded
@@ -209,6 +210,12 @@ class GGUFCheckpoint:
         if source.rotary_heads:
             return _split_halves(tensor, source.rotary_heads)
         return tensor
+
+    def stored(self, name: str) -> Stored:
+        source = self._source(name)
+        info = self.file.tensors[source.name]
+        parts = 1 if source.expert is None else info.shape[0]
+        return Stored(info.type.name, info.num_bytes // parts)
 
     def packed(self, name: str) -> Weight | None:
         source = self._source(name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineArgs
 from quire.errors import CheckpointError
-from quire.load.checkpoint import Checkpoint
+from quire.load.checkpoint import Checkpoint, Stored
 from quire.load.hub import resolve_model
 from quire.load.torch_import import begin_import
 
@@ -106,6 +106,9 @@ class ConfigOnly:
         raise CheckpointError(f"no tensor {name}: only the config was opened")
 
     def read(self, name: str) -> Tensor:
+        raise CheckpointError(f"no tensor {name}: only the config was opened")
+
+    def stored(self, name: str) -> Stored:
         raise CheckpointError(f"no tensor {name}: only the config was opened")
 
     def packed(self, name: str) -> Weight | None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.jsonfile import parse_object, read_object
+from quire.load.checkpoint import Stored
 from quire.quant.weight import Weight
 
 MAX_CONFIG_BYTES = 8_000_000
@@ -83,6 +84,10 @@ class SafetensorsCheckpoint:
 
     def read(self, name: str) -> Tensor:
         return self._shard(name).read(name)
+
+    def stored(self, name: str) -> Stored:
+        entry = self._shard(name).entries[name]
+        return Stored(str(entry.dtype).removeprefix("torch."), entry.stop - entry.start)
 
     def packed(self, name: str) -> Weight | None:
         return None  # plain numbers only

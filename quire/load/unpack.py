@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from quire.load.checkpoint import Checkpoint
+from quire.load.checkpoint import Checkpoint, Stored
 from quire.quant.methods import METHODS, method_of
 from quire.registry import Registry
 
@@ -76,6 +76,9 @@ class PlainCheckpoint:
     def read(self, name: str) -> Tensor:
         piece = self._pieces.get(name)
         return self._stored.read(name) if piece is None else piece.make()
+
+    def stored(self, name: str) -> Stored:
+        return self._stored.stored(name)  # of names that are stored, not of those made of them
 
     def packed(self, name: str) -> Weight | None:
         if (piece := self._pieces.get(name)) is None:

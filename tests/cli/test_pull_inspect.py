@@ -67,6 +67,15 @@ def test_inspect_does_the_arithmetic(tiny, run_json):
     assert decided["kv cache"][0] == "about 16 pages of 8 = 128 tokens"
 
 
+def test_inspect_counts_packed_files_as_they_are_kept(default_model_path, run_json):
+    """Red when a file of 98 MB is said to take the memory of its weights in fp32."""
+    (record,) = run_json("inspect", str(default_model_path), "--device", "cpu")
+    decided = {d["what"]: d["value"] for d in record["decisions"]}
+    if not decided["cpu kernels"].startswith("torch"):
+        assert record["model"]["weights in memory"] == 96_576_768
+        assert record["model"]["kv bytes per token"] == 2 * 30 * 3 * 64 * 2
+
+
 def test_inspect_tells_layers_pages_and_the_bound(tiny, run_json):
     """Red when the plan, the pages of the context asked about, or the bytes of a step are wrong."""
     words = ["--page-size", "8", "--max-model-len", "64", "--context", "33", "--dtype", "float32"]
