@@ -41,6 +41,7 @@ from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
 from quire.nn.ops import Ops
 from quire.ops.select import ops_of
+from quire.quant.methods import method_of, stored_method
 from quire.quant.rtn import RtnForm
 from quire.resolve import resolve
 from quire.runner.device import free_memory, peak_memory, reset_peak, total_memory
@@ -83,7 +84,7 @@ def build_engine(
     groups = layer_groups(spec.windows, spec.num_layers)
     name, backend = select_backend(config.attention_backend, device, dtype, heads)
     ops = ops_of(device, cpu.library if dtype == torch.float32 else None)
-    wish = Wish(cpu.keeps_packed, _form(args, device))
+    wish = Wish(cpu.keeps_packed, _form(args, checkpoint, device))
     model = _load(checkpoint, spec, heads, config, ops, wish, dtype, device)
     backend = cpu.attention(backend, ops)
     max_pages = -(-config.sched.max_model_len // args.page_size)
@@ -114,8 +115,18 @@ def build_engine(
     return Engine(core, runner, config, spec)
 
 
-def _form(args: EngineArgs, device: torch.device) -> RtnForm | None:
+def _form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> RtnForm | None:
+    """What weights are rounded to; the word for a form they are stored in asks for nothing."""
     if args.quantization is None:
+        return None
+    if (asked := stored_method(args.quantization)) is not None:
+        is_gguf = isinstance(checkpoint, GGUFCheckpoint)
+        method = "gguf" if is_gguf else method_of(checkpoint.config)
+        if asked != method:
+            raise NotSupported(
+                f"got quantization={args.quantization!r}, the weights are stored as"
+                f" {method or 'plain numbers'}; leave it out"
+            )
         return None
     if device.type != "cpu":
         raise NotSupported(

@@ -21,6 +21,7 @@ from quire.native.library import Library, find_library
 from quire.native.tape import NotRecordable
 from quire.nn.ops import Ops
 from quire.ops.native_ops import NativeOps
+from quire.quant.methods import stored_method
 from quire.runner.tapes import Tapes
 
 
@@ -42,7 +43,7 @@ class CpuPath:
             library.set_threads(threads)
         keeps = library is not None and args.dtype == "auto"
         why = "as the file holds them" if keeps else f"dtype {args.dtype} was asked for"
-        if args.quantization is not None:
+        if args.quantization is not None and stored_method(args.quantization) is None:
             why = f"rounded at load: {args.quantization}, 8 bits for embedding and head"
         return CpuPath(library, reason, keeps, why)
 

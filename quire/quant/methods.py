@@ -49,3 +49,13 @@ def method_of(config: Mapping[str, Any]) -> str | None:
             " bf16 or fp16"
         )
     return method
+
+
+def stored_method(name: str) -> str | None:
+    """The method of stored weights that a user's word means; None: it means no such thing.
+
+    >>> stored_method("awq_marlin")
+    'awq'
+    """
+    method = name.removesuffix("_marlin") if isinstance(name, str) else ""
+    return method if method in METHODS.entries or method == "gguf" else None

@@ -71,6 +71,13 @@ def test_a_word_that_means_nothing(tmp_path: Path) -> None:
         answers(folder, quantization="int3")
 
 
+def test_a_word_for_what_is_stored(tmp_path: Path) -> None:
+    """Red when vLLM's word for a form is taken for files that are of another."""
+    folder = tiny_model("llama", tmp_path, seed=2, tokenizer=False)
+    with pytest.raises(NotSupported, match="got quantization='awq_marlin', the weights are stored"):
+        answers(folder, quantization="awq_marlin")
+
+
 def test_torch_serves_rounded_weights_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when a machine without a compiler refuses what others load."""
     from quire.native.library import Found

@@ -285,7 +285,6 @@ def test_arguments_that_change_nothing(make_llm: Callable[..., LLM], llm: LLM) -
     [
         ("tensor_parallel_size", 2, "one engine for each device"),
         ("pipeline_parallel_size", 2, "one engine for each device"),
-        ("quantization", "awq", "name a quantized model"),
         ("cpu_offload_gb", 4, "a smaller or a quantized model"),
         ("task", "transcription", "call what you need"),
         ("runner", "draft", "generate or pool"),
