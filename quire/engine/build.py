@@ -6,6 +6,7 @@ activations need, then the real pool from what is left.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -179,6 +180,8 @@ def _load(
         else:
             load_weights(model, checkpoint, names_of(checkpoint.config, spec), wish)
         model.finish(ops)
+    if device.type == "cuda":
+        gc.collect()  # an engine before this one, freed while a graph is captured, would spoil it
     return model
 
 
