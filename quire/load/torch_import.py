@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-# As `torch/__init__.py` opens them, in its order: what all libraries may see, then the large one.
+# As torch itself opens them, in its order: what all libraries may see, then the large one.
 LIBRARIES = (
     ("libtorch_global_deps.so", ctypes.RTLD_GLOBAL),
     ("libtorch_cpu.so", ctypes.RTLD_LOCAL),

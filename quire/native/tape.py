@@ -58,7 +58,6 @@ class Rows:
     it than the model's own code keeps alive.
     """
 
-    is_cuda = False
     dtype = torch.float32
 
     def __init__(self, tape: Tape, memory: Tensor, width: int, of_samples: bool) -> None:
