@@ -97,7 +97,9 @@ def test_bad_lines_and_bad_requests(client: openai.OpenAI) -> None:
     done = ended(client, submit(client, f"{good}\n\n{bad}\r\n{other}\n".encode()))
     counts = done.request_counts
     assert (done.status, counts.total, counts.completed, counts.failed) == ("completed", 3, 1, 2)
-    statuses = [(x["custom_id"], x["response"]["status_code"]) for x in output(client, done.error_file_id)]
+    statuses = [
+        (x["custom_id"], x["response"]["status_code"]) for x in output(client, done.error_file_id)
+    ]
     assert statuses == [("n1", 400), ("n2", 404)]
     assert [x["custom_id"] for x in output(client, done.output_file_id)] == ["n0"]
 
