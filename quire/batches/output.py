@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -32,9 +33,7 @@ async def write_outputs(batch: Batch, store: BatchStore, files: FileStore) -> Ou
     with good.open("wb") as output, bad.open("wb") as errors:
         while results := await store.results(batch.id, after, PAGE):
             after = results[-1].number
-            await store.database.in_thread(
-                lambda results=results: _write(results, output, errors)  # type: ignore[misc]
-            )
+            await store.database.in_thread(partial(_write, results, output, errors))
     return OutputFiles(
         await _kept(good, batch, files, "output"), await _kept(bad, batch, files, "errors")
     )

@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"runner"},
     {"resolve"},
     {"engine"},
-    {"offline"},
+    {"offline", "batches"},
     {"llm"},
     {"bench"},
     {"server"},
@@ -81,6 +81,8 @@ TORCH_FREE = [
     "quire.bench.cpu.llama_cpp_peer",
     "quire.bench.cpu.llama_server_peer",
     "quire.bench.cpu.openvino_peer",
+    "quire.batches.store",
+    "quire.batches.output",
     "quire.cli.main",
 ]
 
