@@ -57,7 +57,7 @@ def ended(client: openai.OpenAI, batch: Any, seconds: float = 60.0) -> Any:
 
 def output(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     assert file_id is not None
-    return [json.loads(text) for text in client.files.content(file_id).text.splitlines()]
+    return [json.loads(text) for text in client.files.content(file_id).text.strip().split("\n")]
 
 
 def test_every_endpoint_answers_as_it_does_alone(client: openai.OpenAI) -> None:
