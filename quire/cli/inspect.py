@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.engine_flags import add_engine_flags, add_model, engine_args
 from quire.cli.parser import VerbParser, positive
-from quire.cli.pull import file_bytes
 from quire.cli.show import print_json, print_table
 from quire.errors import BadRequest, OutOfMemory
 
@@ -216,6 +215,8 @@ def _stored(opened: OpenModel) -> Counter[str] | None:
 
 
 def _model_facts(spec: ModelSpec, opened: OpenModel, plan: ModelPlan) -> list[Fact]:
+    from quire.load.hub import file_bytes
+
     rope, total = spec.rope, plan.weights.total
     positions = "learned" if rope is None else f"rotary, {rope.kind}, theta {rope.theta:g}"
     return [
