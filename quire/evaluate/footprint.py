@@ -6,6 +6,7 @@ somebody forgot shows here.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import types
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class MemoryWatch:
             reset_peak(device)
             self._before: int | None = torch.cuda.memory_allocated(device)
         else:
-            self._before = _held_now() if _forget_peak() else None
+            _return_freed()
+            self._before = _status("VmRSS") if _forget_peak() else None
 
     def peak(self) -> int | None:
         if self._before is None:
@@ -58,8 +60,11 @@ def _forget_peak() -> bool:
     return True
 
 
-def _held_now() -> int | None:
-    return _status("VmRSS")
+def _return_freed() -> None:
+    """What was freed and is kept for the next allocation would hide a rise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _status(name: str) -> int | None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from quire.errors import BadRequest, CheckpointError
+from quire.errors import BadRequest
 from quire.evaluate.score import log_softmax, pieces, read_prompts
-from quire.evaluate.stats import Estimate, item_mean
+from quire.evaluate.stats import Estimate, Floats, item_mean
 from quire.llm import LLM
 from quire.text.tokenizer import Tokenizer
 
@@ -79,7 +80,7 @@ def read_items(path: Path, task: str, count: int) -> list[Item]:
 
 def _items(path: Path, name: str) -> Iterator[Item]:
     mark, document = f'"task_name": "{name}"', -1
-    held: list[dict[str, object]] = []
+    held: list[Mapping[str, Any]] = []
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
             if mark not in line:
@@ -95,12 +96,10 @@ def _items(path: Path, name: str) -> Iterator[Item]:
         yield _item(held)
 
 
-def _item(records: Sequence[dict[str, object]]) -> Item:
-    requests, gold = [record["request"] for record in records], records[0]["label"]
-    if not all(isinstance(request, dict) for request in requests) or not isinstance(gold, int):
-        raise CheckpointError(f"a question is not in the form it should have: {records[0]}")
-    pairs = [(request["context"], request["continuation"]) for request in requests]  # type: ignore[index]
-    return Item(pairs[0][0], tuple(answer for _, answer in pairs), gold)
+def _item(records: Sequence[Mapping[str, Any]]) -> Item:
+    """The checksum of the data vouches for their form."""
+    answers = tuple(str(record["request"]["continuation"]) for record in records)
+    return Item(str(records[0]["request"]["context"]), answers, int(records[0]["label"]))
 
 
 def score_task(llm: LLM, items: Sequence[Item], name: str) -> TaskScore:
@@ -119,7 +118,7 @@ def score_task(llm: LLM, items: Sequence[Item], name: str) -> TaskScore:
     )
 
 
-def answer_logprobs(llm: LLM, asked: Sequence[Choice], name: str) -> np.ndarray:  # type: ignore[type-arg]
+def answer_logprobs(llm: LLM, asked: Sequence[Choice], name: str) -> Floats:
     """The log-probability of each answer's tokens, summed."""
     model = llm._engine.runner.model
     found = [np.zeros(len(choice.ids) - 1) for choice in asked]
