@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.errors import BadRequest, NotSupported
+from quire.errors import BadRequest
 from quire.load.known import find_known
-from quire.quant.rtn_name import parse_rtn
+from quire.quant.form_name import WORDS, is_form
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DTYPES |= {name: name for name in DTYPES.values()} | {"packed": "auto"}
@@ -31,15 +31,15 @@ def parse_arm(word: str, model: str) -> Arm:
     word = word.strip()
     if word in DTYPES:
         return Arm(word, model, {"dtype": DTYPES[word]})
-    if _is_form(word):
+    if is_form(word):
         return Arm(word, model, {"quantization": word})
     if word and (find_known(word) or "/" in word or Path(word).exists()):
         return Arm(Path(word).name, word)
-    near = difflib.get_close_matches(word, [*DTYPES, "rtn-int8-g32", "rtn-int4-g32"], n=1)
+    near = difflib.get_close_matches(word, [*DTYPES, *WORDS, "rtn-int8-g32", "rtn-int4-g32"], n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise BadRequest(
-        f"got {word!r}{hint}, want a dtype (fp32, bf16, fp16), packed, a form such as rtn-int4-g32,"
-        " or a model by name or path"
+        f"got {word!r}{hint}, want a dtype (fp32, bf16, fp16), packed, a form such as fp8"
+        " or rtn-int4-g32, or a model by name or path"
     )
 
 
@@ -49,11 +49,3 @@ def parse_sweep(text: str, model: str) -> list[Arm]:
     if len(set(names)) < len(names):
         raise BadRequest(f"got --sweep {text}, in which a name is there twice")
     return arms
-
-
-def _is_form(word: str) -> bool:
-    try:
-        parse_rtn(word)
-    except NotSupported:
-        return False
-    return True

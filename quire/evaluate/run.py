@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from quire.errors import BadRequest, NotSupported
 from quire.evaluate.arms import Arm
 from quire.evaluate.compare import Reference, TokenScores, score_windows
 from quire.evaluate.footprint import Footprint, MemoryWatch, footprint
@@ -90,7 +91,14 @@ def _load(arm: Arm, work: Work) -> tuple[LLM, Footprint]:
         torch.cuda.empty_cache()
     watch = MemoryWatch(device)
     options = {"max_model_len": work.window + 1} | work.options | arm.options
-    llm = LLM(arm.model, **options)
+    try:
+        llm = LLM(arm.model, **options)
+    except NotSupported as error:
+        if "got max_model_len" not in str(error):
+            raise
+        raise BadRequest(
+            f"a window of {work.window} tokens does not fit: {error}; give a smaller --window"
+        ) from error
     return llm, footprint(llm, watch)
 
 

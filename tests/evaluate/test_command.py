@@ -63,6 +63,7 @@ def test_table(capsys: pytest.CaptureFixture[str], tiny: Tiny, text: str) -> Non
     ("words", "message"),
     [
         (("--window", "9999"), "less than a window of 9999"),
+        (("--window", "300", "--max-model-len", "301"), "give a smaller --window"),
         (("--sweep", "fp32,rtn-int4-g33"), "rtn-int4-g33"),
         (("--sweep", "fp32,fp32"), "twice"),
         (("--tasks", "arc"), "arc-easy"),
