@@ -35,6 +35,7 @@ VERBS = {
     "batch": Verb("quire.cli.batch", "run a file of requests, one a line; goes on after a kill"),
     "pull": Verb("quire.cli.pull", "download models, or list those known by name"),
     "inspect": Verb("quire.cli.inspect", "show what a model is and what the engine would decide"),
+    "evaluate": Verb("quire.cli.evaluate", "judge a model: perplexity, distance, tasks, size"),
     "bench": Verb("quire.cli.bench", "measure speed, start-up, each technique, or each kernel"),
 }
 

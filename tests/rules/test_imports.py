@@ -28,6 +28,7 @@ LAYERS: list[set[str]] = [
     {"offline", "batches"},
     {"llm"},
     {"bench"},
+    {"evaluate"},
     {"server"},
     {"cli"},
 ]
