@@ -34,6 +34,7 @@ VERBS = {
     "generate": Verb("quire.cli.generate", "continue prompts, or answer them with --chat"),
     "pull": Verb("quire.cli.pull", "download models, or list those known by name"),
     "inspect": Verb("quire.cli.inspect", "show what a model is and what the engine would decide"),
+    "quantize": Verb("quire.cli.quantize", "make a smaller model: fewer bits a weight"),
     "bench": Verb("quire.cli.bench", "measure speed, start-up, each technique, or each kernel"),
 }
 

@@ -28,6 +28,7 @@ LAYERS: list[set[str]] = [
     {"offline"},
     {"llm"},
     {"bench"},
+    {"compress"},
     {"server"},
     {"cli"},
 ]
