@@ -44,7 +44,12 @@ def build_parser() -> VerbParser:
         metavar="N",
     )
     parser.flag("--asymmetric", "groups have zeros of their own", action="store_true")
-    parser.flag("--keep", "projections left as they are, by name or pattern", default="lm_head")
+    parser.flag(
+        "--keep",
+        "projections left as they are, by name or pattern; none: all are quantised"
+        " (default: lm_head; gguf: none)",
+        metavar="NAME,NAME",
+    )
     parser.flag("--calibration", "UTF-8 text; default: the built-in one", metavar="FILE")
     parser.flag("--samples", "sequences of calibration text", type=positive, default=64)
     parser.flag("--length", "tokens of each", type=positive, default=512)
@@ -88,7 +93,7 @@ def run(args: Namespace) -> int:
         Path(args.out),
         recipe,
         Calibration(args.samples, args.length, file),
-        tuple(word for word in args.keep.split(",") if word and word != "none"),
+        _kept(args.keep, args.method),
         pick_device(args.device)[0],
     )
     with _progress() as listen:
@@ -98,6 +103,13 @@ def run(args: Namespace) -> int:
     else:
         _print_report(args.out, report)
     return 0
+
+
+def _kept(words: str | None, method: str) -> tuple[str, ...]:
+    """A GGUF file has types of more bits for heads."""
+    if words is None:
+        return () if method == "gguf" else ("lm_head",)
+    return tuple(word for word in words.split(",") if word and word != "none")
 
 
 @contextmanager

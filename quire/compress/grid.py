@@ -54,11 +54,11 @@ class Grid:
 
     @property
     def most(self) -> int:
-        return 2**self.bits - 1
+        return (1 << self.bits) - 1
 
     @property
     def middle(self) -> int:
-        return 2 ** (self.bits - 1)
+        return 1 << (self.bits - 1)
 
     def groups(self, num_in: int, device: torch.device) -> Tensor:
         """[in]: the group of each input."""

@@ -12,7 +12,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,10 @@ from quire.errors import BadRequest, QuireError
 JOURNAL = "quantize.journal"
 REPORT = "quantize.json"
 UNFINISHED = ".unfinished"  # at the end of a name
+
+
+def _pass(path: Path) -> None:
+    """No check."""
 
 
 @dataclass(slots=True)
@@ -71,7 +75,7 @@ class Output:
 
     def write_shard(self, shard: int, tensors: Mapping[str, Tensor]) -> int:
         """Its bytes. It counts once it is noted."""
-        with self._writing(self.path(shard)) as file:
+        with self.writing(self.path(shard)) as file:
             return write_tensors(file, tensors)
 
     def note(
@@ -101,7 +105,7 @@ class Output:
         (self.folder / JOURNAL).unlink()
 
     def write(self, name: str, data: bytes) -> None:
-        with self._writing(self.folder / name) as file:
+        with self.writing(self.folder / name) as file:
             file.write(data)
 
     def check_room(self, num_bytes: int) -> None:
@@ -113,8 +117,16 @@ class Output:
                 " needed; make room, or give --out a folder on another disk"
             )
 
+    def abandon_shards(self, report: Mapping[str, Any]) -> None:
+        """Where what they held is in another file by now."""
+        self.write(REPORT, _json(report))
+        (self.folder / JOURNAL).unlink()
+        for shard in self.records:
+            self.path(shard).unlink(missing_ok=True)
+
     @contextmanager
-    def _writing(self, path: Path) -> Iterator[IO[bytes]]:
+    def writing(self, path: Path, check: Callable[[Path], None] = _pass) -> Iterator[IO[bytes]]:
+        """A file that has its name only once it is whole, and `check` has raised nothing."""
         unfinished = path.with_name(path.name + UNFINISHED)
         with _said(path):
             try:
@@ -122,6 +134,7 @@ class Output:
                     yield file
                     file.flush()
                     os.fsync(file.fileno())
+                check(unfinished)
                 unfinished.rename(path)
                 _sync_folder(self.folder)
             except BaseException:

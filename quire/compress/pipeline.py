@@ -41,8 +41,8 @@ class Job:
     out: Path
     recipe: Recipe
     calibration: Calibration
-    keep: tuple[str, ...] = ("lm_head",)
-    device: torch.device = torch.device("cpu")
+    keep: tuple[str, ...]
+    device: torch.device
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor]) -> int:
-    """Writes all tensors, largest items first so that each lies aligned; returns the file's size."""
+    """Writes all, largest items first so that each lies aligned; returns the file's size."""
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
@@ -35,5 +35,5 @@ def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor]) -> int:
     file.write(text)
     for name in order:
         raw = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        file.write(memoryview(raw.numpy()))
+        file.write(raw.numpy().data)
     return LENGTH_BYTES + len(text) + at

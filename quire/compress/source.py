@@ -26,7 +26,7 @@ from quire.load.open import open_model
 from quire.load.unpack import readable
 from quire.models.names import Target
 from quire.models.plan import empty_decoder
-from quire.models.registry import names_of, spec_of
+from quire.models.registry import architecture_of, names_of, spec_of
 from quire.models.spec import ModelSpec
 from quire.nn.parameter import Parameter
 from quire.text.tokenizer import Tokenizer
@@ -73,6 +73,10 @@ class Source:
     @property
     def config(self) -> Mapping[str, Any]:
         return self.checkpoint.config
+
+    @property
+    def hf_class(self) -> str:
+        return architecture_of(self.config)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -143,15 +147,15 @@ class Source:
         """Raises NotSupported where no layout but GGUF could hold the weights."""
         if any(place.target.transposed for place in self.places.values()):
             raise NotSupported(
-                f"{self.spec.architecture} stores its weights transposed (Conv1D), which no"
+                f"{self.hf_class} stores its weights transposed (Conv1D), which no"
                 " quantised safetensors layout knows; take --method gguf"
             )
         if self.spec.moe is not None and self.spec.moe.expert_bias:
             raise NotSupported(
-                f"{self.spec.architecture} keeps its experts in an MXFP4 layout of its own, with"
+                f"{self.hf_class} keeps its experts in an MXFP4 layout of its own, with"
                 " biases that other layouts have no place for; use it as it is"
             )
-        if self.spec.architecture == "BitNetForCausalLM":
+        if self.hf_class == "BitNetForCausalLM":
             raise NotSupported("BitNet weights are ternary already; there is nothing to gain")
 
 

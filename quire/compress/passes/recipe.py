@@ -64,9 +64,11 @@ class Pass(ABC):
 
     def check(self, module: str, shape: tuple[int, int]) -> None:
         """Raises NotSupported where the matrix does not fit the form it would be stored in."""
+        return
 
     def fold(self, block: BlockTensors, seen: dict[str, Seen], spec: ModelSpec) -> None:
         """Change the block's tensors without changing what it computes. Mutates both."""
+        return
 
     @abstractmethod
     def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
