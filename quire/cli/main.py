@@ -36,6 +36,7 @@ VERBS = {
     "pull": Verb("quire.cli.pull", "download models, or list those known by name"),
     "inspect": Verb("quire.cli.inspect", "show what a model is and what the engine would decide"),
     "evaluate": Verb("quire.cli.evaluate", "judge a model: perplexity, distance, tasks, size"),
+    "quantize": Verb("quire.cli.quantize", "make a smaller model: fewer bits a weight"),
     "bench": Verb("quire.cli.bench", "measure speed, start-up, each technique, or each kernel"),
 }
 

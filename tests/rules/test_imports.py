@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
     {"llm"},
     {"bench"},
     {"evaluate"},
+    {"compress"},
     {"server"},
     {"cli"},
 ]
