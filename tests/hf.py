@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ VOCAB = 199
 
 class StateDictCheckpoint:
     """A Hugging Face model in memory, seen as a checkpoint."""
+
+    files: Sequence[Path] = ()
 
     def __init__(self, model: Any) -> None:
         self.config: Mapping[str, Any] = {
