@@ -99,6 +99,9 @@ def rope(kind: str, **more: Any) -> dict[str, Any]:
 
 FAMILIES: dict[str, Any] = {
     "llama-gqa": lambda: _llama_like("Llama", head_dim=16),
+    "llama-packable": lambda: _llama_like(
+        "Llama", hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2
+    ),
     "llama-mha-bias": lambda: _llama_like(
         "Llama", num_key_value_heads=6, attention_bias=True, mlp_bias=True, head_dim=16
     ),

@@ -16,6 +16,7 @@ import torch
 from quire.attn.backend import AttentionBackend, AttnSpec
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
+from quire.engine.collector import return_heap
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.pack_identity import packs_of
@@ -92,6 +93,7 @@ def build_engine(
     model = _load(checkpoint, spec, heads, config, ops, wish, dtype, device)
     if packs is not None:
         packs.save()
+        return_heap()
     backend = cpu.attention(backend, ops)
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(

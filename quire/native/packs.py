@@ -77,7 +77,7 @@ class Packs:
             self._open(self.path)
 
     @property
-    def is_mapped(self) -> bool:
+    def is_found(self) -> bool:
         return self._found is not None
 
     def find(self, name: str) -> list[Panels] | None:
@@ -88,17 +88,24 @@ class Packs:
             self._made[name] = tuple(parts)
 
     def save(self) -> None:
-        """All weights are packed: write them down, and from then on read them there."""
+        """All weights are packed: write them down, and from then on read them there. What knows the
+        model's files is let go."""
         made, self._made = self._made, {}
+        found, self._found = self._found, None  # panels hold the pages that they read
+        if found is None:
+            self._write_down(made)
+        self._identify = _unknown
+
+    def _write_down(self, made: dict[str, tuple[Panels, ...]]) -> None:
         num_bytes = sum(part.num_bytes for parts in made.values() for part in parts)
-        if self.path is None or self._found is not None or num_bytes < LEAST_BYTES:
+        if self.path is None or num_bytes < LEAST_BYTES:
             return
         reason = self._save(self.path, made, num_bytes)
         if reason is not None:
             self.note = f"packed now; not kept: {reason}"
             return
-        found, self._found = self._found, None  # what is packed now is what the engine has
-        if found is not None:
+        found, self._found = self._found, None
+        if found is not None:  # the pages take the place of what is packed now
             for name, parts in made.items():
                 for part, mapped in zip(parts, found.find(name) or (), strict=True):
                     part.move(mapped.tensors)
@@ -139,6 +146,10 @@ class Packs:
         self.note = f"mapped from {path}"
         with suppress(OSError):  # a folder that cannot be written still serves
             os.utime(path)
+
+
+def _unknown() -> str | None:
+    return None
 
 
 def _check_disk(folder: Path, num_bytes: int) -> None:
