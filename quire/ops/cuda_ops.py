@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -69,6 +70,18 @@ class CudaOps:
         if residual is not None:
             x = x + residual
         return F.layer_norm(x, weight.shape, weight, bias, eps), x
+
+    def norm_heads(
+        self, qkv: Tensor, widths: Sequence[int], weights: Sequence[Tensor], eps: float
+    ) -> Tensor:
+        q, k, v = qkv.split(list(widths), dim=1)
+        # Contiguous, as a lone row always is: strides must not choose the library's path.
+        q, _ = self.rms_norm(q.contiguous(), None, weights[0], eps)
+        k, _ = self.rms_norm(k.contiguous(), None, weights[1], eps)
+        return torch.cat((q, k, v), dim=1)
+
+    def add_positions(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        return x + F.embedding(positions, table)
 
     def activate(self, x: Tensor, activation: str) -> Tensor:
         return ACTIVATIONS[activation](x)

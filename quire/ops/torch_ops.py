@@ -112,6 +112,18 @@ class TorchOps:
             x = x + residual
         return F.layer_norm(x, weight.shape, weight, bias, eps), x
 
+    def norm_heads(
+        self, qkv: Tensor, widths: Sequence[int], weights: Sequence[Tensor], eps: float
+    ) -> Tensor:
+        q, k, v = qkv.split(list(widths), dim=1)
+        # Contiguous, as a lone row always is: strides must not choose the library's path.
+        q, _ = self.rms_norm(q.contiguous(), None, weights[0], eps)
+        k, _ = self.rms_norm(k.contiguous(), None, weights[1], eps)
+        return torch.cat((q, k, v), dim=1)
+
+    def add_positions(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        return x + F.embedding(positions, table)
+
     def activate(self, x: Tensor, activation: str) -> Tensor:
         return torch_gate.ACTIVATIONS[activation](x)
 

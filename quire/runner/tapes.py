@@ -17,7 +17,7 @@ from quire.forward import Batch, ForwardContext, Tail
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
 from quire.native.heads import StepPointers, address_of
-from quire.native.tape import NotRecordable, Rows, Tape
+from quire.native.tape import NotRecordable, Positions, Rows, Tape
 
 
 class Tapes:
@@ -74,7 +74,7 @@ class _Recording:
 
 class _RecordedBatch:
     def __init__(self, tape: Tape) -> None:
-        self.input_ids = tape
+        self.input_ids, self.positions = tape, Positions(tape)
 
     def __getattr__(self, name: str) -> Any:
         raise NotRecordable(f"the batch's {name} is not recorded")

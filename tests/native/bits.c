@@ -222,13 +222,23 @@ static void check_ops(void) {
     check_op("norm", op, &step, size);
     op.y = y;
     check_op("norm of a sum", op, &step, size);
+    op.bias = floats(WIDTH);
+    check_op("layer norm of a sum", op, &step, size);
+    op.bias = 0;
     op.kind = OP_SCALE;
     op.eps = 0.37f;
     check_op("scale and add", op, &step, size);
     op.kind = OP_GATE;
     for (int i = 0; i < TOKENS * WIDTH; i += 2) x[i] *= 30.0f;
-    for (op.kind_of_gate = GATE_SILU; op.kind_of_gate <= GATE_RELU2; op.kind_of_gate++)
+    op.limit = 3.0f;
+    for (op.kind_of_gate = GATE_SILU; op.kind_of_gate <= GATE_CLAMPED; op.kind_of_gate++)
         check_op("gate", op, &step, size);
+    op.kind = OP_ACTIVATE;
+    for (op.kind_of_gate = GATE_SILU; op.kind_of_gate <= GATE_RELU2; op.kind_of_gate++)
+        check_op("activation", op, &step, size);
+    op.kind = OP_ROUND;
+    op.eps = 1e-5f;
+    check_op("rounded to steps", op, &step, size);
 }
 
 /* ------------------------------------------------------------------ attention */

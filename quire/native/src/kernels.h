@@ -27,6 +27,8 @@ typedef struct {
     void (*norm_rows)(const qn_op *op, int64_t begin, int64_t end);
     void (*gate_rows)(const qn_op *op, int64_t begin, int64_t end);
     void (*scale_rows)(const qn_op *op, int64_t begin, int64_t end);
+    void (*activate_rows)(const qn_op *op, int64_t begin, int64_t end);
+    void (*step_rows)(const qn_op *op, int64_t begin, int64_t end);
     void (*store_rows)(const qn_op *op, const qn_step *step, int64_t begin, int64_t end);
     void (*attend)(const qn_op *op, const qn_step *step, const qn_unit *unit);
     void (*join_parts)(const qn_op *op, const qn_unit *unit, int num_spans, const float *parts);

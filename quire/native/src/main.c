@@ -14,13 +14,15 @@
     void norm_rows_##isa(const qn_op *, int64_t, int64_t); \
     void gate_rows_##isa(const qn_op *, int64_t, int64_t); \
     void scale_rows_##isa(const qn_op *, int64_t, int64_t); \
+    void activate_rows_##isa(const qn_op *, int64_t, int64_t); \
+    void step_rows_##isa(const qn_op *, int64_t, int64_t); \
     void store_rows_##isa(const qn_op *, const qn_step *, int64_t, int64_t); \
     void attend_##isa(const qn_op *, const qn_step *, const qn_unit *); \
     void join_parts_##isa(const qn_op *, const qn_unit *, int, const float *); \
     static const qn_kernels isa##_kernels = { \
         round_rows_##isa, can_multiply_##isa, multiply_##isa, expand_row_##isa, norm_rows_##isa, \
-        gate_rows_##isa, scale_rows_##isa, store_rows_##isa, attend_##isa, \
-        join_parts_##isa}
+        gate_rows_##isa, scale_rows_##isa, activate_rows_##isa, step_rows_##isa, store_rows_##isa, \
+        attend_##isa, join_parts_##isa}
 
 TABLE(plain);
 /* HAS_...: the compiler could make that copy. */

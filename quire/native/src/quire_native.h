@@ -92,8 +92,11 @@ typedef struct {
     int32_t joint;    /* which units' parts are joined */
 } qn_unit;
 
-enum { OP_EMBED, OP_NORM, OP_PRODUCT, OP_STORE, OP_ATTEND, OP_GATE, OP_SCALE, OP_PICK };
-enum { GATE_SILU, GATE_GELU, GATE_RELU2 };
+enum {
+    OP_EMBED, OP_NORM, OP_PRODUCT, OP_STORE, OP_ATTEND, OP_GATE, OP_SCALE, OP_PICK,
+    OP_ACTIVATE, OP_POSITIONS, OP_ROUND
+};
+enum { GATE_SILU, GATE_GELU, GATE_RELU2, GATE_CLAMPED };
 
 /* One operation on rows of floats; which fields it reads is said at its kernel. */
 typedef struct {
@@ -104,7 +107,10 @@ typedef struct {
     const qn_weight *product;
     const qn_heads *heads;
     int32_t width, out_stride, kind_of_gate;
-    float eps;                       /* or the factor of OP_SCALE and OP_EMBED */
+    float eps;                       /* or the factor of OP_SCALE and OP_EMBED, alpha of a gate */
+    const float *bias;
+    int32_t x_stride;                /* between rows of x; 0: they follow one another */
+    float limit;                     /* of GATE_CLAMPED */
 } qn_op;
 
 typedef struct qn_pool qn_pool;

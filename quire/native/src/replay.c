@@ -30,6 +30,14 @@ static void scale_units(void *arg, int64_t begin, int64_t end) {
     qn_current->scale_rows(((job *)arg)->op, begin, end);
 }
 
+static void activate_units(void *arg, int64_t begin, int64_t end) {
+    qn_current->activate_rows(((job *)arg)->op, begin, end);
+}
+
+static void step_units(void *arg, int64_t begin, int64_t end) {
+    qn_current->step_rows(((job *)arg)->op, begin, end);
+}
+
 static void store_units(void *arg, int64_t begin, int64_t end) {
     job *j = arg;
     qn_current->store_rows(j->op, j->step, begin, end);
@@ -42,6 +50,17 @@ static void embed_units(void *arg, int64_t begin, int64_t end) {
         float *out = op->out + row * op->width;
         qn_current->expand_row(op->product, j->step->ids[row], out);
         for (int i = 0; op->eps != 1.0f && i < op->width; i++) out[i] *= op->eps;
+    }
+}
+
+/* out = x + the row of a table that each token's position names */
+static void position_units(void *arg, int64_t begin, int64_t end) {
+    job *j = arg;
+    const int64_t width = j->op->width;
+    for (int64_t row = begin; row < end; row++) {
+        const float *added = j->op->weight + j->step->positions[row] * width;
+        for (int64_t i = 0; i < width; i++)
+            j->op->out[row * width + i] = j->op->x[row * width + i] + added[i];
     }
 }
 
@@ -81,6 +100,9 @@ static void run_op(qn_pool *pool, job *j, int64_t rows) {
     case OP_STORE: qn_share(pool, store_units, j, rows, RUN); break; /* lines of the cache */
     case OP_GATE: qn_share(pool, gate_units, j, rows, ALONE); break;
     case OP_SCALE: qn_share(pool, scale_units, j, rows, 2 * ALONE); break;
+    case OP_ACTIVATE: qn_share(pool, activate_units, j, rows, ALONE); break;
+    case OP_POSITIONS: qn_share(pool, position_units, j, rows, 2 * ALONE); break;
+    case OP_ROUND: qn_share(pool, step_units, j, rows, ALONE); break;
     case OP_PICK: qn_share(pool, pick_units, j, rows, 4 * ALONE); break;
     case OP_ATTEND: qn_attend(pool, op, j->step, j->units, j->num_units); break;
     }
