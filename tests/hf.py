@@ -181,6 +181,15 @@ FAMILIES: dict[str, Any] = {
         moe_intermediate_size=32,
         shared_expert_intermediate_size=56,
     ),
+    "qwen2-moe-16": lambda: _llama_like(
+        "Qwen2Moe",
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=64,
+    ),
     "qwen3-moe": lambda: _llama_like(
         "Qwen3Moe",
         head_dim=16,

@@ -35,6 +35,14 @@ class Recorder(Protocol):
         """The address of a weight."""
         ...
 
+    def record(self, made: ctypes.Structure, *used: object) -> int:
+        """The address of a record, which keeps what it points into."""
+        ...
+
+    def num_rows(self, x: Any) -> int:
+        """The most that there may be of x."""
+        ...
+
     def do(self, kind: int, rows: Any, /, scratch: int = 0, **fields: Any) -> None:
         """The operation on as many rows; `scratch` bytes are its own while it runs."""
         ...
@@ -55,6 +63,13 @@ class OnTape:
 
     def keep(self, tensor: Tensor) -> int:
         return self.tape.keep(tensor)
+
+    def record(self, made: ctypes.Structure, *used: object) -> int:
+        self.tape.kept += [made, used]
+        return ctypes.addressof(made)
+
+    def num_rows(self, x: Rows) -> int:
+        return self.tape.max_rows
 
     def do(self, kind: int, rows: Rows, /, scratch: int = 0, **fields: Any) -> None:
         self.tape.needs(scratch)
@@ -80,6 +95,12 @@ class Now:
 
     def keep(self, tensor: Tensor) -> int:
         return self.at(tensor)
+
+    def record(self, made: ctypes.Structure, *used: object) -> int:
+        return ctypes.addressof(made)  # the caller has it until the operation is done
+
+    def num_rows(self, x: Tensor) -> int:
+        return len(x)
 
     def do(self, kind: int, rows: Tensor, /, scratch: int = 0, **fields: Any) -> None:
         memory = torch.empty(scratch, dtype=torch.uint8)

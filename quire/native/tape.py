@@ -19,7 +19,8 @@ from torch import Tensor
 from quire.native.library import Library
 from quire.native.panels import Panels
 
-EMBED, NORM, PRODUCT, STORE, ATTEND, GATE, SCALE, PICK, ACTIVATE, POSITIONS, ROUND = range(11)
+EMBED, NORM, PRODUCT, STORE, ATTEND, GATE, SCALE, PICK = range(8)
+ACTIVATE, POSITIONS, ROUND, ROUTE, EXPERTS, ADD_GATED, HEADS = range(8, 15)
 LANES = 16  # rows begin at multiples of it, and most operations take such widths only
 
 
@@ -38,6 +39,7 @@ class Op(ctypes.Structure):
         ("bias", c_void_p),
         ("x_stride", c_int32),
         ("limit", c_float),
+        ("more", c_void_p),
     )
 
 

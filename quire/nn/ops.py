@@ -135,6 +135,10 @@ class Routing(Protocol):
         decides who is best, but is no part of the weights."""
         ...
 
+    def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
+        """x + sigmoid(gate) * added, with one number of `gate` [tokens, 1] for a row."""
+        ...
+
 
 class Ops(Kernels, Norms, RowOps, Routing, Protocol):
     """All that a layer asks of its device."""

@@ -30,6 +30,7 @@ from quire.nn.ops import (
 )
 from quire.ops.int8_inputs import Int8Inputs
 from quire.ops.matmul_linear import MatmulLinear
+from quire.ops.route import sigmoid
 from quire.ops.torch_gate import ACTIVATIONS
 from quire.ops.torch_ops import TorchTable
 from quire.quant.weight import Weight, tensor_of
@@ -91,6 +92,9 @@ class CudaOps:
 
     def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
         return Visits(*route(logits, rule, correction))
+
+    def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
+        return x + sigmoid(gate) * added
 
 
 def gate(x: Tensor, form: GateForm) -> Tensor:

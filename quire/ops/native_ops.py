@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.models.spec import RouterSpec
 from quire.native import row_ops
+from quire.native.experts import MAX_EXPERTS, NativeExperts, add_gated, can_fuse, route
 from quire.native.library import Library
 from quire.native.linear import NativeLinear
 from quire.native.panels import FLOAT_NAMES, can_be_panels
@@ -75,7 +76,12 @@ class NativeOps:
         return HeadLoop([self.linear([Dense(w)], None) for w in weight])
 
     def experts(self, weights: ExpertWeights) -> ExpertKernel:
-        return ExpertLoop.of(weights, self)
+        loop = ExpertLoop.of(weights, self)
+        up = [kernel for kernel in loop.up if isinstance(kernel, NativeLinear)]
+        down = [kernel for kernel in loop.down if isinstance(kernel, NativeLinear)]
+        if len(up) == len(down) == weights.num_experts and can_fuse(up, down):
+            return NativeExperts(up, down, weights.gate)
+        return loop
 
     def rms_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
@@ -123,7 +129,14 @@ class NativeOps:
         return self._torch.gate(x, form)
 
     def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
+        if logits.dtype == torch.float32 and rule.num_experts <= MAX_EXPERTS:
+            return route(self.library, logits, rule, correction)
         return self._torch.route(logits, rule, correction)
+
+    def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
+        if self._takes(x, x.shape[-1]):
+            return add_gated(self.library, x, gate, added)
+        return self._torch.add_gated(x, gate, added)
 
     def _native(self, weights: Sequence[Weight], bias: Tensor | None) -> NativeLinear:
         kernel = NativeLinear.of(weights, bias, self.library)

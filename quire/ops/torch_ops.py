@@ -25,7 +25,7 @@ from quire.ops import torch_gate
 from quire.ops.expert_loop import ExpertLoop
 from quire.ops.int8_inputs import Int8Inputs
 from quire.ops.mkl_linear import PackedLinear, can_pack
-from quire.ops.route import choose_experts
+from quire.ops.route import choose_experts, sigmoid
 from quire.quant.weight import Dense, Weight, tensor_of
 
 
@@ -132,3 +132,6 @@ class TorchOps:
 
     def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
         return choose_experts(logits, rule, correction)
+
+    def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
+        return x + sigmoid(gate) * added

@@ -27,6 +27,9 @@ class Tapes:
         """Raises NotRecordable."""
         if not isinstance(attention, NativeAttention):
             raise NotRecordable(f"{type(attention).__name__} is not native")
+        if any(map(model.spec.is_sparse, range(model.spec.num_layers))):
+            with torch.inference_mode(False):  # whoever reads the counters sets them to zero
+                model.count_expert_loads()
         self.whole = _Recording(model, attention, pool, max_tokens, False)
         self.tail = _Recording(model, attention, pool, max_tokens, True)
 

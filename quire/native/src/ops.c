@@ -96,7 +96,7 @@ void KERNEL(step_rows)(const qn_op *op, int64_t begin, int64_t end) {
         float top;
         memcpy(&top, &bits, sizeof top);
         if (bits >= 0x7f800000) top = NAN;
-        const vf scale = vf_set(127.0f / (top < op->eps ? op->eps : top));
+        const vf scale = vf_set(127.0f * (1.0f / (top < op->eps ? op->eps : top)));
         for (int i = 0; i < size; i += LANES)
             vf_store(op->out + row * size + i,
                      vf_div(vf_of_vi(vi_of_vf(vf_mul(vf_load(x + i), scale))), scale));

@@ -1,5 +1,7 @@
 /* A step as one call: its operations in order, each dealt out to the pool. */
 #include "deal.h"
+#include "experts.h"
+#include "grouped.h"
 #include "kernels.h"
 #include "multiply.h"
 #include "pool.h"
@@ -36,6 +38,14 @@ static void activate_units(void *arg, int64_t begin, int64_t end) {
 
 static void step_units(void *arg, int64_t begin, int64_t end) {
     qn_current->step_rows(((job *)arg)->op, begin, end);
+}
+
+static void route_units(void *arg, int64_t begin, int64_t end) {
+    qn_current->route_rows(((job *)arg)->op, begin, end);
+}
+
+static void gated_units(void *arg, int64_t begin, int64_t end) {
+    qn_current->add_gated(((job *)arg)->op, begin, end);
 }
 
 static void store_units(void *arg, int64_t begin, int64_t end) {
@@ -92,7 +102,7 @@ static int64_t sample_queries(const qn_step *s, qn_queries *into) {
     return s->num_samples;
 }
 
-static void run_op(qn_pool *pool, job *j, int64_t rows) {
+static void run_op(qn_pool *pool, job *j, int64_t rows, void *scratch) {
     const qn_op *op = j->op;
     switch (op->kind) {
     case OP_EMBED: qn_share(pool, embed_units, j, rows, ALONE); break;
@@ -103,6 +113,10 @@ static void run_op(qn_pool *pool, job *j, int64_t rows) {
     case OP_ACTIVATE: qn_share(pool, activate_units, j, rows, ALONE); break;
     case OP_POSITIONS: qn_share(pool, position_units, j, rows, 2 * ALONE); break;
     case OP_ROUND: qn_share(pool, step_units, j, rows, ALONE); break;
+    case OP_ROUTE: qn_share(pool, route_units, j, rows, ALONE); break;
+    case OP_EXPERTS: qn_run_experts(pool, op, rows, scratch); break;
+    case OP_ADD_GATED: qn_share(pool, gated_units, j, rows, ALONE); break;
+    case OP_HEADS: qn_multiply_heads(pool, op, rows); break;
     case OP_PICK: qn_share(pool, pick_units, j, rows, 4 * ALONE); break;
     case OP_ATTEND: qn_attend(pool, op, j->step, j->units, j->num_units); break;
     }
@@ -124,7 +138,7 @@ void qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *ste
             qn_run_chain(pool, &chain, rows, scratch);
             i += chain.num_products - 1 + (chain.before != 0);
         } else {
-            run_op(pool, &j, rows);
+            run_op(pool, &j, rows, scratch);
         }
     }
     free(queries);
