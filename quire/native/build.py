@@ -57,6 +57,7 @@ KERNELS = (
     "route.c",
     "store.c",
     "attend.c",
+    "latents.c",
 )
 COMMON = ("main.c", "multiply.c", "grouped.c", "experts.c", "pool.c", "replay.c", "deal.c")
 TIMEOUT_S = 300

@@ -59,7 +59,7 @@ class OnTape:
         return self.tape.whole(x)
 
     def place(self, x: Rows) -> tuple[int, int]:
-        return x.address, x.row_stride
+        return x.place()
 
     def keep(self, tensor: Tensor) -> int:
         return self.tape.keep(tensor)

@@ -21,6 +21,7 @@ from quire.native.panels import Panels
 
 EMBED, NORM, PRODUCT, STORE, ATTEND, GATE, SCALE, PICK = range(8)
 ACTIVATE, POSITIONS, ROUND, ROUTE, EXPERTS, ADD_GATED, HEADS = range(8, 15)
+STORE_LATENTS, ATTEND_LATENTS = 15, 16
 LANES = 16  # rows begin at multiples of it, and most operations take such widths only
 
 
@@ -94,6 +95,10 @@ class Rows:
     def address(self) -> int:
         return self.memory.data_ptr() + 4 * self.column
 
+    def place(self) -> tuple[int, int]:
+        """Where the rows begin, and the distance between them."""
+        return self.address, self.row_stride
+
     @property
     def row_stride(self) -> int:
         """Numbers from a row to the next."""
@@ -140,6 +145,12 @@ class Rows:
 
     def reshape(self, *shape: int) -> Any:
         return self  # heads of a token lie side by side already
+
+    def flatten(self, dim: int) -> Any:
+        return self
+
+    def unflatten(self, dim: int, sizes: tuple[int, ...]) -> Any:
+        return self
 
     def index_select(self, dim: int, index: object) -> Any:
         return self.tape.pick(self)

@@ -32,7 +32,8 @@ class Table(Protocol):
 
 class HeadProduct(Protocol):
     def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, heads, in] -> [tokens, heads, out]: every head by a weight of its own."""
+        """[tokens, heads, in + rest] -> [tokens, heads, out + rest]: every head by a weight of its
+        own; what comes behind its inputs is carried over."""
         ...
 
 

@@ -110,7 +110,11 @@ class CudaHeads:
         self.weight = weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        return multiply_heads(x, self.weight)
+        num_in = self.weight.shape[-1]
+        if x.shape[-1] == num_in:
+            return multiply_heads(x, self.weight)
+        x, rest = x.tensor_split([num_in], -1)
+        return torch.cat((multiply_heads(x, self.weight), rest), -1)
 
 
 class GroupedExperts:

@@ -17,9 +17,10 @@ from torch import Tensor
 from quire.models.spec import RouterSpec
 from quire.native import row_ops
 from quire.native.experts import MAX_EXPERTS, NativeExperts, add_gated, can_fuse, route
+from quire.native.head_product import NativeHeads
 from quire.native.library import Library
 from quire.native.linear import NativeLinear
-from quire.native.panels import FLOAT_NAMES, can_be_panels
+from quire.native.panels import FLOAT_CODES, FLOAT_NAMES, can_be_panels
 from quire.native.tape import LANES, Positions, Rows, Tape
 from quire.nn.ops import (
     ExpertKernel,
@@ -32,7 +33,7 @@ from quire.nn.ops import (
 )
 from quire.ops.expert_loop import ExpertLoop
 from quire.ops.int8_inputs import round_rows
-from quire.ops.torch_ops import HeadLoop, TorchOps
+from quire.ops.torch_ops import TorchOps
 from quire.quant.weight import Dense, Weight
 
 FLOATS = tuple(FLOAT_NAMES.values())
@@ -73,7 +74,12 @@ class NativeOps:
         return NativeTable(kernel), kernel
 
     def head_product(self, weight: Tensor) -> HeadProduct:
-        return HeadLoop([self.linear([Dense(w)], None) for w in weight])
+        if weight.dtype not in FLOAT_CODES:
+            return self._torch.head_product(weight)
+        kernel = NativeHeads(weight, self.library)
+        for head in kernel.panels:
+            self.kept[head.form] += head.num_bytes
+        return kernel
 
     def experts(self, weights: ExpertWeights) -> ExpertKernel:
         loop = ExpertLoop.of(weights, self)

@@ -60,12 +60,13 @@ class TorchTable:
 class HeadLoop:
     """A kernel of its own for each head."""
 
-    def __init__(self, kernels: list[LinearKernel]) -> None:
-        self.kernels = kernels
+    def __init__(self, kernels: list[LinearKernel], num_in: int) -> None:
+        self.kernels, self.num_in = kernels, num_in
 
     def __call__(self, x: Tensor) -> Tensor:
+        x, rest = x.tensor_split([self.num_in], -1)
         pieces = [kernel(x[:, i].contiguous()) for i, kernel in enumerate(self.kernels)]
-        return torch.stack(pieces, 1)
+        return torch.cat((torch.stack(pieces, 1), rest), -1)
 
 
 class TorchOps:
@@ -86,7 +87,8 @@ class TorchOps:
         return self.table(weight), self.linear([weight], None)
 
     def head_product(self, weight: Tensor) -> HeadProduct:
-        return HeadLoop([self.linear([Dense(w.contiguous())], None) for w in weight])
+        kernels = [self.linear([Dense(w.contiguous())], None) for w in weight]
+        return HeadLoop(kernels, weight.shape[-1])
 
     def experts(self, weights: ExpertWeights) -> ExpertKernel:
         return ExpertLoop.of(weights, self)

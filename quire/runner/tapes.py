@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend
+from quire.attn.latent_native import LatentNative
 from quire.attn.native import NativeAttention
 from quire.forward import Batch, ForwardContext, Tail
 from quire.memory.pool import PagePool
@@ -25,7 +26,7 @@ class Tapes:
         self, model: Decoder, attention: AttentionBackend, pool: PagePool, max_tokens: int
     ) -> None:
         """Raises NotRecordable."""
-        if not isinstance(attention, NativeAttention):
+        if not isinstance(attention, (NativeAttention, LatentNative)):
             raise NotRecordable(f"{type(attention).__name__} is not native")
         if any(map(model.spec.is_sparse, range(model.spec.num_layers))):
             with torch.inference_mode(False):  # whoever reads the counters sets them to zero
@@ -45,7 +46,7 @@ class _Recording:
     def __init__(
         self,
         model: Decoder,
-        attention: NativeAttention,
+        attention: NativeAttention | LatentNative,
         pool: PagePool,
         max_tokens: int,
         has_tail: bool,
@@ -54,8 +55,9 @@ class _Recording:
         num_groups = len(pool.groups)
         # Every place that reads a tensor of the step finds the tape, or the number of a group.
         batch = cast("Batch", _RecordedBatch(self.tape))
-        ctx = ForwardContext(batch, attention, tuple(range(num_groups)), pool)
-        last = pool.group_of(model.spec.num_layers - 1)
+        plans = tuple(attention.recorded_plan(group, batch) for group in range(num_groups))
+        ctx = ForwardContext(batch, cast("AttentionBackend", attention), plans, pool)
+        last = plans[pool.group_of(model.spec.num_layers - 1)]
         tail = Tail(cast("Tensor", self.tape), lambda: last) if has_tail else None
         hidden = cast("object", model.forward(ctx, tail))
         assert isinstance(hidden, Rows)

@@ -44,6 +44,9 @@ typedef struct {
     void (*store_rows)(const qn_op *op, const qn_step *step, int64_t begin, int64_t end);
     void (*attend)(const qn_op *op, const qn_step *step, const qn_unit *unit);
     void (*join_parts)(const qn_op *op, const qn_unit *unit, int num_spans, const float *parts);
+    void (*store_latents)(const qn_op *op, const qn_step *step, int64_t begin, int64_t end);
+    void (*attend_latents)(const qn_op *op, const qn_step *step, const qn_unit *unit);
+    void (*join_latents)(const qn_op *op, const qn_unit *unit, int num_spans, const float *parts);
 } qn_kernels;
 
 #ifdef ISA

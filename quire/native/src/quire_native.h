@@ -94,7 +94,8 @@ typedef struct {
 
 enum {
     OP_EMBED, OP_NORM, OP_PRODUCT, OP_STORE, OP_ATTEND, OP_GATE, OP_SCALE, OP_PICK,
-    OP_ACTIVATE, OP_POSITIONS, OP_ROUND, OP_ROUTE, OP_EXPERTS, OP_ADD_GATED, OP_HEADS
+    OP_ACTIVATE, OP_POSITIONS, OP_ROUND, OP_ROUTE, OP_EXPERTS, OP_ADD_GATED, OP_HEADS,
+    OP_STORE_LATENTS, OP_ATTEND_LATENTS
 };
 enum { GATE_SILU, GATE_GELU, GATE_RELU2, GATE_CLAMPED };
 
@@ -136,6 +137,18 @@ typedef struct {
     const qn_weight *const *weights; /* [heads], of one shape */
     int32_t num_heads, rest;
 } qn_head_weights;
+
+/* Latent attention of one layer. `heads` of the operation says how it is dealt out: each of its
+ * kv heads is a share of the heads here, and a head has `rank` numbers. */
+#define MAX_LATENT 1024 /* numbers of a row of the cache */
+typedef struct {
+    void *cache;                     /* [pages, tokens of a page, rank + rope] */
+    const float *cos, *sin;          /* [positions, rope / 2] */
+    int32_t num_heads, shares;
+    int32_t rank, rope, plain;       /* a head of a query has plain + rope numbers */
+    int32_t group, is_half;
+    float scale;
+} qn_latents;
 
 typedef struct qn_pool qn_pool;
 

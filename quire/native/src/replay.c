@@ -53,6 +53,11 @@ static void store_units(void *arg, int64_t begin, int64_t end) {
     qn_current->store_rows(j->op, j->step, begin, end);
 }
 
+static void latent_units(void *arg, int64_t begin, int64_t end) {
+    job *j = arg;
+    qn_current->store_latents(j->op, j->step, begin, end);
+}
+
 static void embed_units(void *arg, int64_t begin, int64_t end) {
     job *j = arg;
     const qn_op *op = j->op;
@@ -118,6 +123,8 @@ static void run_op(qn_pool *pool, job *j, int64_t rows, void *scratch) {
     case OP_ADD_GATED: qn_share(pool, gated_units, j, rows, ALONE); break;
     case OP_HEADS: qn_multiply_heads(pool, op, rows); break;
     case OP_PICK: qn_share(pool, pick_units, j, rows, 4 * ALONE); break;
+    case OP_STORE_LATENTS: qn_share(pool, latent_units, j, rows, ALONE); break;
+    case OP_ATTEND_LATENTS:
     case OP_ATTEND: qn_attend(pool, op, j->step, j->units, j->num_units); break;
     }
 }
