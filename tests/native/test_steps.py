@@ -6,6 +6,7 @@ That either equals transformers is `tests/model/test_parity.py`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from quire.engine.build import Engine
 from quire.llm import LLM
 from quire.native.library import Library
 from tests.hf import tiny_engine, tiny_model
+from tests.model import test_deepseek, test_gpt_oss
 from tests.model.test_parity import make, prompts, run
 
 RECORDED = (
@@ -31,8 +33,17 @@ RECORDED = (
     "qwen2-moe-16",
     "qwen3-moe",
     "qwen3-moe-mixed",
+    "gpt-oss",
+    "v2-native",
+    "v3-native",
 )
 NOT_RECORDED = ("gpt2", "olmo2", "mixtral")  # heads of 12 and 8 numbers
+
+
+def model_of(family: str) -> Any:
+    if family in test_deepseek.FAMILIES:
+        return test_deepseek.model_of(family)
+    return test_gpt_oss.tiny_gpt_oss() if family == "gpt-oss" else tiny_model(family)
 
 
 def logits_of(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
@@ -55,7 +66,7 @@ def test_one_call_is_the_model_layer_by_layer(
 ) -> None:
     """Red when an operation on a tape is not the one on tensors, or reads what is written over."""
     options = {"max_num_batched_tokens": 24, "max_chunk": 9}
-    model = tiny_model(family)
+    model = model_of(family)
     native = tiny_engine(model, **options)
     assert native.runner.tapes is not None
     plain = tiny_engine(model, enforce_eager=True, **options)
@@ -76,12 +87,15 @@ def test_what_has_no_operation_runs_layer_by_layer(family: str, library: Library
     assert steps.value == "layer by layer" and steps.why
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mistral-window"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3", "gemma2", "mistral-window", "gpt2-16", "gpt-oss", "qwen2-moe-16", "v3-native"],
+)
 def test_every_instruction_set_and_thread_gives_the_same_bits(
     family: str, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Red when a sum's order follows the width of a vector, or who computes it."""
-    model = tiny_model(family)
+    model = model_of(family)
     library.set_threads(1)
     want = logits_of(tiny_engine(model), monkeypatch)
     for isa, threads in ((library.isas[0], 3), *((isa, 1) for isa in library.isas[1:])):
