@@ -76,11 +76,15 @@ def run(args: Namespace) -> int:
 
 def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     """`context` is the length of the request whose pages are counted; None: the longest one."""
-    from quire.cli.layer_plan import BATCHES, bandwidth_of, decode_rates
+    import torch
+
+    from quire.cli.layer_plan import bandwidth_of, decode_rates
     from quire.engine.build import max_inflight
+    from quire.engine.cache_form import cache_decisions, cache_wish, plain_form
     from quire.engine.cpu_path import CpuPath
     from quire.kv.groups import PageNeeds, layer_groups
     from quire.load.fit import check_fit
+    from quire.models.kv_cache import cache_of
     from quire.models.plan import plan_of
     from quire.models.registry import spec_of
     from quire.resolve import resolve
@@ -98,14 +102,17 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     stored = _stored(opened)
     keeps = cpu.keeps_packed and stored is not None and args.quantization is None
     has_codes = keeps and any(form not in FLOATS for form in stored or ())
-    plan = plan_of(spec, 2 if has_codes else dtype.itemsize, context or longest, needs)
+    plain = plain_form(torch.float16 if has_codes else dtype)
+    kept = cache_wish(args, config.cache, opened.checkpoint, spec)
+    cache = cache_of(spec, plain, kept, config.cache.page_size)
+    plan = plan_of(spec, cache, context or longest, needs)
     facts = [*_model_facts(spec, opened, plan), *_tokenizer_facts(opened.tokenizer)]
     facts += _sampling_facts(args.model, opened)
     weights = stored.total() if keeps and stored else plan.weights.total * dtype.itemsize
     facts += _memory_facts(config, plan, needs, weights, stored if keeps else None)
     bandwidth = bandwidth_of(device)
-    rates = decode_rates(spec, context or longest, dtype.itemsize, bandwidth, BATCHES)
-    decisions = [*config.decisions, *cpu.kernel_decisions()]
+    rates = decode_rates(spec, context or longest, dtype.itemsize, cache, bandwidth)
+    decisions = [*config.decisions, *cpu.kernel_decisions(), *cache_decisions(cache)]
     decisions.append(_cache_decision(config, device, plan, weights, needs))
     return Inspection(facts, context or longest, plan, bandwidth, rates, decisions)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.bench.roofline import Feed, step_loads, total
+from quire.kv.spec import CacheSpec
 from quire.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -92,11 +92,12 @@ def _measured(device: torch.device, name: str) -> Bandwidth:
 
 
 def decode_rates(
-    spec: ModelSpec, context: int, itemsize: int, bandwidth: Bandwidth, batches: Sequence[int]
+    spec: ModelSpec, context: int, itemsize: int, cache: CacheSpec, bandwidth: Bandwidth
 ) -> list[DecodeRate]:
+    """`itemsize` is that of a weight."""
     rates = []
-    for batch in batches:
+    for batch in BATCHES:
         feeds = [Feed(context - 1, 1)] * batch
-        num_bytes = total(step_loads(spec, feeds, itemsize).values()).num_bytes
+        num_bytes = total(step_loads(spec, feeds, itemsize, cache).values()).num_bytes
         rates.append(DecodeRate(batch, round(num_bytes), batch * bandwidth.bytes_per_s / num_bytes))
     return rates

@@ -1,0 +1,44 @@
+"""In which form an engine's cache keeps its numbers, and why: what was asked for, and where scales
+come from. `kv/spec.py` counts the bytes of what is decided here."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.config import CacheConfig, Decision, EngineArgs
+from quire.kv.forms import CODED, FLOATS, OWN_SCALES, CacheForm
+from quire.kv.spec import CacheSpec
+from quire.load.checkpoint import Checkpoint
+from quire.load.kv_scales import kv_scales
+from quire.models.kv_cache import CacheWish
+from quire.models.spec import ModelSpec
+
+
+def plain_form(dtype: torch.dtype) -> CacheForm:
+    return FLOATS[str(dtype).removeprefix("torch.")]
+
+
+def cache_wish(
+    args: EngineArgs, config: CacheConfig, checkpoint: Checkpoint, spec: ModelSpec
+) -> CacheWish:
+    """A checkpoint's scales are for fp8: they say which number becomes its largest."""
+    if config.dtype == "auto":
+        return CacheWish()
+    is_calibrated = config.dtype == "fp8" and not args.kv_cache_dtype.endswith(OWN_SCALES)
+    is_dummy = args.load_format == "dummy"
+    has_scales = is_calibrated and spec.mla is None and not is_dummy
+    scales = kv_scales(checkpoint, spec.num_layers) if has_scales else {}
+    return CacheWish(CODED[config.dtype], config.skipped, scales)
+
+
+def cache_decisions(cache: CacheSpec) -> list[Decision]:
+    """Where scales come from; nothing to say of floats."""
+    if cache.coded is None:
+        return []
+    own = "of each token and head, a bf16 beside its codes"
+    if cache.coded.rotates:
+        own += "; keys and values are rotated first"
+    if not cache.scales:
+        return [Decision("kv cache scales", "own", own)]
+    said = f"the checkpoint brings them for {len(cache.scales)} of {cache.groups.num_layers} layers"
+    return [Decision("kv cache scales", "calibrated", said)]
