@@ -104,7 +104,7 @@ class RowCodes:
         """[..., row bytes] -> [..., dim] fp32."""
         split = rows.shape[-1] - SCALE_BYTES * len(self.widths)
         values = self._values(rows[..., :split])
-        scales = rows[..., split:].contiguous().view(torch.bfloat16).float()
+        scales = rows[..., split:].clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
         parts = values.split(self.widths, -1)
         return torch.cat([part * scales[..., i : i + 1] for i, part in enumerate(parts)], -1)
 
