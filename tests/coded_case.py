@@ -43,6 +43,13 @@ def all_values(name: str) -> np.ndarray:
     return np.concatenate((-found[::-1], found))
 
 
+def is_even(name: str) -> np.ndarray:
+    """Which codes ties go to."""
+    codes = {"int8": np.arange(-127, 128), "int4": np.arange(16)}
+    fp8 = np.concatenate((np.arange(0x7F)[::-1], np.arange(0x7F)))
+    return codes.get(name, fp8) % 2 == 0
+
+
 def bf16_up(x: np.ndarray) -> np.ndarray:
     """The next bf16 that is not below an fp32, by trying."""
     cut = (x.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
@@ -60,7 +67,10 @@ def near(x: Tensor, name: str, fixed: float | None) -> Tensor:
         ratio = (rows.astype(np.float32) / scale.astype(np.float32))[..., None]
     values = all_values(name)
     ratio = ratio.clip(values.min(), values.max())
-    return torch.from_numpy(values[np.abs(ratio - values).argmin(-1)] * scale)
+    distances = np.abs(ratio - values)
+    nearest = distances == distances.min(-1, keepdims=True)
+    found = (nearest * (1 + is_even(name))).argmax(-1)
+    return torch.from_numpy(values[found] * scale)
 
 
 def decoded(case: PagedCase, name: str, fixed: KvScales | None = None) -> PagedCase:
