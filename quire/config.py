@@ -31,6 +31,7 @@ class CacheConfig:
     num_pages: int = 0  # filled in by sizing
     prefix_caching: bool = True
     dtype: str = "auto"  # of keys and values, a name of `kv/forms.py`
+    token_bytes: int = 0  # of one token in all layers; filled in when the form is known
     skipped: frozenset[int] = frozenset()  # layers that keep floats whatever `dtype` says
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from quire.attn.balance import Balance
     from quire.forward import Batch
 
     IntArray = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
@@ -73,6 +74,7 @@ class HeadTransform:
     q_norm: Tensor | None  # [head_dim] RMS weight on each head (Qwen3); None: no norm
     k_norm: Tensor | None
     eps: float
+    balance: Balance | None = None  # of keys that become codes
 
 
 class AttentionBackend(Protocol):

@@ -6,17 +6,18 @@
 A checkpoint's scale takes the place of the row's own; what lies beyond it is cut off. A row with a
 number that is none has the scale NaN, so all of it is read as NaN. Rotated rows are multiplied by
 the Hadamard matrix of +1 and -1, queries by it over its size, so their products stay the same;
-results are turned back. `native/src/codes_of_rows.h` computes the same codes, bit for bit.
+results are turned back. `native/src/cache_codes.h` computes the same codes, bit for bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from quire.attn.backend import AttnSpec, LayerCache
+from quire.attn.backend import AttnSpec, HeadTransform, LayerCache
 from quire.kv.forms import SCALE_BYTES, CacheForm, rotation_of
 
 NO_NUMBER = 0x7FC0  # NaN as a bf16
@@ -104,7 +105,12 @@ class RowCodes:
         """[..., row bytes] -> [..., dim] fp32."""
         split = rows.shape[-1] - SCALE_BYTES * len(self.widths)
         values = self._values(rows[..., :split])
-        scales = rows[..., split:].clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
+        scales = (
+            rows[..., split:]
+            .clone(memory_format=torch.contiguous_format)
+            .view(torch.bfloat16)
+            .float()
+        )
         parts = values.split(self.widths, -1)
         return torch.cat([part * scales[..., i : i + 1] for i, part in enumerate(parts)], -1)
 
@@ -117,8 +123,14 @@ class RowCodes:
         return both.float() - self.form.top
 
 
-def store_rows(cache: LayerCache, codes: RowCodes, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Keys and values [tokens, heads, dim] into pages of codes."""
-    scales = cache.scales
+def store_rows(
+    cache: LayerCache, codes: RowCodes, slots: Tensor, qkv: Sequence[Tensor], heads: HeadTransform
+) -> Tensor:
+    """Keys and values [tokens, heads, dim] into pages of codes; returns the queries for them."""
+    q, k, v = qkv
+    scales, dtype = cache.scales, q.dtype
+    if heads.balance is not None:
+        q, k = heads.balance.of(q, k)
     codes.write(cache.keys, slots, k, scales.keys if scales else None)
     codes.write(cache.values, slots, v, scales.values if scales else None)
+    return q.to(dtype)

@@ -91,8 +91,7 @@ class CpuAttention:
             plan.rotation = rotation_at(heads, batch.positions)
         q, k, v = split_heads(qkv, heads, plan.rotation, spec)
         if (codes := RowCodes.of(cache, spec)) is not None:
-            store_rows(cache, codes, batch.slots, k, v)
-            return q
+            return store_rows(cache, codes, batch.slots, (q, k, v), heads)
         width = spec.num_kv_heads * spec.head_dim
         cache.keys.view(-1, width).index_copy_(0, batch.slots, k.reshape(-1, width))
         cache.values.view(-1, width).index_copy_(0, batch.slots, v.reshape(-1, width))

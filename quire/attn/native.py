@@ -75,6 +75,9 @@ class NativeAttention:
         if heads.q_norm is not None and heads.k_norm is not None:
             made.q_norm, made.k_norm = _floats(heads.q_norm), _floats(heads.k_norm)
             made.norm_eps = heads.eps
+        if heads.balance is not None:
+            made.offsets = _floats(heads.balance.offsets)
+            made.factors = _floats(heads.balance.factors)
         return self._do(STORE, qkv, made, plan, (heads, cache))
 
     def run(

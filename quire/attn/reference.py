@@ -41,8 +41,7 @@ class ReferenceAttention:
         assert isinstance(plan, Batch)
         q, k, v = split_heads(qkv, heads, rotation_at(heads, plan.positions), spec)
         if (codes := RowCodes.of(cache, spec)) is not None:
-            store_rows(cache, codes, plan.slots, k, v)
-            return q
+            return store_rows(cache, codes, plan.slots, (q, k, v), heads)
         page, offset = plan.slots // plan.page_size, plan.slots % plan.page_size
         cache.keys[page, :, offset] = k
         cache.values[page, :, offset] = v

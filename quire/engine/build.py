@@ -16,7 +16,7 @@ import torch
 from quire.attn.backend import AttentionBackend, AttnSpec
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
-from quire.engine.cache_form import cache_decisions, cache_wish, plain_form
+from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.errors import NotSupported
@@ -93,6 +93,7 @@ def build_engine(
     model = _load(checkpoint, spec, heads, config, ops, wish, dtype, device)
     backend = cpu.attention(backend, ops)
     cache = cache_of(spec, plain_form(backend.cache_dtype), kept, args.page_size)
+    balance_keys(model, cache)
     groups = cache.groups
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(
@@ -118,7 +119,9 @@ def build_engine(
     grammars = _grammars(tokenizer, spec, runner)
     core = EngineCore(scheduler, runner, overlap=device.type == "cuda", grammars=grammars)
     config = replace(
-        config, cache=replace(config.cache, num_pages=pages), decisions=tuple(decisions)
+        config,
+        cache=replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes),
+        decisions=tuple(decisions),
     )
     return Engine(core, runner, config, spec)
 

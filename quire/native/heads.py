@@ -23,7 +23,7 @@ class Heads(ctypes.Structure):
         *((name, c_void_p) for name in ("keys", "values")),
         ("page_stride", c_int64),
         *((name, c_void_p) for name in ("cos", "sin")),
-        *((name, c_void_p) for name in ("q_norm", "k_norm", "sinks")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "offsets", "factors", "sinks")),
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "rotated")),
         *((name, c_int32) for name in ("window", "group", "form", "turned")),
         *((name, c_float) for name in ("scale", "softcap", "norm_eps", "k_scale", "v_scale")),

@@ -77,6 +77,7 @@ typedef struct {
     int64_t page_stride;             /* bytes from a page to the next */
     const float *cos, *sin;          /* [positions, rotated / 2]; NULL: no rotation */
     const float *q_norm, *k_norm;    /* [head_dim]; NULL: no norm */
+    const float *offsets, *factors;  /* [kv heads, head_dim] of keys that become codes; or NULL */
     const float *sinks;              /* [heads] or NULL */
     int32_t num_heads, num_kv_heads, head_dim, rotated;
     int32_t window, group;           /* window 0: everything */

@@ -85,6 +85,17 @@ static void store_head(const qn_heads *h, layout l, int64_t slot, int kv_head, f
     }
 }
 
+/* A key less what all keys have in common, over the size of its dimensions; a query times it. */
+static void balance_head(const qn_heads *h, float *x, int head) {
+    const int dim = h->head_dim, is_key = head >= h->num_heads;
+    const int at = is_key ? head - h->num_heads : head / (h->num_heads / h->num_kv_heads);
+    const float *factors = h->factors + at * dim, *offsets = h->offsets + at * dim;
+    for (int i = 0; i < dim; i += LANES) {
+        const vf v = vf_load(x + i), by = vf_load(factors + i);
+        vf_store(x + i, is_key ? vf_div(vf_sub(v, vf_load(offsets + i)), by) : vf_mul(v, by));
+    }
+}
+
 /* q | k | v of each token: norms of heads, rotation; q to `out`, k and v into the cache. */
 void KERNEL(store_rows)(const qn_op *op, const qn_step *step, int64_t begin, int64_t end) {
     const qn_heads *h = op->heads;
@@ -105,6 +116,7 @@ void KERNEL(store_rows)(const qn_op *op, const qn_step *step, int64_t begin, int
             if (h->cos)
                 rotate_head(x, h->cos + position * h->rotated / 2,
                             h->sin + position * h->rotated / 2, h->rotated / 2);
+            if (h->factors) balance_head(h, x, head);
             if (kv_head < 0) {
                 if (h->turned > 1) turn_head(x, dim, h->turned, 1.0f / (float)h->turned);
                 continue;
