@@ -86,18 +86,16 @@ def build_engine(
     check_weights_fit(spec.num_params * itemsize, total_memory(device))
     heads = heads_of(spec, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
-    coded = kept.coded.name if kept.coded else None
-    name, backend = select_backend(config.attention_backend, device, dtype, heads, coded)
+    name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
     ops = ops_of(device, cpu.library if dtype == torch.float32 else None)
     wish = Wish(cpu.keeps_packed, _form(args, checkpoint, device))
     model = _load(checkpoint, spec, heads, config, ops, wish, dtype, device)
     backend = cpu.attention(backend, ops)
     cache = cache_of(spec, plain_form(backend.cache_dtype), kept, args.page_size)
     balance_keys(model, cache)
-    groups = cache.groups
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(
-        config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(groups)
+        config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(cache.groups)
     )
     decisions = [
         *config.decisions,
@@ -105,8 +103,8 @@ def build_engine(
         *cpu.decisions(ops),
         *cache_decisions(cache),
     ]
-    if len(groups) > 1 or groups.windows != (None,):
-        decisions.append(_describe(groups))
+    if len(cache.groups) > 1 or cache.groups.windows != (None,):
+        decisions.append(_describe(cache.groups))
     pages = _size_pool(config, model, backend, cache, rows, decisions)
     pool = PagePool(backend, heads, cache, pages, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
@@ -114,15 +112,12 @@ def build_engine(
     expand_prompts = spec.mla is not None and not config.cache.prefix_caching
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
     runner.tapes = cpu.record(model, backend, pool, config, decisions)
-    kv = KVManager(pages, args.page_size, config.cache.prefix_caching, groups.windows)
+    kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows)
     scheduler = Scheduler(config.sched, kv)
     grammars = _grammars(tokenizer, spec, runner)
     core = EngineCore(scheduler, runner, overlap=device.type == "cuda", grammars=grammars)
-    config = replace(
-        config,
-        cache=replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes),
-        decisions=tuple(decisions),
-    )
+    sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
+    config = replace(config, cache=sized, decisions=tuple(decisions))
     return Engine(core, runner, config, spec)
 
 

@@ -18,6 +18,10 @@ class CacheWish:
     skipped: frozenset[int] = frozenset()
     scales: dict[int, KvScales] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str | None:
+        return self.coded.name if self.coded else None
+
 
 def kv_shape(spec: ModelSpec) -> KvShape:
     if spec.mla is not None:  # one latent and one rotated key for all heads
