@@ -306,6 +306,8 @@ static void check_attention(const kind *k, int is_odd) {
     h.sin = floats(PAGES * PAGE * k->rotated);
     if (k->has_norms) h.q_norm = floats(k->dim), h.k_norm = floats(k->dim);
     if (k->has_sinks) h.sinks = floats(k->heads);
+    if (k->form == CACHE_INT4)
+        h.offsets = floats(k->kv_heads * k->dim), h.factors = floats(k->kv_heads * k->dim);
     float *qkv = floats(105 * stride);
     if (is_odd) spoil(qkv + 50 * stride, 55, stride); /* the first rows are sound */
     const int64_t size = (int64_t)105 * k->heads * k->dim;
