@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from quire.config import EngineArgs
 from quire.errors import NotSupported
+from quire.kv.forms import parse_cache_dtype
 from quire.quant.form_name import check_form
 from quire.quant.methods import stored_method
 
@@ -63,6 +64,7 @@ def _check_choices(args: EngineArgs) -> None:
     _one_of("dtype", args.dtype, DTYPE_NAMES)
     _one_of("load_format", args.load_format, LOAD_FORMATS)
     _one_of("scheduling_policy", args.scheduling_policy, POLICIES)
+    parse_cache_dtype(args.kv_cache_dtype)
     if args.quantization is not None and stored_method(args.quantization) is None:
         check_form(args.quantization)
 

@@ -30,6 +30,9 @@ class CacheConfig:
     page_size: int = 16
     num_pages: int = 0  # filled in by sizing
     prefix_caching: bool = True
+    dtype: str = "auto"  # of keys and values, a name of `kv/forms.py`
+    token_bytes: int = 0  # of one token in all layers; filled in when the form is known
+    skipped: frozenset[int] = frozenset()  # layers that keep floats whatever `dtype` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class EngineArgs:
     attention_backend: str | None = None
     num_threads: int | None = None
     quantization: str | None = None  # what weights are rounded to while they are loaded
+    kv_cache_dtype: str = "auto"
+    kv_cache_dtype_skip_layers: tuple[int | str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,14 @@ The only place that turns what users say into what the engine does. Memory-depen
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.args_check import check_args
 from quire.config import CacheConfig, Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.errors import NotSupported
+from quire.kv.forms import parse_cache_dtype
+from quire.kv.spec import skipped_layers
 from quire.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -64,7 +67,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
             batch_wait_tokens=args.batch_wait_tokens,
             chunked_prefill=args.enable_chunked_prefill,
         ),
-        cache=CacheConfig(args.page_size, 0, args.enable_prefix_caching),
+        cache=_cache(args, spec, device.type, decide),
         kv_cache_memory=args.kv_cache_memory,
         gpu_memory_utilization=args.gpu_memory_utilization,
         seed=args.seed or 0,  # of random weights, which are the same at every start
@@ -74,6 +77,31 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
         decisions=tuple(decisions),
     )
     return config, device, dtype
+
+
+def _cache(
+    args: EngineArgs, spec: ModelSpec, device: str, decide: Callable[[str, object, str], None]
+) -> CacheConfig:
+    """What "auto" means is decided when the weights are in: `engine/build.py`."""
+    name = parse_cache_dtype(args.kv_cache_dtype)
+    config = CacheConfig(args.page_size, 0, args.enable_prefix_caching)
+    if name == "auto":
+        return config
+    if device != "cpu":
+        raise NotSupported(
+            f"got kv_cache_dtype={args.kv_cache_dtype!r} on {device}: codes are kept on CPUs only"
+            " so far; leave it out"
+        )
+    if spec.mla is not None and name == "int4":
+        raise NotSupported(
+            f"got kv_cache_dtype={args.kv_cache_dtype!r} for {spec.architecture}, whose cache keeps"
+            " latents: they are kept in 'int8' or 'fp8'"
+        )
+    windows = [spec.window_of(layer) for layer in range(spec.num_layers)]
+    skipped = skipped_layers(args.kv_cache_dtype_skip_layers, windows)
+    left = f", {len(skipped)} of {spec.num_layers} layers left out" if skipped else ""
+    decide("kv cache dtype", name, f"asked for{left}")
+    return replace(config, dtype=name, skipped=skipped)
 
 
 def _default(value: int | None, default: int) -> int:

@@ -78,7 +78,7 @@ class PagedCase:
         make = lambda: torch.full(shape, fill, dtype=like.dtype, device=like.device)  # noqa: E731
         cache = LayerCache(make(), make())
         if self.spec.window is not None:
-            for part in cache:
+            for part in cache[:2]:
                 part[-1] = float("nan")
         return cache
 

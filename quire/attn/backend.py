@@ -8,14 +8,19 @@ other backend; `select.py` picks one with a reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+from quire.kv.forms import FLOAT32, CacheForm
+from quire.kv.spec import KvScales
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import Tensor
 
+    from quire.attn.balance import Balance
     from quire.forward import Batch
 
     IntArray = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
@@ -47,13 +52,18 @@ class AttnCaps:
     graphs: bool  # decode plans may be replayed inside a captured graph
     value_dims: frozenset[int] | None = None  # of latents; None: any
     prompt_graphs: bool = False  # so may plans with prompts: the backend is a PromptPlanner too
+    # Coded forms of the cache (`kv/forms.py`), each with what divides the heads it can be kept of.
+    codes: Mapping[str, int] = field(default_factory=dict)
 
 
 class LayerCache(NamedTuple):
-    """One layer's pages: two tensors of the shape the backend asked for."""
+    """One layer's pages: two tensors of the shape the backend asked for or, where they hold codes,
+    of bytes [pages, bytes of a page], which the backend lays out itself."""
 
     keys: Tensor
     values: Tensor
+    form: CacheForm = FLOAT32  # only whether it is coded counts: floats are of the tensors' dtype
+    scales: KvScales | None = None  # of a checkpoint; None: each row's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +75,12 @@ class HeadTransform:
     q_norm: Tensor | None  # [head_dim] RMS weight on each head (Qwen3); None: no norm
     k_norm: Tensor | None
     eps: float
+    balance: Balance | None = None  # of keys that become codes
 
 
 class AttentionBackend(Protocol):
     caps: AttnCaps
-    cache_dtype: torch.dtype  # of keys and values in the cache
+    cache_dtype: torch.dtype  # of keys and values that are kept as floats
 
     def cache_shape(self, num_pages: int, spec: AttnSpec) -> tuple[int, ...]:
         """Shape of the key tensor (and of the value tensor) of one layer; pages first. Pure."""

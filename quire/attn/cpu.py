@@ -15,7 +15,7 @@ and keys that do not start on a block's border (a window's are gathered from one
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from quire.attn import cpu_softmax
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
+from quire.attn.cache_codes import RowCodes, store_rows
 from quire.attn.heads import Rotation, rotation_at, split_heads
 from quire.forward import Batch
 from quire.kv.allocator import SCRATCH_PAGE
@@ -61,6 +62,7 @@ class CpuAttention:
         head_dims=None,
         page_sizes=None,
         graphs=False,
+        codes={"int8": 1, "fp8": 1, "int4": 2},
     )
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
@@ -88,6 +90,8 @@ class CpuAttention:
         if plan.rotation is None:
             plan.rotation = rotation_at(heads, batch.positions)
         q, k, v = split_heads(qkv, heads, plan.rotation, spec)
+        if (codes := RowCodes.of(cache, spec)) is not None:
+            return store_rows(cache, codes, batch.slots, (q, k, v), heads)
         width = spec.num_kv_heads * spec.head_dim
         cache.keys.view(-1, width).index_copy_(0, batch.slots, k.reshape(-1, width))
         cache.values.view(-1, width).index_copy_(0, batch.slots, v.reshape(-1, width))
@@ -102,6 +106,10 @@ class CpuAttention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         assert isinstance(plan, CpuPlan)
+        codes = RowCodes.of(cache, spec)
+        if codes is not None and codes.block > 1:
+            own = cache._replace(form=replace(cache.form, rotates=False))
+            return codes.turned_back(self.run(codes.turned_queries(q), own, plan, spec, sinks))
         if len(plan.groups) == 1 and plan.groups[0].num_seqs * plan.groups[0].num_queries == len(q):
             return _attend(q, cache, plan.groups[0], spec, sinks)  # keeps order: one group is all
         out = torch.empty_like(q)
@@ -230,9 +238,14 @@ def _attend(
 ) -> Tensor:
     seqs, queries, keys_each = group.num_seqs, group.num_queries, group.num_keys
     kv_heads, dim = spec.num_kv_heads, spec.head_dim
-    k = cache.keys.index_select(0, group.pages).view(seqs, -1, kv_heads, dim)[:, :keys_each]
-    v = cache.values.index_select(0, group.pages).view(seqs, -1, kv_heads, dim)[:, :keys_each]
-    k, v = k.transpose(1, 2), v.transpose(1, 2)  # [seqs, kv_heads, keys, dim]
+    codes = RowCodes.of(cache, spec)
+
+    def gathered(part: Tensor) -> Tensor:
+        pages = part.index_select(0, group.pages)
+        rows = pages if codes is None else codes.read(pages).to(q.dtype)
+        return rows.view(seqs, -1, kv_heads, dim)[:, :keys_each].transpose(1, 2)
+
+    k, v = gathered(cache.keys), gathered(cache.values)  # [seqs, kv_heads, keys, dim]
     ratio = spec.num_heads // kv_heads
     is_plain = spec.softcap is None and sinks is None
     if group.mask is None and is_plain:

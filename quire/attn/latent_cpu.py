@@ -23,7 +23,7 @@ from quire.forward import Batch
 
 
 class LatentCpu(LatentAttention):
-    caps = CpuAttention.caps
+    caps = replace(CpuAttention.caps, codes={"int8": 1, "fp8": 1})
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(dtype)
@@ -43,11 +43,11 @@ class LatentCpu(LatentAttention):
     ) -> Tensor:
         if plan.rotation is None:
             plan.rotation = rotation_at(heads, plan.batch.positions)
-        return store(tokens, plan.rotation, cache, plan.batch.slots)
+        return store(tokens, plan.rotation, cache, plan.batch.slots, spec)
 
     def run(self, q: Tensor, cache: LayerCache, plan: LatentPlan, spec: AttnSpec) -> Tensor:
-        twice = LayerCache(cache.keys, cache.keys)
-        out = self._shared.run(q, twice, plan.absorbed_plan, replace(spec, value_dim=None))
+        twice = cache._replace(values=cache.keys)
+        out = self._shared.run(q, twice, plan.absorbed_plan, spec)
         return out[..., : spec.value_dim]
 
     def run_expanded(

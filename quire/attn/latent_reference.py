@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
+from quire.attn.cache_codes import RowCodes
 from quire.attn.heads import Rotation, rotate, rotation_at
 from quire.attn.latent import Expand, LatentAttention, LatentPlan, Projected
 from quire.attn.latent_forms import split_forms
@@ -23,6 +24,7 @@ class LatentReference(LatentAttention):
         head_dims=None,
         page_sizes=None,
         graphs=False,
+        codes={"int8": 1, "fp8": 1},
     )
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
@@ -40,13 +42,13 @@ class LatentReference(LatentAttention):
         spec: AttnSpec,
     ) -> Tensor:
         rotation = rotation_at(heads, plan.batch.positions)
-        return store(tokens, rotation, cache, plan.batch.slots)
+        return store(tokens, rotation, cache, plan.batch.slots, spec)
 
     def run(self, q: Tensor, cache: LayerCache, plan: LatentPlan, spec: AttnSpec) -> Tensor:
         assert plan.absorbed is not None and spec.value_dim is not None
         batch, outs = plan.absorbed.batch, []
         for i, piece in enumerate(q.float().split(batch.host_query_lens.tolist())):
-            keys = _context(cache, batch, i)[:, None]  # [context, 1, head_dim]
+            keys = _context(cache, batch, i, spec)[:, None]  # [context, 1, head_dim]
             outs.append(_causal(piece, keys, keys[..., : spec.value_dim], spec.scale))
         return torch.cat(outs).to(q.dtype) if outs else q[..., : spec.value_dim]
 
@@ -57,7 +59,7 @@ class LatentReference(LatentAttention):
         batch, outs = plan.expanded.batch, []
         nope_dim = q.shape[-1] - (spec.head_dim - spec.value_dim)
         for i, piece in enumerate(q.float().split(batch.host_query_lens.tolist())):
-            rows = _context(cache, batch, i)
+            rows = _context(cache, batch, i, spec)
             latent, rotated = rows.split([spec.value_dim, spec.head_dim - spec.value_dim], -1)
             expanded = expand(latent.to(q.dtype)).float()  # [context, heads, nope + v_dim]
             shared = rotated[:, None].expand(-1, q.shape[1], -1)
@@ -66,20 +68,27 @@ class LatentReference(LatentAttention):
         return torch.cat(outs).to(q.dtype)
 
 
-def store(tokens: Projected, rotation: Rotation, cache: LayerCache, slots: Tensor) -> Tensor:
+def store(
+    tokens: Projected, rotation: Rotation, cache: LayerCache, slots: Tensor, spec: AttnSpec
+) -> Tensor:
     """Write a step's latents and rotated keys, and return its rotated queries."""
     rope_dim = tokens.key.shape[-1]
     key = rotate(tokens.key[:, None], rotation)[:, 0]
     rows = torch.cat((tokens.latent, key), -1)
-    cache.keys.view(-1, rows.shape[-1]).index_copy_(0, slots, rows)
+    if (codes := RowCodes.of(cache, spec)) is not None:
+        codes.write(cache.keys, slots, rows[:, None], None)
+    else:
+        cache.keys.view(-1, rows.shape[-1]).index_copy_(0, slots, rows)
     plain, turned = tokens.q.split([tokens.q.shape[-1] - rope_dim, rope_dim], -1)
     return torch.cat((plain, rotate(turned, rotation)), -1)
 
 
-def _context(cache: LayerCache, batch: Batch, seq: int) -> Tensor:
+def _context(cache: LayerCache, batch: Batch, seq: int, spec: AttnSpec) -> Tensor:
     """[context, head_dim] of a sequence, in fp32."""
     context = int(batch.host_context_lens[seq])
     pages = batch.page_table[batch.rows[seq], : -(-context // batch.page_size)].long()
+    if (codes := RowCodes.of(cache, spec)) is not None:
+        return codes.read(cache.keys[pages]).flatten(0, 2)[:context]
     return cache.keys[pages].flatten(0, 2)[:context].float()
 
 

@@ -1,8 +1,8 @@
 """NativeAttention: attention of the native library, recorded on a tape or run layer by layer.
 
-Keys lie with tokens as lanes, so scores need no transposing, and the cache may be fp16 beside
-packed weights; `native/src/attend.c` has the arithmetic and `quire_native.h` the layout. Latents
-and heads of odd sizes are left to `cpu.py`.
+Keys lie with tokens as lanes, so scores need no transposing. The cache may be fp16 beside packed
+weights, or codes with scales; `native/src/attend.c` has the arithmetic and `quire_native.h` the
+layout. Latents and heads of odd sizes are left to `cpu.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from torch import Tensor
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
 from quire.errors import NotSupported
 from quire.forward import Batch
+from quire.kv.forms import rotation_of
+from quire.kv.spec import KvScales
 from quire.native.heads import Heads, StepPointers
 from quire.native.library import find_library
 from quire.native.tape import ATTEND, STORE, Op, Rows, Step
 
 MAX_HEAD_DIM = 512
 LARGEST_PAGE = 4096
+# How the library calls what the cache keeps: `quire_native.h`.
+FORMS = {"float32": 0, "float16": 1, "int8": 2, "fp8": 3, "int4": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class NativeAttention:
         head_dims=frozenset(range(16, MAX_HEAD_DIM + 1, 16)),
         page_sizes=frozenset(1 << i for i in range(LARGEST_PAGE.bit_length())),
         graphs=False,
+        codes={"int8": 16, "fp8": 16, "int4": 32},
     )
 
     def __init__(self, cache_dtype: torch.dtype = torch.float32) -> None:
@@ -73,6 +78,9 @@ class NativeAttention:
         if heads.q_norm is not None and heads.k_norm is not None:
             made.q_norm, made.k_norm = _floats(heads.q_norm), _floats(heads.k_norm)
             made.norm_eps = heads.eps
+        if heads.balance is not None:
+            made.offsets = _floats(heads.balance.offsets)
+            made.factors = _floats(heads.balance.factors)
         return self._do(STORE, qkv, made, plan, (heads, cache))
 
     def run(
@@ -89,15 +97,21 @@ class NativeAttention:
         return self._do(ATTEND, q, made, plan, (sinks, cache))
 
     def _heads(self, cache: LayerCache, spec: AttnSpec) -> Heads:
-        assert cache.keys.dtype == self.cache_dtype, (cache.keys.dtype, self.cache_dtype)
+        form, scales, stored = cache.form, cache.scales or KvScales(0.0, 0.0), cache.keys.dtype
+        assert stored == (torch.uint8 if form.is_coded else self.cache_dtype), (stored, form)
+        name = form.name if form.is_coded else str(stored).removeprefix("torch.")
         return Heads(
             keys=cache.keys.data_ptr(),
             values=cache.values.data_ptr(),
+            page_stride=cache.keys.stride(0) * stored.itemsize,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             window=spec.window or 0,
-            is_half=self.cache_dtype == torch.float16,
+            form=FORMS[name],
+            turned=rotation_of(form, spec.head_dim),
+            k_scale=scales.keys,
+            v_scale=scales.values,
             scale=spec.scale,
             softcap=spec.softcap or 0.0,
         )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
+from quire.attn.cache_codes import RowCodes, store_rows
 from quire.attn.heads import rotation_at, split_heads
 from quire.forward import Batch
 
@@ -22,6 +23,7 @@ class ReferenceAttention:
         head_dims=None,
         page_sizes=None,
         graphs=False,
+        codes={"int8": 1, "fp8": 1, "int4": 2},
     )
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
@@ -38,6 +40,8 @@ class ReferenceAttention:
     ) -> Tensor:
         assert isinstance(plan, Batch)
         q, k, v = split_heads(qkv, heads, rotation_at(heads, plan.positions), spec)
+        if (codes := RowCodes.of(cache, spec)) is not None:
+            return store_rows(cache, codes, plan.slots, (q, k, v), heads)
         page, offset = plan.slots // plan.page_size, plan.slots % plan.page_size
         cache.keys[page, :, offset] = k
         cache.values[page, :, offset] = v
@@ -52,6 +56,9 @@ class ReferenceAttention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         assert isinstance(plan, Batch)
+        codes = RowCodes.of(cache, spec)
+        if codes is not None:
+            q = codes.turned_queries(q)
         outs = []
         begin = 0
         for i, length in enumerate(plan.host_query_lens.tolist()):
@@ -62,14 +69,17 @@ class ReferenceAttention:
             column = oldest // plan.page_size
             pages = plan.page_table[plan.rows[i], column:num_pages].long()
             num_keys = context - column * plan.page_size
-            k = _dense(cache.keys, pages, num_keys)  # [keys, kv_heads, dim]
-            v = _dense(cache.values, pages, num_keys)
+            k = _dense(cache.keys, pages, num_keys, codes)  # [keys, kv_heads, dim]
+            v = _dense(cache.values, pages, num_keys, codes)
             outs.append(_causal(q[begin : begin + length].float(), k, v, spec, sinks))
             begin += length
-        return torch.cat(outs).to(q.dtype) if outs else torch.empty_like(q)
+        out = torch.cat(outs).to(q.dtype) if outs else torch.empty_like(q)
+        return out if codes is None else codes.turned_back(out)
 
 
-def _dense(cache: Tensor, pages: Tensor, num_keys: int) -> Tensor:
+def _dense(cache: Tensor, pages: Tensor, num_keys: int, codes: RowCodes | None) -> Tensor:
+    if codes is not None:
+        return codes.read(cache[pages]).flatten(0, 1)[:num_keys]
     return cache[pages].transpose(1, 2).flatten(0, 1)[:num_keys].float()
 
 

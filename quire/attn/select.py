@@ -35,9 +35,13 @@ DEVICES = {
 
 
 def select_backend(
-    name: str | None, device: torch.device, dtype: torch.dtype, spec: AttnSpec
+    name: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    spec: AttnSpec,
+    coded: str | None = None,
 ) -> tuple[str, AttentionBackend]:
-    """The named backend, or the first that can do the job."""
+    """The named backend, or the first that can do the job; `coded` is the form of the cache."""
     table = BACKENDS if spec.value_dim is None else LATENT_BACKENDS
     declined = []
     for candidate in [name] if name else table.entries:
@@ -45,7 +49,7 @@ def select_backend(
             declined.append(f"{candidate}: not for {device.type}")
             continue
         kind = table.get(candidate)
-        reason = why_not(kind.caps, device, dtype, spec)
+        reason = why_not(kind.caps, device, dtype, spec, coded)
         if reason is None:
             try:
                 return candidate, kind(dtype)
@@ -54,11 +58,20 @@ def select_backend(
         declined.append(f"{candidate}: {reason}")
     raise NotSupported(
         f"no attention backend fits device={device.type}, dtype={dtype},"
-        f" head_dim={spec.head_dim}, page_size={spec.page_size}; tried " + "; ".join(declined)
+        f" head_dim={spec.head_dim}, page_size={spec.page_size}"
+        + (f", kv_cache_dtype={coded!r}" if coded else "")
+        + "; tried "
+        + "; ".join(declined)
     )
 
 
-def why_not(caps: AttnCaps, device: torch.device, dtype: torch.dtype, spec: AttnSpec) -> str | None:
+def why_not(
+    caps: AttnCaps,
+    device: torch.device,
+    dtype: torch.dtype,
+    spec: AttnSpec,
+    coded: str | None = None,
+) -> str | None:
     if device.type not in caps.devices:
         return f"not for {device.type}"
     if dtype not in caps.dtypes:
@@ -69,4 +82,8 @@ def why_not(caps: AttnCaps, device: torch.device, dtype: torch.dtype, spec: Attn
         return f"latents of {spec.value_dim} not among {sorted(caps.value_dims)}"
     if caps.page_sizes is not None and spec.page_size not in caps.page_sizes:
         return f"page_size {spec.page_size} not among {sorted(caps.page_sizes)}"
+    if coded is not None and coded not in caps.codes:
+        return f"keeps no {coded} cache"
+    if coded is not None and spec.head_dim % caps.codes[coded]:
+        return f"{coded} of head_dim {spec.head_dim}, want a multiple of {caps.codes[coded]}"
     return None

@@ -16,12 +16,12 @@ from quire.bench.drive import Run, drive, paged_use
 from quire.bench.workload import Job, skewed_jobs, spread
 from quire.config import EngineArgs, SchedConfig
 from quire.engine.build import Engine, build_engine
+from quire.engine.cache_form import cache_wish, plain_form
 from quire.engine.core import EngineCore
 from quire.kv.groups import PageNeeds, layer_groups
 from quire.kv.manager import KVManager
 from quire.load.open import open_model
-from quire.memory.pool import bytes_per_page
-from quire.models.decoder import heads_of
+from quire.models.kv_cache import cache_of
 from quire.models.registry import spec_of
 from quire.resolve import resolve
 from quire.runner.runner import ModelRunner
@@ -209,12 +209,13 @@ def _build(args: EngineArgs, options: LadderOptions) -> tuple[Engine, int]:
     spec = spec_of(checkpoint.config)
     max_len = options.max_model_len or args.max_model_len or min(512, spec.max_positions)
     args = replace(args, max_model_len=max_len, max_num_seqs=options.max_num_seqs)
-    _, _, dtype = resolve(args, spec)
+    config, _, dtype = resolve(args, spec)
     groups = layer_groups(spec.windows, spec.num_layers)
     needs = PageNeeds(args.page_size, groups.windows, max_inflight=max_len)
     num_pages = options.budget_rows * needs.of(max_len) + 1
-    page_bytes = bytes_per_page(heads_of(spec, args.page_size), groups.num_places, dtype)
-    memory = num_pages * page_bytes
+    kept = cache_wish(args, config.cache, checkpoint, spec)
+    cache = cache_of(spec, plain_form(dtype), kept, args.page_size)
+    memory = num_pages * cache.page_bytes
     return build_engine(replace(args, kv_cache_memory=memory), checkpoint), max_len
 
 

@@ -14,6 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from quire.kv.forms import CacheForm
+from quire.kv.spec import CacheSpec
+from quire.models.kv_cache import cache_of
 from quire.models.spec import ModelSpec
 
 PRODUCTS = ("qkv", "out", "up", "down", "head")  # of a dense model, in the order they run
@@ -57,11 +60,15 @@ def total(loads: Iterable[Load]) -> Load:
     return sum(loads, Load())
 
 
-def step_loads(spec: ModelSpec, feeds: Sequence[Feed], itemsize: int) -> Mapping[str, Load]:
+def step_loads(
+    spec: ModelSpec, feeds: Sequence[Feed], itemsize: int, cache: CacheSpec | None = None
+) -> Mapping[str, Load]:
     """Loads by kind of work, all layers together; every request draws one token.
 
-    `itemsize` is the size of a weight and of a cache entry in bytes.
+    `itemsize` is the size of a weight in bytes, and of a number in the cache where nothing else is
+    said of it.
     """
+    cache = cache or floats_of(spec, itemsize)
     tokens = sum(feed.num_tokens for feed in feeds)
     hidden, layers, heads = spec.hidden_size, spec.num_layers, _heads(spec)
     dense = sum(not spec.is_sparse(layer) for layer in range(layers))
@@ -76,8 +83,8 @@ def step_loads(spec: ModelSpec, feeds: Sequence[Feed], itemsize: int) -> Mapping
         "up": product(dense * ups * spec.ffn_size * hidden),
         "down": product(dense * spec.ffn_size * hidden),
         "head": product(spec.vocab_size * hidden, len(feeds)),
-        "attention": attention_load(spec, feeds, itemsize),
-        "cache write": Load(tokens * token_bytes(spec, itemsize)),
+        "attention": attention_load(spec, feeds, cache),
+        "cache write": Load(tokens * cache.token_bytes),
     }
     if spec.moe is not None:
         loads["experts"] = _experts(spec, tokens, layers - dense, itemsize)
@@ -89,7 +96,6 @@ class _Heads(NamedTuple):
 
     qkv: int  # weights
     out: int
-    entry: int  # numbers kept of each token
     pair: int  # operations for a query and a key
 
 
@@ -97,31 +103,32 @@ def _heads(spec: ModelSpec) -> _Heads:
     hidden, num, dim = spec.hidden_size, spec.num_heads, spec.head_dim
     if (mla := spec.mla) is None:
         kv = spec.num_kv_heads * dim
-        return _Heads(hidden * (num * dim + 2 * kv), hidden * num * dim, 2 * kv, 4 * num * dim)
+        return _Heads(hidden * (num * dim + 2 * kv), hidden * num * dim, 4 * num * dim)
     query, entry = num * (mla.nope_dim + mla.rope_dim), mla.kv_rank + mla.rope_dim
     q = hidden * query if mla.q_rank is None else mla.q_rank * (hidden + query)
     kv = hidden * entry + mla.kv_rank * num * (mla.nope_dim + mla.v_dim)
-    return _Heads(q + kv, hidden * num * mla.v_dim, entry, 2 * (query + num * mla.v_dim))
+    return _Heads(q + kv, hidden * num * mla.v_dim, 2 * (query + num * mla.v_dim))
 
 
-def token_bytes(spec: ModelSpec, itemsize: int) -> int:
-    """What the cache keeps of one token, in all layers."""
-    return spec.num_layers * _heads(spec).entry * itemsize
+def floats_of(spec: ModelSpec, itemsize: int) -> CacheSpec:
+    """A cache of floats of that size."""
+    return cache_of(spec, CacheForm(f"float{8 * itemsize}", 8 * itemsize))
 
 
-def attention_load(spec: ModelSpec, feeds: Sequence[Feed], itemsize: int) -> Load:
+def attention_load(spec: ModelSpec, feeds: Sequence[Feed], cache: CacheSpec) -> Load:
     """Each request's cache is read once; a token meets its window, itself included."""
-    heads = _heads(spec)
-    num_keys = num_pairs = 0
-    layers = Counter(spec.window_of(layer) for layer in range(spec.num_layers))
-    for window, count in layers.items():
+    num_bytes = num_pairs = 0
+    layers = Counter(
+        (spec.window_of(layer), cache.layer_bytes(layer)) for layer in range(spec.num_layers)
+    )
+    for (window, token_bytes), count in layers.items():
         for start, num in feeds:
             width = start + num if window is None else window
             growing = max(0, min(num, width - start))  # tokens whose window is not yet full
             pairs = growing * start + growing * (growing + 1) // 2 + (num - growing) * width
             num_pairs += count * pairs
-            num_keys += count * min(start + num, width + num - 1)
-    return Load(num_keys * heads.entry * itemsize, num_pairs * heads.pair)
+            num_bytes += count * min(start + num, width + num - 1) * token_bytes
+    return Load(num_bytes, num_pairs * _heads(spec).pair)
 
 
 def _experts(spec: ModelSpec, tokens: int, num_layers: int, itemsize: int) -> Load:

@@ -14,8 +14,8 @@ from quire.bench.roofline import (
     Feed,
     Load,
     attention_load,
+    floats_of,
     step_loads,
-    token_bytes,
     total,
 )
 from quire.bench.suite import OWN_TOKENS, Row, request_lengths
@@ -65,14 +65,15 @@ class Workload:
     def load(self, spec: ModelSpec) -> Load:
         num_steps = max(num_output for _, num_output in self.lengths)
         weights = total(step_loads(spec, [], ITEMSIZE).values()).num_bytes
-        num_bytes = num_steps * (weights + self.num_shared * token_bytes(spec, ITEMSIZE))
+        cache = floats_of(spec, ITEMSIZE)
+        num_bytes = num_steps * (weights + self.num_shared * cache.token_bytes)
         num_flops = 0.0
         for num_prompt, num_output in self.lengths:
             # All but the last token drawn are fed again.
             feed = Feed(self.num_shared, num_prompt + num_output - 1)
-            num_flops += attention_load(spec, [feed], ITEMSIZE).num_flops
+            num_flops += attention_load(spec, [feed], cache).num_flops
             past = sum(range(num_prompt + 1, num_prompt + num_output))
-            num_bytes += past * token_bytes(spec, ITEMSIZE)
+            num_bytes += past * cache.token_bytes
         layers = 2 * (spec.num_active_params - _tables(spec))
         num_fed = sum(num_prompt + num_output - 1 for num_prompt, num_output in self.lengths)
         num_flops += layers * num_fed + 2 * spec.vocab_size * spec.hidden_size * self.num_output

@@ -28,6 +28,8 @@ FIELDS = {
     "page_size": "page_size",
     "prefix_caching": "enable_prefix_caching",
     "kv_cache_memory": "kv_cache_memory",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "kv_cache_dtype_skip_layers": "kv_cache_dtype_skip_layers",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "scheduling_policy": "scheduling_policy",
     "engine_seed": "seed",
@@ -67,6 +69,13 @@ def add_engine_flags(parser: VerbParser) -> None:
         help="compute every prompt in full",
     )
     add("--kv-cache-memory", type=size_bytes, metavar="SIZE", help="such as 4GiB or 512MiB")
+    add("--kv-cache-dtype", metavar="NAME", help="auto, int8, fp8 or int4: more tokens in memory")
+    add(
+        "--kv-cache-dtype-skip-layers",
+        type=_words,
+        metavar="LIST",
+        help="layers that keep floats, such as 0,29 or sliding_window",
+    )
     add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
     add("--scheduling-policy", metavar="NAME", help="fcfs or priority")
     add("--seed", dest="engine_seed", type=int, metavar="N", help="makes what is drawn repeat")
@@ -78,6 +87,10 @@ def add_engine_flags(parser: VerbParser) -> None:
         const=True,
         help="layer by layer: no CUDA graphs, no recorded steps",
     )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def model_of(args: Namespace) -> str:

@@ -74,12 +74,16 @@ def run(args: Namespace) -> int:
 
 def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     """`context` is the length of the request whose pages are counted; None: the longest one."""
-    from quire.cli.layer_plan import BATCHES, bandwidth_of, decode_rates
+    import torch
+
+    from quire.cli.layer_plan import bandwidth_of, decode_rates
     from quire.cli.weight_forms import PLAIN, by_part, step_weights
     from quire.engine.build import max_inflight
+    from quire.engine.cache_form import cache_decisions, cache_wish, plain_form
     from quire.engine.cpu_path import CpuPath
     from quire.kv.groups import PageNeeds, layer_groups
     from quire.load.fit import check_fit
+    from quire.models.kv_cache import cache_of
     from quire.models.plan import plan_of
     from quire.models.registry import spec_of
     from quire.resolve import resolve
@@ -96,15 +100,17 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     cpu = CpuPath.of(args, device)
     held, keeps = _held(args, opened, spec, cpu, dtype)
     has_codes = cpu.keeps_packed and any(one.form not in PLAIN for one in held)
-    entry_size = 2 if has_codes else dtype.itemsize
-    plan = plan_of(spec, entry_size, context or longest, needs)
+    plain = plain_form(torch.float16 if has_codes else dtype)
+    kept = cache_wish(args, config.cache, opened.checkpoint, spec)
+    cache = cache_of(spec, plain, kept, config.cache.page_size)
+    plan = plan_of(spec, cache, context or longest, needs)
     facts = [*_model_facts(spec, opened, plan), *_tokenizer_facts(opened.tokenizer)]
     facts += _sampling_facts(args.model, opened)
     weights = sum(one.num_bytes for one in held)
     facts += _memory_facts(config, plan, needs, held, keeps)
     bandwidth, step = bandwidth_of(device), step_weights(held, spec.tied)
-    rates = decode_rates(spec, context or longest, step, entry_size, bandwidth, BATCHES)
-    decisions = [*config.decisions, *cpu.kernel_decisions()]
+    rates = decode_rates(spec, context or longest, step, cache, bandwidth)
+    decisions = [*config.decisions, *cpu.kernel_decisions(), *cache_decisions(cache)]
     decisions.append(_cache_decision(config, device, plan, weights, needs))
     forms = by_part(held)
     return Inspection(facts, context or longest, plan, forms, bandwidth, rates, decisions)

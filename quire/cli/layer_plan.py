@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire.bench.roofline import Feed, attention_load, token_bytes
+from quire.bench.roofline import Feed, attention_load
 from quire.cli.weight_forms import StepWeights
+from quire.kv.spec import CacheSpec
 from quire.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -96,17 +96,16 @@ def decode_rates(
     spec: ModelSpec,
     context: int,
     weights: StepWeights,
-    entry_size: int,
+    cache: CacheSpec,
     bandwidth: Bandwidth,
-    batches: Sequence[int],
 ) -> list[DecodeRate]:
-    """`entry_size`: bytes of a number in the cache."""
+    """Bounded by the bytes of weights and cache that a step reads and writes."""
     rates = []
-    for batch in batches:
+    for batch in BATCHES:
         feeds = [Feed(context - 1, 1)] * batch
         num_bytes = weights.always + weights.experts * _visited(spec, batch)
-        num_bytes += attention_load(spec, feeds, entry_size).num_bytes
-        num_bytes += batch * token_bytes(spec, entry_size)  # written
+        num_bytes += attention_load(spec, feeds, cache).num_bytes
+        num_bytes += batch * cache.token_bytes  # written
         rates.append(DecodeRate(batch, round(num_bytes), batch * bandwidth.bytes_per_s / num_bytes))
     return rates
 

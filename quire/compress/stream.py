@@ -18,11 +18,14 @@ from torch import Tensor
 from quire.attn.select import select_backend
 from quire.compress.seen import MAX_ROWS, Needs, Seen, Watch
 from quire.forward import Batch, LayerContext
+from quire.kv.forms import FLOAT32
 from quire.kv.groups import layer_groups
+from quire.kv.spec import CacheSpec
 from quire.load.checkpoint import Checkpoint
 from quire.load.loader import target_of
 from quire.memory.pool import PagePool
 from quire.models.decoder import Block, Decoder, block_kind, heads_of
+from quire.models.kv_cache import kv_shape
 from quire.models.names import Target
 from quire.models.spec import ModelSpec
 from quire.nn.moe import SparseMLP
@@ -61,8 +64,8 @@ class Stream:
         self._ids = ids.split(max(1, TOKENS_A_CALL // self.length))
         self._ropes = self.model.ropes()
         self._parts: list[Part] = []
-        sizes = (layer_groups((), 1), len(self._ids[0]), torch.float32, device)
-        self._pool = PagePool(self.backend, self.heads, *sizes)
+        cache = CacheSpec(kv_shape(spec), layer_groups((), 1), self.length, FLOAT32)
+        self._pool = PagePool(self.backend, self.heads, cache, len(self._ids[0]), device)
 
     def enter(self, embed: Tensor, positions: Tensor | None) -> None:
         """From tokens to what the first block reads."""

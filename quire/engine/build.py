@@ -16,6 +16,7 @@ import torch
 from quire.attn.backend import AttentionBackend, AttnSpec
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
+from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
 from quire.engine.collector import return_heap
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
@@ -23,14 +24,15 @@ from quire.engine.pack_identity import packs_of
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
-from quire.kv.groups import LayerGroups, PageNeeds, layer_groups
+from quire.kv.groups import LayerGroups, PageNeeds
 from quire.kv.manager import KVManager
+from quire.kv.spec import CacheSpec
 from quire.load.checkpoint import Checkpoint
 from quire.load.fit import check_fit
 from quire.load.gguf_checkpoint import GGUFCheckpoint
 from quire.load.loader import fill_random, load_weights
 from quire.load.wish import Wish
-from quire.memory.pool import PagePool, bytes_per_page
+from quire.memory.pool import PagePool
 from quire.memory.sizing import (
     CPU_DEFAULT,
     Room,
@@ -40,6 +42,7 @@ from quire.memory.sizing import (
     size_text,
 )
 from quire.models.decoder import Decoder, heads_of
+from quire.models.kv_cache import cache_of
 from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
 from quire.nn.ops import Ops
@@ -85,8 +88,8 @@ def build_engine(
     itemsize = 1 if is_packed else dtype.itemsize
     check_weights_fit(spec.num_params * itemsize, total_memory(device))
     heads = heads_of(spec, args.page_size)
-    groups = layer_groups(spec.windows, spec.num_layers)
-    name, backend = select_backend(config.attention_backend, device, dtype, heads)
+    kept = cache_wish(args, config.cache, checkpoint, spec)
+    name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
     form = _form(args, checkpoint, device)
     if form is not None:
         cpu = cpu.rounding_to(str(args.quantization))
@@ -99,31 +102,33 @@ def build_engine(
         packs.save()
         return_heap()
     backend = cpu.attention(backend, ops)
+    cache = cache_of(spec, plain_form(backend.cache_dtype), kept, args.page_size)
+    balance_keys(model, cache)
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(
-        config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(groups)
+        config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(cache.groups)
     )
     decisions = [
         *config.decisions,
         Decision("attention", name, f"first that can do {dtype} on {device.type}"),
         *cpu.decisions(ops),
+        *cache_decisions(cache),
     ]
-    if len(groups) > 1 or groups.windows != (None,):
-        decisions.append(_describe(groups))
-    pages = _size_pool(config, model, backend, heads, rows, decisions)
-    pool = PagePool(backend, heads, groups, pages, backend.cache_dtype, device)
+    if len(cache.groups) > 1 or cache.groups.windows != (None,):
+        decisions.append(_describe(cache.groups))
+    pages = _size_pool(config, model, backend, cache, rows, decisions)
+    pool = PagePool(backend, heads, cache, pages, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
     expand_prompts = spec.mla is not None and not config.cache.prefix_caching
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
     runner.tapes = cpu.record(model, backend, pool, config, decisions)
-    kv = KVManager(pages, args.page_size, config.cache.prefix_caching, groups.windows)
+    kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows)
     scheduler = Scheduler(config.sched, kv)
     grammars = _grammars(tokenizer, spec, runner)
     core = EngineCore(scheduler, runner, overlap=device.type == "cuda", grammars=grammars)
-    config = replace(
-        config, cache=replace(config.cache, num_pages=pages), decisions=tuple(decisions)
-    )
+    sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
+    config = replace(config, cache=sized, decisions=tuple(decisions))
     return Engine(core, runner, config, spec)
 
 
@@ -200,23 +205,21 @@ def _size_pool(
     config: EngineConfig,
     model: Decoder,
     backend: AttentionBackend,
-    heads: AttnSpec,
+    cache: CacheSpec,
     rows: RequestRows,
     decisions: list[Decision],
 ) -> int:
     """Run the largest step for real, then give the cache what is left."""
-    device, spec, sched = model.device, model.spec, config.sched
-    groups = layer_groups(spec.windows, spec.num_layers)
-    needs = PageNeeds(heads.page_size, groups.windows, max_inflight(sched, device))
-    page_bytes = bytes_per_page(heads, groups.num_places, backend.cache_dtype)
+    device, sched, page_bytes = model.device, config.sched, cache.page_bytes
+    needs = PageNeeds(cache.page_size, cache.groups.windows, max_inflight(sched, device))
 
     def step_bytes() -> int:
         before = peak_memory(device)
-        pool_bytes = largest_step(model, backend, heads, rows, sched.max_num_batched_tokens)
+        pool_bytes = largest_step(model, backend, cache, rows, sched.max_num_batched_tokens)
         return max(0, peak_memory(device) - before - pool_bytes)
 
     if device.type == "cuda":
-        compile_ahead(model, backend, heads, rows, sched.max_num_batched_tokens)
+        compile_ahead(model, backend, cache, rows, sched.max_num_batched_tokens)
         weights = torch.cuda.memory_allocated(device)
         reset_peak(device)
         step = step_bytes()
@@ -232,13 +235,13 @@ def _size_pool(
         is_short = usable < max(CPU_DEFAULT, one_request)
         step = step_bytes() if is_short and config.kv_cache_memory is None else 0
     room = Room(total_memory(device), usable, weights, step, config.kv_cache_memory)
-    lens = (heads.page_size, sched.max_model_len, sched.max_num_seqs)
+    lens = (cache.page_size, sched.max_model_len, sched.max_num_seqs)
     pages = num_pages(room, page_bytes, *lens, needs)
     decisions.append(
         Decision(
             "kv cache",
-            f"{pages - 1} pages of {heads.page_size} tokens, {size_text(pages * page_bytes)}"
-            f" of {str(backend.cache_dtype).removeprefix('torch.')}",
+            f"{pages - 1} pages of {cache.page_size} tokens, {size_text(pages * page_bytes)}"
+            f" of {cache.form.name}, {cache.token_bytes:,} bytes a token",
             room.describe(),
         )
     )

@@ -345,6 +345,11 @@ class EngineProcess:
             num_params=spec.num_params,
         )
 
+    def _memory(self) -> dict[str, float]:
+        cache = self.engine.config.cache
+        num_slots = (cache.num_pages - 1) * cache.page_size
+        return {"kv_token_bytes": cache.token_bytes, "kv_slots": num_slots}
+
     def _beat(self) -> None:
         has_dumped = False
         while True:
@@ -360,7 +365,7 @@ class EngineProcess:
             if peer is None or peer.is_gone:
                 continue
             try:
-                counts = self.core.scheduler.stats().as_dict()
+                counts = self.core.scheduler.stats().as_dict() | self._memory()
             except RuntimeError:  # a dict changed size under our feet: the next beat will do
                 continue
             experts = self._loads.take() if self._loads is not None else {}

@@ -1,7 +1,9 @@
 """PagePool: the bytes behind the pages, one tensor for all layers. It owns no bookkeeping.
 
 A page has a place for each layer of a group (`kv/groups.py`), and any group may use any page.
-Layers of different groups at the same place share its tensors, but never a page.
+Layers of different groups at the same place share its tensors, but never a page. What a page holds
+and how large it is are `kv/spec.py`'s: floats in the shape the backend asks for, or bytes of codes
+and scales that the backend lays out itself.
 """
 
 from __future__ import annotations
@@ -13,18 +15,8 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec, LayerCache
-from quire.kv.groups import LayerGroups
-
-
-def bytes_per_page(spec: AttnSpec, num_places: int, dtype: torch.dtype) -> int:
-    """Bytes of one page: the keys and values of `num_places` layers (a group) for its tokens."""
-    width = spec.num_kv_heads * spec.head_dim
-    return _num_parts(spec) * num_places * spec.page_size * width * dtype.itemsize
-
-
-def _num_parts(spec: AttnSpec) -> int:
-    """Keys, and values unless they are read out of the keys."""
-    return 2 if spec.value_dim is None else 1
+from quire.kv.forms import CacheForm
+from quire.kv.spec import CacheSpec
 
 
 class PagePool:
@@ -32,24 +24,52 @@ class PagePool:
         self,
         backend: AttentionBackend,
         spec: AttnSpec,
-        groups: LayerGroups,
+        cache: CacheSpec,
         num_pages: int,
-        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.groups, self.num_pages = groups, num_pages
-        shape = backend.cache_shape(num_pages, spec)
+        self.cache, self.groups, self.num_pages = cache, cache.groups, num_pages
+        self._backend, self._spec = backend, spec
+        places = range(self.groups.num_places)
         # Zeros, not empty: masked keys have weight 0, but 0 times NaN is still NaN.
-        self.data: Tensor = _zeros(
-            (groups.num_places, _num_parts(spec), *shape), dtype, device
-        )  # [places, parts, pages, ...]
-        places = [
-            LayerCache(place[0], place[1] if len(place) == 2 else place[0][:0])
-            for place in self.data
-        ]
-        layers = range(groups.num_layers)
-        self._layers = [places[groups.place_of(layer)] for layer in layers]
-        self._group_of = [groups.group_of(layer) for layer in layers]
+        if cache.is_uniform:
+            shape = (len(places), cache.shape.num_parts, *self._part_shape(cache.form))
+            self.data = _zeros(shape, _dtype(cache.form), device)  # [places, parts, pages, ...]
+            self._regions = [self.data]
+            tensors = list(self.data)
+        else:
+            self.data = _zeros((num_pages * cache.page_bytes,), torch.uint8, device)
+            tensors = self._cut([cache.place_form(place) for place in places])
+            self._regions = [tensor[None] for tensor in tensors]
+        layers = range(self.groups.num_layers)
+        self._layers = [self._view(tensors[self.groups.place_of(i)], i) for i in layers]
+        self._group_of = [self.groups.group_of(layer) for layer in layers]
+
+    def _part_shape(self, form: CacheForm) -> tuple[int, ...]:
+        """Of the keys, or the values, of one layer; pages first."""
+        if form.is_coded:
+            return (self.num_pages, self.cache.part_bytes(form))
+        return self._backend.cache_shape(self.num_pages, self._spec)
+
+    def _cut(self, forms: list[CacheForm]) -> list[Tensor]:
+        """Each place's share of the bytes, [parts, pages, ...]."""
+        parts, begin = self.cache.shape.num_parts, 0
+        made: dict[int, Tensor] = {}
+        for place in sorted(range(len(forms)), key=lambda i: forms[i].is_coded):  # floats align
+            form = forms[place]
+            end = begin + parts * self.num_pages * self.cache.part_bytes(form)
+            share = self.data[begin:end].view(_dtype(form))
+            made[place], begin = share.view(parts, *self._part_shape(form)), end
+        return [made[place] for place in range(len(forms))]
+
+    def _view(self, place: Tensor, layer: int) -> LayerCache:
+        """A layer's own pages; of a place that is wider than they need to be, the front."""
+        form = self.cache.form_of(layer)
+        if form.is_coded:
+            flat = place.view(torch.uint8).flatten(2)
+            place = flat[..., : self.cache.part_bytes(form)]
+        values = place[1] if len(place) == 2 else place[0][:0]
+        return LayerCache(place[0], values, form, self.cache.scales.get(layer))
 
     def layer(self, index: int) -> LayerCache:
         return self._layers[index]
@@ -59,7 +79,14 @@ class PagePool:
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copy pages `sources` to pages `targets`, all places (int64, no repeats)."""
-        self.data[:, :, targets] = self.data[:, :, sources]
+        for region in self._regions:
+            region[:, :, targets] = region[:, :, sources]
+
+
+def _dtype(form: CacheForm) -> torch.dtype:
+    dtype = torch.uint8 if form.is_coded else getattr(torch, form.name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

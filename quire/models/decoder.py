@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.attn.backend import AttnSpec
 from quire.errors import NotSupported
 from quire.forward import ForwardContext, LayerContext, Tail
+from quire.models.kv_cache import kv_shape
 from quire.models.spec import ModelSpec, RopeSpec
 from quire.nn.attention import Attention, Ropes, RopeTables
 from quire.nn.embed import Embedding
@@ -120,12 +121,9 @@ def block_kind(spec: ModelSpec) -> type[Block]:
 
 def heads_of(spec: ModelSpec, page_size: int) -> AttnSpec:
     """What is stored of a token, the same in all layers."""
-    kv_heads, dim, value_dim = spec.num_kv_heads, spec.head_dim, None
-    if spec.mla is not None:  # one latent and one rotated key for all heads
-        kv_heads, dim, value_dim = 1, spec.mla.kv_rank + spec.mla.rope_dim, spec.mla.kv_rank
-    return AttnSpec(
-        spec.num_heads, kv_heads, dim, spec.head_dim**-0.5, page_size, value_dim=value_dim
-    )
+    kept, value_dim = kv_shape(spec), spec.mla.kv_rank if spec.mla else None
+    numbers = spec.num_heads, kept.num_heads, kept.width, spec.head_dim**-0.5, page_size
+    return AttnSpec(*numbers, value_dim=value_dim)
 
 
 class Decoder:

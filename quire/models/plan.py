@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from quire.kv.groups import PageNeeds, layer_groups
+from quire.kv.groups import PageNeeds
+from quire.kv.spec import CacheSpec
 from quire.models.decoder import Decoder, heads_of
 from quire.models.spec import ModelSpec
 
@@ -64,32 +65,23 @@ class ModelPlan:
         return sum(group.num_pages for group in self.groups)
 
 
-def plan_of(spec: ModelSpec, itemsize: int, context: int, needs: PageNeeds) -> ModelPlan:
-    """`itemsize` is that of a cache entry; of `needs` the page size and the tokens in flight."""
-    groups = layer_groups(spec.windows, spec.num_layers)
-    entry = layer_token_bytes(spec, itemsize)
+def plan_of(spec: ModelSpec, cache: CacheSpec, context: int, needs: PageNeeds) -> ModelPlan:
+    """Of `needs` the tokens in flight count."""
     return ModelPlan(
         runs=tuple(layer_runs(spec)),
         groups=tuple(
             GroupPlan(
                 group.layers,
                 group.window,
-                entry * len(group.layers),
+                sum(cache.layer_bytes(layer) for layer in group.layers),
                 needs.in_group(group.window, context),
             )
-            for group in groups.groups
+            for group in cache.groups.groups
         ),
         weights=count_weights(spec),
-        page_bytes=entry * groups.num_places * needs.page_size,
-        expanded_token_bytes=spec.num_layers * _expanded_entry(spec) * itemsize,
+        page_bytes=cache.page_bytes,
+        expanded_token_bytes=spec.num_layers * _expanded_entry(spec) * cache.plain.bits // 8,
     )
-
-
-def layer_token_bytes(spec: ModelSpec, itemsize: int) -> int:
-    """What one layer keeps of a token."""
-    if spec.mla is not None:
-        return (spec.mla.kv_rank + spec.mla.rope_dim) * itemsize
-    return 2 * spec.num_kv_heads * spec.head_dim * itemsize
 
 
 def _expanded_entry(spec: ModelSpec) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -20,11 +20,13 @@ class Heads(ctypes.Structure):
     """`qn_heads` of quire_native.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("keys", "values", "cos", "sin")),
-        *((name, c_void_p) for name in ("q_norm", "k_norm", "sinks")),
+        *((name, c_void_p) for name in ("keys", "values")),
+        ("page_stride", c_int64),
+        *((name, c_void_p) for name in ("cos", "sin")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "offsets", "factors", "sinks")),
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "rotated")),
-        *((name, c_int32) for name in ("window", "group", "is_half")),
-        *((name, c_float) for name in ("scale", "softcap", "norm_eps")),
+        *((name, c_int32) for name in ("window", "group", "form", "turned")),
+        *((name, c_float) for name in ("scale", "softcap", "norm_eps", "k_scale", "v_scale")),
     )
 
 

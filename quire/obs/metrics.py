@@ -231,6 +231,8 @@ class ServerMetrics:
             "engine_steps": totals["num_steps"],
             "engine_restarts": self._num_restarts,
             "kv_pages": pages,
+            "kv_token_bytes": now.get("kv_token_bytes", 0),
+            "kv_slots": now.get("kv_slots", 0),
             "kv_pages_evicted": totals["pages_evicted"],
             "kv_pages_copied": totals["pages_copied"],
             "requests_accepted": self._num_accepted,

@@ -133,6 +133,8 @@ METRICS = (
     Metric("engine_steps", "counter", "Steps of the engine."),
     Metric("engine_restarts", "counter", "Times the engine process was started again."),
     Metric("kv_pages", "gauge", "Pages by state: live, cached or empty.", ("state",)),
+    Metric("kv_token_bytes", "gauge", "Bytes the cache keeps of one token, in all layers."),
+    Metric("kv_slots", "gauge", "Tokens that the pages hold together, by layer group."),
     Metric("kv_pages_evicted", "counter", "Cached pages evicted for new content."),
     Metric("kv_pages_copied", "counter", "Shared pages copied before a write."),
     Metric("requests_accepted", "counter", "Requests handed to the engine."),

@@ -35,8 +35,8 @@ UNNEEDED = {
     "data_parallel_size": Unneeded((1,), ONE_DEVICE),
     "distributed_executor_backend": Unneeded((None,), ONE_DEVICE),
     "disable_custom_all_reduce": Unneeded(None),
-    "kv_cache_dtype": Unneeded(
-        ("auto",), "keys and values are kept in the model's dtype; lower max_model_len to save room"
+    "calculate_kv_scales": Unneeded(
+        (False, None), "kv_cache_dtype='fp8_per_token_head' has a scale for every row of its own"
     ),
     "cpu_offload_gb": Unneeded(
         (0,), "all weights stay on the device; choose a smaller or a quantized model"
@@ -75,7 +75,7 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
         elif own != name and given.get(own) is not None:
             raise NotSupported(f"got {name} and {own}, which mean the same; give one of them")
         elif value is not None or own == "seed":  # None: as if not said; of seeds: fresh draws
-            values[own] = value
+            values[own] = tuple(value) if isinstance(value, list) else value
     if unknown:
         raise NotSupported(_unknown(unknown, known))
     return EngineArgs(model=model, **values)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from quire.attn.backend import AttentionBackend, AttnSpec
+from quire.attn.backend import AttentionBackend
 from quire.kv.groups import layer_groups
+from quire.kv.spec import CacheSpec
 from quire.memory.pool import PagePool
-from quire.models.decoder import Decoder
+from quire.models.decoder import Decoder, heads_of
 from quire.params import SamplingParams
 from quire.request import RequestId
 from quire.runner.graphs import SHORTEST_CONTEXT
@@ -22,7 +23,7 @@ SOME = 8  # sequences: their products use other tiles than a single sequence
 def largest_step(
     model: Decoder,
     backend: AttentionBackend,
-    heads: AttnSpec,
+    cache: CacheSpec,
     rows: RequestRows,
     num_tokens: int,
 ) -> int:
@@ -31,8 +32,9 @@ def largest_step(
     Returns the bytes of that pool, which are not the step's own.
     """
     num_rows, each = _largest(rows, num_tokens)
-    plan, num_pages = _step(model, heads, num_rows, each, SamplingParams(top_p=0.9, seed=0))
-    runner = _runner(model, backend, heads, rows, num_pages)
+    params = SamplingParams(top_p=0.9, seed=0)
+    plan, num_pages = _step(model, cache.page_size, num_rows, each, params)
+    runner = _runner(model, backend, cache, rows, num_pages)
     runner.execute(plan).result()
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
@@ -43,18 +45,19 @@ def largest_step(
 def compile_ahead(
     model: Decoder,
     backend: AttentionBackend,
-    heads: AttnSpec,
+    cache: CacheSpec,
     rows: RequestRows,
     num_tokens: int,
 ) -> None:
     """Compile the kernels of the largest step, of a first prompt and of decodes side by side."""
     from quire.kernels.rehearsal import rehearsal
 
+    size = cache.page_size
     steps = (
-        _step(model, heads, *_largest(rows, num_tokens), SamplingParams(top_p=0.9, seed=0)),
-        _step(model, heads, 1, min(SHORT_PROMPT, rows.max_len), SamplingParams(temperature=0.0)),
+        _step(model, size, *_largest(rows, num_tokens), SamplingParams(top_p=0.9, seed=0)),
+        _step(model, size, 1, min(SHORT_PROMPT, rows.max_len), SamplingParams(temperature=0.0)),
     )
-    runner = _runner(model, backend, heads, rows, max(num_pages for _, num_pages in steps))
+    runner = _runner(model, backend, cache, rows, max(num_pages for _, num_pages in steps))
     with torch.inference_mode(), torch.cuda.device(model.device), rehearsal():
         for plan, _ in steps:
             runner.execute(plan)
@@ -72,10 +75,10 @@ def _largest(rows: RequestRows, num_tokens: int) -> tuple[int, int]:
 
 
 def _step(
-    model: Decoder, heads: AttnSpec, num_rows: int, each: int, params: SamplingParams
+    model: Decoder, page_size: int, num_rows: int, each: int, params: SamplingParams
 ) -> tuple[StepPlan, int]:
     """New requests of `each` tokens, and the number of pages that they need."""
-    pages_each = -(-each // heads.page_size)
+    pages_each = -(-each // page_size)
     groups = layer_groups(model.spec.windows, model.spec.num_layers)
     admissions, works, writes = [], [], []
     for row in range(num_rows):
@@ -89,8 +92,8 @@ def _step(
 
 
 def _runner(
-    model: Decoder, backend: AttentionBackend, heads: AttnSpec, rows: RequestRows, num_pages: int
+    model: Decoder, backend: AttentionBackend, cache: CacheSpec, rows: RequestRows, num_pages: int
 ) -> ModelRunner:
-    groups = layer_groups(model.spec.windows, model.spec.num_layers)
-    pool = PagePool(backend, heads, groups, num_pages, backend.cache_dtype, model.device)
+    heads = heads_of(model.spec, cache.page_size)
+    pool = PagePool(backend, heads, cache, num_pages, model.device)
     return ModelRunner(model, backend, heads, pool, rows, use_graphs=False)

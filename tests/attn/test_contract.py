@@ -99,6 +99,6 @@ def test_writes_only_its_own_slots(backend: AttentionBackend) -> None:
     own = case.page_table[case.rows[0], :2].long()
     others = torch.ones(case.num_pages, dtype=torch.bool, device=own.device)
     others[own] = False
-    for part in cache:
+    for part in cache[:2]:
         assert (part[others] == 7.0).all()
         assert (part[own] == 7.0).sum() == 12 * 2 * 32  # the last page's unused slots

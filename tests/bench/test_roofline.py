@@ -15,8 +15,8 @@ from quire.bench.roofline import (
     Feed,
     Load,
     attention_load,
+    floats_of,
     step_loads,
-    token_bytes,
     total,
 )
 from quire.bench.shapes import SHAPES, shrunk
@@ -96,7 +96,7 @@ def brute_pairs(start: int, num: int, window: int | None) -> tuple[int, int]:
 def test_windows_by_listing_every_pair(start, num, window):
     plain = spec_of(TINY)
     spec = replace(plain, windows=(None, window))
-    found = attention_load(spec, [Feed(start, num)], 2)
+    found = attention_load(spec, [Feed(start, num)], floats_of(spec, 2))
     full, part = brute_pairs(start, num, None), brute_pairs(start, num, window)
     assert found.num_flops == (full[0] + part[0]) * 4 * 4 * 16
     assert found.num_bytes == (full[1] + part[1]) * 2 * 2 * 16 * 2
@@ -105,7 +105,7 @@ def test_windows_by_listing_every_pair(start, num, window):
 def test_latent_attention_keeps_one_vector_a_token():
     mla = MlaSpec(q_rank=None, kv_rank=24, rope_dim=8, nope_dim=16, v_dim=12)
     spec = replace(spec_of(TINY), mla=mla)
-    assert token_bytes(spec, 2) == 2 * (24 + 8) * 2
+    assert floats_of(spec, 2).token_bytes == 2 * (24 + 8) * 2
     loads = step_loads(spec, [Feed(9, 1)], 2)
     q, down, up = 32 * 4 * 24, 32 * 32, 24 * 4 * 28
     assert loads["qkv"].num_bytes == 2 * 2 * (q + down + up)

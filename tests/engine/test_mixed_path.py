@@ -105,7 +105,7 @@ def test_a_padded_step_says_what_the_plain_one_does(monkeypatch: pytest.MonkeyPa
     ):
         rows = RequestRows(MAX_ROWS, MAX_LEN, pages, model.device, len(groups))
         num_pages = 1 + len(groups) * MAX_ROWS * pages
-        pool = PagePool(backend, heads, groups, num_pages, model.dtype, model.device)
+        pool = PagePool(backend, heads, plain.pool.cache, num_pages, model.device)
         runner = ModelRunner(model, backend, heads, pool, rows, use_graphs=False)
         runner.min_dropped = 1  # rows, for the last layer to leave them out
         found.append(logits_of(runner, size))

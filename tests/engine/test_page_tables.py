@@ -11,8 +11,10 @@ import torch
 
 from quire.attn.backend import AttnSpec
 from quire.attn.reference import ReferenceAttention
-from quire.kv.groups import layer_groups
-from quire.memory.pool import PagePool, bytes_per_page
+from quire.kv.forms import FLOAT32
+from quire.kv.groups import LayerGroups, layer_groups
+from quire.kv.spec import CacheSpec, KvShape
+from quire.memory.pool import PagePool
 from quire.runner.gather import StepShape, decode_batches, ragged_batches
 from quire.runner.rows import RequestRows
 from quire.runner.upload import Uploader
@@ -74,12 +76,19 @@ def test_groups_differ_in_pages_and_share_the_rest() -> None:
         assert ragged[g].slots.is_contiguous()
 
 
+def floats_pool(spec: AttnSpec, groups: LayerGroups, num_pages: int) -> PagePool:
+    parts = 2 if spec.value_dim is None else 1
+    shape = KvShape(spec.num_kv_heads, spec.head_dim, parts)
+    cache = CacheSpec(shape, groups, spec.page_size, FLOAT32)
+    return PagePool(ReferenceAttention(), spec, cache, num_pages, CPU)
+
+
 def test_layers_of_different_groups_share_a_place() -> None:
     """Red when a group has tensors of its own (memory grows with groups) or two layers of one
     group share them (keys would be overwritten)."""
     groups = layer_groups(WINDOWS, len(WINDOWS))
-    pool = PagePool(ReferenceAttention(), SPEC, groups, 11, torch.float32, CPU)
-    assert pool.data.nbytes == 11 * bytes_per_page(SPEC, groups.num_places, torch.float32)
+    pool = floats_pool(SPEC, groups, 11)
+    assert pool.data.nbytes == 11 * pool.cache.page_bytes
     owners = {layer: pool.layer(layer).keys.data_ptr() for layer in range(5)}
     for one in range(5):
         for two in range(5):
@@ -92,7 +101,7 @@ def test_layers_of_different_groups_share_a_place() -> None:
 def test_copies_move_a_page_of_every_place() -> None:
     """Red when copy-on-write leaves a layer's keys or values behind."""
     groups = layer_groups(WINDOWS, len(WINDOWS))
-    pool = PagePool(ReferenceAttention(), SPEC, groups, 6, torch.float32, CPU)
+    pool = floats_pool(SPEC, groups, 6)
     pool.data.normal_()
     before = pool.data.clone()
     pool.copy(torch.tensor([2, 3]), torch.tensor([4, 1]))
@@ -103,10 +112,10 @@ def test_copies_move_a_page_of_every_place() -> None:
 def test_values_inside_the_keys_take_no_bytes() -> None:
     """Red when a latent cache pays for a value tensor nobody reads."""
     latent = AttnSpec(4, 1, 24, 1.0, page_size=4, value_dim=16)
-    pool = PagePool(ReferenceAttention(), latent, layer_groups((), 3), 5, torch.float32, CPU)
+    pool = floats_pool(latent, layer_groups((), 3), 5)
     assert pool.layer(1).values.numel() == 0
     assert pool.layer(1).keys.numel() == 5 * 4 * 24
-    assert pool.data.nbytes == 5 * bytes_per_page(latent, 3, torch.float32) == 5 * 3 * 4 * 24 * 4
+    assert pool.data.nbytes == 5 * pool.cache.page_bytes == 5 * 3 * 4 * 24 * 4
     pool.data[:, :, 2] = 1.0
     pool.copy(torch.tensor([2]), torch.tensor([3]))
     assert (pool.data[:, :, 3] == 1.0).all()
@@ -128,7 +137,7 @@ def test_a_token_takes_little_memory() -> None:
     """Red when the first token of each layer brings in a huge page, or the pool is written whole:
     30 layers would take 120 MB more."""
     groups, num_pages = layer_groups((), 8), 1 << 15
-    pool = PagePool(ReferenceAttention(), SPEC, groups, num_pages, torch.float32, CPU)
+    pool = floats_pool(SPEC, groups, num_pages)
     assert pool.data[0, 0].nbytes >= 8 << 20
     before = resident_bytes()
     pool.data[:, :, 1] = 1.0

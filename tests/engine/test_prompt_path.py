@@ -57,9 +57,9 @@ def logits_of(family: str, num_tokens: int, size: int) -> tuple[Tensor, Tensor]:
     plain = tiny_engine(tiny_model(family)).runner
     model, heads, groups = plain.model, plain.spec, plain.pool.groups
     backend = TritonAttention(torch.float32, TILES)
-    plan, num_pages = _step(model, heads, 1, num_tokens, SamplingParams(temperature=0.0))
+    plan, num_pages = _step(model, heads.page_size, 1, num_tokens, SamplingParams(temperature=0.0))
     rows = RequestRows(2, MAX_LEN, -(-MAX_LEN // heads.page_size), model.device, len(groups))
-    pool = PagePool(backend, heads, groups, num_pages, model.dtype, model.device)
+    pool = PagePool(backend, heads, plain.pool.cache, num_pages, model.device)
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs=False)
     tokens = [(5 * i) % 90 + 3 for i in range(num_tokens)]
     admission = plan.admissions[0]

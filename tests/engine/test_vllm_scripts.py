@@ -291,7 +291,7 @@ def test_arguments_that_change_nothing(make_llm: Callable[..., LLM], llm: LLM) -
         ("task", "transcription", "call what you need"),
         ("runner", "draft", "generate or pool"),
         ("download_dir", "models", "QUIRE_CACHE"),
-        ("kv_cache_dtype", "fp8", "lower max_model_len"),
+        ("calculate_kv_scales", True, "fp8_per_token_head"),
         ("enable_lora", True, "merge them into the model"),
         ("revision", "main", "name@revision"),
         ("speculative_config", {"model": "x"}, "leave it out"),

@@ -19,7 +19,7 @@ def test_warm_up_leaves_no_page_ids_behind() -> None:
     engine = tiny_engine(model, max_model_len=48, kv_cache_memory=20 * page_bytes)
     runner = engine.runner
     assert runner.pool.num_pages == 20
-    largest_step(runner.model, runner.backend, runner.spec, runner.rows, num_tokens=8 * 32)
+    largest_step(runner.model, runner.backend, runner.pool.cache, runner.rows, num_tokens=8 * 32)
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     requests = [Request.new(i, [7 + i] * n, params) for i, n in enumerate((20, 9, 2))]
     for request in requests:

@@ -46,7 +46,7 @@ def case_of(model: str, contexts: list[int]) -> tuple[PagedCase, TritonAttention
 
 def inputs_of(cache: LayerCache, batch: Batch, scale: float) -> PagedInputs:
     table, rows = batch.page_table, batch.rows
-    return PagedInputs(*cache, table, rows, batch.query_starts, batch.context_lens, scale)
+    return PagedInputs(*cache[:2], table, rows, batch.query_starts, batch.context_lens, scale)
 
 
 @pytest.mark.parametrize("step", STEPS)

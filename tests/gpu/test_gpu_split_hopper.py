@@ -57,7 +57,7 @@ def planned(
     assert isinstance(plan, TritonPlan) and plan.split is not None
     table, rows = batch.page_table, batch.rows
     inputs = PagedInputs(
-        *cache, table, rows, batch.query_starts, batch.context_lens, case.spec.scale
+        *cache[:2], table, rows, batch.query_starts, batch.context_lens, case.spec.scale
     )
     shape = (len(contexts), case.spec.num_heads, case.spec.head_dim)
     q = torch.randn(shape, device="cuda").to(backend.dtype)

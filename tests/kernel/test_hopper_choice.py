@@ -31,7 +31,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> tuple[PagedInputs, SplitGrid, Page
     assert isinstance(plan, TritonPlan) and plan.split is not None
     table, starts = batch.page_table, batch.query_starts
     inputs = PagedInputs(
-        *case.cache(backend), table, batch.rows, starts, batch.context_lens, case.spec.scale
+        *case.cache(backend)[:2], table, batch.rows, starts, batch.context_lens, case.spec.scale
     )
     return inputs, plan.split, plan.config
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import transformers
 
+from quire.kv.forms import FLOATS
 from quire.kv.groups import PageNeeds
+from quire.models.kv_cache import cache_of
 from quire.models.plan import ModelPlan, count_weights, layer_runs, plan_of
 from quire.models.registry import FAMILIES, spec_of
 from quire.models.spec import MlaSpec, ModelSpec
@@ -24,7 +26,8 @@ def spec_for(family: str, **changes: Any) -> ModelSpec:
 
 def planned(spec: ModelSpec, context: int, max_inflight: int = 1) -> ModelPlan:
     windows = tuple(dict.fromkeys(spec.windows)) or (None,)
-    return plan_of(spec, 2, context, PageNeeds(PAGE, windows, max_inflight))
+    cache = cache_of(spec, FLOATS["float16"], page_size=PAGE)
+    return plan_of(spec, cache, context, PageNeeds(PAGE, windows, max_inflight))
 
 
 @pytest.mark.parametrize("family", FAMILIES.entries)

@@ -326,7 +326,7 @@ static void check_experts(const form *f, int is_sigmoid) {
 
 typedef struct {
     const char *name;
-    int heads, kv_heads, dim, rotated, window, has_norms, has_sinks, is_half;
+    int heads, kv_heads, dim, rotated, window, has_norms, has_sinks, form;
     float softcap;
 } kind;
 
@@ -334,7 +334,10 @@ static const kind KINDS[] = {
     {"attention", 4, 2, 32, 32, 0, 0, 0, 0, 0.0f},
     {"attention, window, sinks", 3, 1, 16, 8, 21, 0, 1, 0, 0.0f},
     {"attention, cap, norms", 9, 3, 64, 64, 0, 1, 0, 0, 5.0f},
-    {"attention, fp16 cache", 4, 2, 32, 32, 0, 0, 0, 1, 0.0f},
+    {"attention, fp16 cache", 4, 2, 32, 32, 0, 0, 0, CACHE_HALF, 0.0f},
+    {"attention, int8 cache", 4, 2, 48, 32, 0, 0, 0, CACHE_INT8, 0.0f},
+    {"attention, fp8 cache, cap", 3, 1, 80, 8, 0, 0, 0, CACHE_FP8, 5.0f},
+    {"attention, int4 cache, window, sinks", 6, 2, 96, 64, 21, 0, 1, CACHE_INT4, 0.0f},
 };
 
 /* Both sequences in two steps: most of the prompts, then three tokens and one. */
@@ -347,6 +350,7 @@ static float *attend_twice(const kind *k, qn_heads h, const float *qkv) {
     for (int i = 0; i < SEQS * PAGES; i++) table[i] = i * 7 % (SEQS * PAGES);
     h.keys = room(cache);
     h.values = room(cache);
+    h.page_stride = (int64_t)PAGE * k->kv_heads * k->dim * 4; /* enough for any form */
     int64_t positions[101], slots[101], done = 0;
     for (int part = 0; part < 2; part++) {
         int64_t token = 0;
@@ -383,12 +387,14 @@ static void check_attention(const kind *k, int is_odd) {
     snprintf(what, sizeof what, "%s%s", k->name, is_odd ? ", odd numbers" : "");
     const int stride = (k->heads + 2 * k->kv_heads) * k->dim;
     qn_heads h = {.num_heads = k->heads, .num_kv_heads = k->kv_heads, .head_dim = k->dim,
-                  .rotated = k->rotated, .is_half = k->is_half, .window = k->window,
+                  .rotated = k->rotated, .form = k->form, .turned = k->form == CACHE_INT4 ? 32 : 1, .window = k->window,
                   .softcap = k->softcap, .scale = 0.31f, .norm_eps = 1e-6f};
     h.cos = floats(PAGES * PAGE * k->rotated);
     h.sin = floats(PAGES * PAGE * k->rotated);
     if (k->has_norms) h.q_norm = floats(k->dim), h.k_norm = floats(k->dim);
     if (k->has_sinks) h.sinks = floats(k->heads);
+    if (k->form == CACHE_INT4)
+        h.offsets = floats(k->kv_heads * k->dim), h.factors = floats(k->kv_heads * k->dim);
     float *qkv = floats(105 * stride);
     if (is_odd) spoil(qkv + 50 * stride, 55, stride); /* the first rows are sound */
     const int64_t size = (int64_t)105 * k->heads * k->dim;

@@ -86,6 +86,9 @@ int main(void) {
     FLOATS(vf_bfloat(halves + i));
     FLOATS(vf_of_u8(signs + i));
     FLOATS(vf_of_s8((const int8_t *)signs + i));
+    FLOATS(vf_of_e4m3(signs + i));
+    FLOATS(vf_low4(vi_of_u8(signs + i)));
+    FLOATS(vf_high4(vi_of_u8(signs + i)));
     WHOLES(vi_of_vf(vf_load(a + i)));
     WHOLES(vi_set(i < 128 ? -7 : 7));
     WHOLES(vi_add(n, n));

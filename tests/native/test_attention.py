@@ -43,7 +43,7 @@ DTYPES = (torch.float32, torch.float16)
 
 
 def cache_of(case: PagedCase, backend: NativeAttention) -> LayerCache:
-    return LayerCache(*(part.to(backend.cache_dtype) for part in case.cache(backend)))
+    return LayerCache(*(part.to(backend.cache_dtype) for part in case.cache(backend)[:2]))
 
 
 def rounded(case: PagedCase, dtype: torch.dtype) -> PagedCase:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from quire.config import CacheConfig
 from quire.engine import commands as msg
 from quire.engine import process as process_module
 from quire.engine.process import STUCK, EngineProcess, Patience, Peer
@@ -50,7 +51,7 @@ class Running:
         self.case.core.runner = self.runner
         self.case.scheduler.clock = time.monotonic
         sched = self.case.config
-        config = SimpleNamespace(sched=sched, decisions=())
+        config = SimpleNamespace(sched=sched, cache=CacheConfig(), decisions=())
         spec = SimpleNamespace(
             architecture="Fake", vocab_size=7, hidden_size=1, eos_ids=(), num_params=9
         )

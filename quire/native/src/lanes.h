@@ -48,6 +48,22 @@ static inline vf vf_of_u8(const uint8_t *p) {
 static inline vf vf_of_s8(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
+/* E4M3 without NaN, times 2^-8: as fp16, whose exponents have one bit more */
+static inline vf vf_of_e4m3(const uint8_t *p) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+    const __m256i bits = _mm256_set1_epi16((short)0xbfff);
+    return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), bits));
+}
+static inline vi vi_of_u8(const uint8_t *p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+/* of a byte in each lane, the lower four bits less 7.5, and the upper four */
+static inline vf vf_low4(vi a) {
+    const __m512 values = _mm512_setr_ps(-7.5f, -6.5f, -5.5f, -4.5f, -3.5f, -2.5f, -1.5f, -0.5f,
+                                         0.5f, 1.5f, 2.5f, 3.5f, 4.5f, 5.5f, 6.5f, 7.5f);
+    return _mm512_permutexvar_ps(a, values); /* looks at four bits alone */
+}
+static inline vf vf_high4(vi a) { return vf_low4(_mm512_srli_epi32(a, 4)); }
 static inline vf vf_of_vi(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vi vi_of_vf(vf a) { return _mm512_cvtps_epi32(a); } /* to nearest, ties to even */
 static inline vi vi_set(int32_t a) { return _mm512_set1_epi32(a); }
@@ -129,6 +145,18 @@ static inline vf vf_of_u8(const uint8_t *p) {
 static inline vf vf_of_s8(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
+static inline vf vf_of_e4m3(const uint8_t *p) {
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p));
+    return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff)));
+}
+static inline vi vi_of_u8(const uint8_t *p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
+static inline vf vf_low4(vi a) {
+    const __m256i low = _mm256_and_si256(a, _mm256_set1_epi32(15));
+    return _mm256_sub_ps(_mm256_cvtepi32_ps(low), _mm256_set1_ps(7.5f));
+}
+static inline vf vf_high4(vi a) { return vf_low4(_mm256_srli_epi32(a, 4)); }
 static inline vf vf_of_vi(vi a) { return _mm256_cvtepi32_ps(a); }
 static inline vi vi_of_vf(vf a) { return _mm256_cvtps_epi32(a); }
 static inline vi vi_set(int32_t a) { return _mm256_set1_epi32(a); }
@@ -261,6 +289,12 @@ static inline void vf_to_half(uint16_t *p, vf a) {
 static inline vf vf_bfloat(const uint16_t *p) { EACH(vf, bits_to_float((uint32_t)p[i] << 16)); }
 static inline vf vf_of_u8(const uint8_t *p) { EACH(vf, (float)p[i]); }
 static inline vf vf_of_s8(const int8_t *p) { EACH(vf, (float)p[i]); }
+static inline vf vf_of_e4m3(const uint8_t *p) {
+    EACH(vf, half_to_float((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)));
+}
+static inline vi vi_of_u8(const uint8_t *p) { EACH(vi, p[i]); }
+static inline vf vf_low4(vi a) { EACH(vf, (float)(a.at[i] & 15) - 7.5f); }
+static inline vf vf_high4(vi a) { EACH(vf, (float)(a.at[i] >> 4) - 7.5f); }
 static inline vf vf_of_vi(vi a) { EACH(vf, (float)a.at[i]); }
 static inline int32_t nearest(float a) {
     /* as the vector instruction: out of range and NaN give the smallest integer */

@@ -55,6 +55,26 @@ static inline vf vf_of_s8(const int8_t *p) {
                   vcvtq_f32_s32(vmovl_high_s16(wide))}};
     return r;
 }
+static inline vf vf_of_e4m3(const uint8_t *p) {
+    const int16x8_t wide = vshlq_n_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(p))), 7);
+    const float16x8_t half =
+        vreinterpretq_f16_u16(vandq_u16(vreinterpretq_u16_s16(wide), vdupq_n_u16(0xbfff)));
+    const vf r = {{vcvt_f32_f16(vget_low_f16(half)), vcvt_high_f32_f16(half)}};
+    return r;
+}
+static inline vi vi_of_u8(const uint8_t *p) {
+    const uint16x8_t wide = vmovl_u8(vld1_u8(p));
+    const vi r = {{vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(wide))),
+                  vreinterpretq_s32_u32(vmovl_high_u16(wide))}};
+    return r;
+}
+static inline vf vf_low4(vi a) {
+    BOTH(vf, vsubq_f32(vcvtq_f32_s32(vandq_s32(a.val[i], vdupq_n_s32(15))), vdupq_n_f32(7.5f)));
+}
+static inline vf vf_high4(vi a) {
+    const vi r = {{vshrq_n_s32(a.val[0], 4), vshrq_n_s32(a.val[1], 4)}};
+    return vf_low4(r);
+}
 static inline vf vf_of_vi(vi a) { BOTH(vf, vcvtq_f32_s32(a.val[i])); }
 static inline int32x4_t nearest(float32x4_t a) { /* the instruction alone gives 0, or the largest */
     return vbslq_s32(vcltq_f32(a, vdupq_n_f32(2147483648.0f)), vcvtnq_s32_f32(a),

@@ -67,20 +67,29 @@ typedef struct {
 /* The attention of one layer.
  *
  * The cache of a page and a kv head is cut into runs of RUN tokens, or of a whole smaller page.
- * A run's keys lie with tokens as lanes, [head_dim, run], and its values as [run, head_dim].
+ * A run's keys lie with tokens as lanes, [head_dim, run], and its values as [run, head_dim]. Codes
+ * are followed by the scales of the run's tokens, bf16. Two codes of 4 bits share a byte, the
+ * first in its low half: of keys dimensions 2i and 2i + 1, of values dimensions i and i + 16 of 32.
  */
 #define RUN 16
 #define SPAN 128     /* positions whose keys are folded at a time; spans start at multiples of it */
 #define MAX_HEAD 512 /* numbers of a head */
+/* How the cache keeps numbers; cache_codes.h says what codes are. */
+enum { CACHE_FLOAT, CACHE_HALF, CACHE_INT8, CACHE_FP8, CACHE_INT4 };
+
 typedef struct {
     void *keys, *values;             /* [pages, kv heads, runs of a page, ...] */
+    int64_t page_stride;             /* bytes from a page to the next */
     const float *cos, *sin;          /* [positions, rotated / 2]; NULL: no rotation */
     const float *q_norm, *k_norm;    /* [head_dim]; NULL: no norm */
+    const float *offsets, *factors;  /* [kv heads, head_dim] of keys that become codes; or NULL */
     const float *sinks;              /* [heads] or NULL */
     int32_t num_heads, num_kv_heads, head_dim, rotated;
     int32_t window, group;           /* window 0: everything */
-    int32_t is_half;                 /* the cache is fp16, not fp32 */
+    int32_t form;                    /* of the cache */
+    int32_t turned;                  /* numbers rotated together; 1: none */
     float scale, softcap, norm_eps;  /* softcap 0: none */
+    float k_scale, v_scale;          /* of all codes; 0: each row has its own */
 } qn_heads;
 
 /* Neighbouring queries of one sequence: rows [row, row + count), the first at `position`. */

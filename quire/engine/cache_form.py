@@ -1,0 +1,69 @@
+"""In which form an engine's cache keeps its numbers, and why: what was asked for, and where scales
+come from. `kv/spec.py` counts the bytes of what is decided here."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from quire.attn.backend import AttentionBackend, LayerCache
+from quire.attn.balance import NUM_PROBES, KeyProbe, balanced
+from quire.config import CacheConfig, Decision, EngineArgs
+from quire.forward import LayerContext
+from quire.kv.forms import CODED, FLOATS, OWN_SCALES, CacheForm
+from quire.kv.spec import CacheSpec
+from quire.load.checkpoint import Checkpoint
+from quire.load.kv_scales import kv_scales
+from quire.models.decoder import Decoder
+from quire.models.kv_cache import CacheWish
+from quire.models.spec import ModelSpec
+from quire.nn.attention import Attention
+
+
+def plain_form(dtype: torch.dtype) -> CacheForm:
+    return FLOATS[str(dtype).removeprefix("torch.")]
+
+
+def cache_wish(
+    args: EngineArgs, config: CacheConfig, checkpoint: Checkpoint, spec: ModelSpec
+) -> CacheWish:
+    """A checkpoint's scales are for fp8: they say which number becomes its largest."""
+    if config.dtype == "auto":
+        return CacheWish()
+    is_calibrated = config.dtype == "fp8" and not args.kv_cache_dtype.endswith(OWN_SCALES)
+    is_dummy = args.load_format == "dummy"
+    has_scales = is_calibrated and spec.mla is None and not is_dummy
+    scales = kv_scales(checkpoint, spec.num_layers) if has_scales else {}
+    return CacheWish(CODED[config.dtype], config.skipped, scales)
+
+
+def balance_keys(model: Decoder, cache: CacheSpec) -> None:
+    """Layers whose keys become codes by scales of their own learn what to even out first."""
+    if cache.coded is None or model.spec.mla is not None:
+        return
+    numbers = torch.Generator(device="cpu").manual_seed(0)
+    size = (NUM_PROBES, model.spec.hidden_size)
+    x = torch.randn(size, generator=numbers, device="cpu").to(model.dtype)
+    for layer, block in enumerate(model.blocks):
+        if not cache.form_of(layer).is_coded or layer in cache.scales:
+            continue
+        attention, probe, empty = block.attn, KeyProbe(), LayerCache(x[:0], x[:0])
+        assert isinstance(attention, Attention) and attention.transform is not None
+        with torch.inference_mode():
+            block.store(x, None, LayerContext(cast("AttentionBackend", probe), empty, None))
+            may_shift = attention.heads.softcap is None and attention.sinks is None
+            attention.transform = balanced(attention.transform, probe.keys, may_shift)
+
+
+def cache_decisions(cache: CacheSpec) -> list[Decision]:
+    """Where scales come from; nothing to say of floats."""
+    if cache.coded is None:
+        return []
+    own = "of each token and head, a bf16 beside its codes"
+    if cache.coded.rotates:
+        own += "; keys and values are rotated first"
+    if not cache.scales:
+        return [Decision("kv cache scales", "own", own)]
+    said = f"the checkpoint brings them for {len(cache.scales)} of {cache.groups.num_layers} layers"
+    return [Decision("kv cache scales", "calibrated", said)]
