@@ -127,11 +127,9 @@ class NativeOps:
 
     def round_rows(self, x: Tensor) -> Tensor:
         """To eight bits, one scale per token."""
-        return (
-            native_rows.round_rows(self.library, x)
-            if self._takes(x, x.shape[-1])
-            else round_rows(x)
-        )
+        if self._takes(x, x.shape[-1]):
+            return native_rows.round_rows(self.library, x)
+        return round_rows(x)
 
     def gate(self, x: Tensor, form: GateForm) -> Tensor:
         if self._takes(x, x.shape[-1] // 2):
