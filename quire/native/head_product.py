@@ -36,6 +36,6 @@ class NativeHeads:
         rest = flat.shape[-1] // num_heads - num_in
         made = HeadWeights(ctypes.addressof(self._addresses), num_heads, rest)
         out: Tensor = on.made(flat, num_heads * (num_out + rest))
-        on.do(HEADS, flat, x=on.at(flat), out=on.at(out), more=on.record(made, self))
+        on.do(HEADS, flat, x=on.at(flat), out=on.at(out), more=on.keep(made, self))
         heads: Tensor = out.unflatten(1, (num_heads, num_out + rest))
         return heads

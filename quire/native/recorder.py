@@ -1,7 +1,8 @@
 """Recorder: where operations on rows go: onto a tape, or straight into the library.
 
-An operation is written once, in `row_ops.py`, and asks its recorder for memory and addresses. On
-tensors it runs at once (`Now`), so a step layer by layer and a step on a tape have the same bits.
+An operation is written once, in `ops/native_rows.py`, and asks its recorder for memory and
+addresses. On tensors it runs at once (`Now`), so a step layer by layer and a step on a tape have
+the same bits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,16 @@ from torch import Tensor
 
 from quire.native.library import Library
 from quire.native.tape import Op, Rows, Step, Tape
+
+
+class Scratch(Protocol):
+    def __call__(self, num_rows: int, /) -> int:
+        """Bytes that are an operation's own while it runs."""
+        ...
+
+
+def no_scratch(num_rows: int) -> int:
+    return 0
 
 
 class Recorder(Protocol):
@@ -31,20 +42,12 @@ class Recorder(Protocol):
         """The address of rows, and the distance between them."""
         ...
 
-    def keep(self, tensor: Tensor) -> int:
-        """The address of a weight."""
+    def keep(self, used: Tensor | ctypes.Structure, *more: object) -> int:
+        """The address of a weight or a record, which may point into `more`."""
         ...
 
-    def record(self, made: ctypes.Structure, *used: object) -> int:
-        """The address of a record, which keeps what it points into."""
-        ...
-
-    def num_rows(self, x: Any) -> int:
-        """The most that there may be of x."""
-        ...
-
-    def do(self, kind: int, rows: Any, /, scratch: int = 0, **fields: Any) -> None:
-        """The operation on as many rows; `scratch` bytes are its own while it runs."""
+    def do(self, kind: int, rows: Any, scratch: Scratch = no_scratch, /, **fields: Any) -> None:
+        """The operation, on as many rows as these."""
         ...
 
 
@@ -61,25 +64,19 @@ class OnTape:
     def place(self, x: Rows) -> tuple[int, int]:
         return x.place()
 
-    def keep(self, tensor: Tensor) -> int:
-        return self.tape.keep(tensor)
+    def keep(self, used: Tensor | ctypes.Structure, *more: object) -> int:
+        self.tape.kept += [used, more]
+        return self.tape.keep(used) if isinstance(used, Tensor) else ctypes.addressof(used)
 
-    def record(self, made: ctypes.Structure, *used: object) -> int:
-        self.tape.kept += [made, used]
-        return ctypes.addressof(made)
-
-    def num_rows(self, x: Rows) -> int:
-        return self.tape.max_rows
-
-    def do(self, kind: int, rows: Rows, /, scratch: int = 0, **fields: Any) -> None:
-        self.tape.needs(scratch)
+    def do(self, kind: int, rows: Rows, scratch: Scratch = no_scratch, /, **fields: Any) -> None:
+        self.tape.needs(scratch(self.tape.max_rows))
         self.tape.add(kind, rows.of_samples, **fields)
 
 
 class Now:
     def __init__(self, library: Library) -> None:
         self.library = library
-        self._kept: list[Tensor] = []  # copies made for this operation
+        self._kept: list[object] = []  # until the operation is done
 
     def made(self, x: Tensor, width: int) -> Tensor:
         return torch.empty(len(x), width)
@@ -93,17 +90,12 @@ class Now:
         self._kept.append(x)
         return x.data_ptr(), x.stride(0)
 
-    def keep(self, tensor: Tensor) -> int:
-        return self.at(tensor)
+    def keep(self, used: Tensor | ctypes.Structure, *more: object) -> int:
+        self._kept += [used, more]
+        return self.at(used) if isinstance(used, Tensor) else ctypes.addressof(used)
 
-    def record(self, made: ctypes.Structure, *used: object) -> int:
-        return ctypes.addressof(made)  # the caller has it until the operation is done
-
-    def num_rows(self, x: Tensor) -> int:
-        return len(x)
-
-    def do(self, kind: int, rows: Tensor, /, scratch: int = 0, **fields: Any) -> None:
-        memory = torch.empty(scratch, dtype=torch.uint8)
+    def do(self, kind: int, rows: Tensor, scratch: Scratch = no_scratch, /, **fields: Any) -> None:
+        memory = torch.empty(scratch(len(rows)), dtype=torch.uint8)
         op, step = Op(kind=kind, of_samples=False, **fields), Step(num_tokens=len(rows))
         self.library.run(ctypes.addressof(op), 1, step, memory.data_ptr())
 

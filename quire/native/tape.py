@@ -3,7 +3,7 @@
 Recording runs the model on `Rows` in place of tensors: each layer adds its operation to the tape,
 and nothing is computed. A step then replays the list in one call, for any number of tokens up to
 the most a step may have. What has no operation here raises NotRecordable; such a model runs layer
-by layer. `row_ops.py` has what lies between products, `attn/native.py` attention.
+by layer. `ops/native_rows.py` has what lies between products, `attn/native.py` attention.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """NativeOps: the operations of a CPU through our own library.
 
 On `Rows`, the stand-ins of a recording, an operation is added to the tape; on tensors it runs at
-once, to the same bits (`native/row_ops.py`). What the library does not do (other dtypes, odd
+once, to the same bits (`native_rows.py`). What the library does not do (other dtypes, odd
 widths) is torch's.
 """
 
@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 
 from quire.models.spec import RouterSpec
-from quire.native import row_ops
-from quire.native.experts import MAX_EXPERTS, NativeExperts, add_gated, can_fuse, route
 from quire.native.head_product import NativeHeads
 from quire.native.library import Library
 from quire.native.linear import NativeLinear
@@ -32,8 +30,10 @@ from quire.nn.ops import (
     Table,
     Visits,
 )
+from quire.ops import native_rows
 from quire.ops.expert_loop import ExpertLoop
 from quire.ops.int8_inputs import round_rows
+from quire.ops.native_experts import MAX_EXPERTS, NativeExperts, add_gated, can_fuse, route
 from quire.ops.torch_ops import TorchOps
 from quire.quant.coded import Coded
 from quire.quant.deferred import made, name_of
@@ -104,14 +104,14 @@ class NativeOps:
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         if self._takes(x, x.shape[-1]):
-            return row_ops.norm(self.library, x, residual, weight, eps)
+            return native_rows.norm(self.library, x, residual, weight, eps)
         return self._torch.rms_norm(x, residual, weight, eps)
 
     def layer_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         if self._takes(x, x.shape[-1]):
-            return row_ops.norm(self.library, x, residual, weight, eps, bias)
+            return native_rows.norm(self.library, x, residual, weight, eps, bias)
         return self._torch.layer_norm(x, residual, weight, bias, eps)
 
     def norm_heads(
@@ -121,28 +121,30 @@ class NativeOps:
             return self._torch.norm_heads(qkv, widths, weights, eps)
         begin = 0
         for weight in weights:  # q, then k; v stays as it is
-            row_ops.norm_columns(self.library, qkv, begin, weight, eps)
+            native_rows.norm_columns(self.library, qkv, begin, weight, eps)
             begin += weight.shape[0]
         return qkv
 
     def add_positions(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
         if isinstance(positions, Positions):
             assert isinstance(x, Rows)
-            return cast("Any", row_ops.add_positions(x, table))
+            return cast("Any", native_rows.add_positions(x, table))
         return self._torch.add_positions(x, positions, table)
 
     def activate(self, x: Tensor, activation: str) -> Tensor:
         if self._takes(x, x.shape[-1]):
-            return row_ops.activate(self.library, x, activation)
+            return native_rows.activate(self.library, x, activation)
         return self._torch.activate(x, activation)
 
     def round_rows(self, x: Tensor) -> Tensor:
         """To eight bits, one scale per token."""
-        return row_ops.round_rows(self.library, x) if self._takes(x, x.shape[-1]) else round_rows(x)
+        if self._takes(x, x.shape[-1]):
+            return native_rows.round_rows(self.library, x)
+        return round_rows(x)
 
     def gate(self, x: Tensor, form: GateForm) -> Tensor:
         if self._takes(x, x.shape[-1] // 2):
-            return row_ops.gate(self.library, x, form)
+            return native_rows.gate(self.library, x, form)
         return self._torch.gate(x, form)
 
     def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:

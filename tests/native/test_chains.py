@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.native import row_ops
 from quire.native.library import Library
 from quire.native.linear import NativeLinear
 from quire.native.tape import Op, Rows, Step, Tape
 from quire.nn.ops import GateForm
+from quire.ops import native_rows
 from tests.native.weights import FORMS
 
 WIDTH, MAX_ROWS = 768, 40  # so wide that a thread that slept wakes up in the middle
@@ -22,21 +22,21 @@ Recorded = Callable[[Tape, list[NativeLinear]], tuple[list[Rows], list[Rows]]]  
 
 def norm_and_parts(tape: Tape, linears: list[NativeLinear]) -> tuple[list[Rows], list[Rows]]:
     x, y = tape.rows(WIDTH, False), tape.rows(WIDTH, False)
-    normed, total = row_ops.norm(tape.library, x, y, torch.linspace(0.5, 2.0, WIDTH), 1e-5)
+    normed, total = native_rows.norm(tape.library, x, y, torch.linspace(0.5, 2.0, WIDTH), 1e-5)
     products = [tape.product(normed, linear.parts) for linear in linears]
     return [x, y], [normed, total, *products]
 
 
 def gate_then_product(tape: Tape, linears: list[NativeLinear]) -> tuple[list[Rows], list[Rows]]:
     x = tape.rows(2 * WIDTH, False)
-    gated = row_ops.gate(tape.library, x, GateForm("silu"))
+    gated = native_rows.gate(tape.library, x, GateForm("silu"))
     return [x], [gated, *(tape.product(gated, linear.parts) for linear in linears)]
 
 
 def layer_norm_of_columns(tape: Tape, linears: list[NativeLinear]) -> tuple[list[Rows], list[Rows]]:
     x = tape.rows(WIDTH + 64, False)
     part, weight = x[:, 32 : 32 + WIDTH], torch.linspace(0.5, 2.0, WIDTH)
-    normed, _ = row_ops.norm(tape.library, part, None, weight, 1e-5, bias=weight - 1)
+    normed, _ = native_rows.norm(tape.library, part, None, weight, 1e-5, bias=weight - 1)
     return [x], [normed, *(tape.product(normed, linear.parts) for linear in linears)]
 
 
@@ -44,8 +44,8 @@ def activation_then_product(
     tape: Tape, linears: list[NativeLinear]
 ) -> tuple[list[Rows], list[Rows]]:
     x = tape.rows(WIDTH, False)
-    active = row_ops.activate(tape.library, x, "gelu")
-    rounded = row_ops.round_rows(tape.library, active)
+    active = native_rows.activate(tape.library, x, "gelu")
+    rounded = native_rows.round_rows(tape.library, active)
     return [x], [active, rounded, *(tape.product(rounded, linear.parts) for linear in linears)]
 
 
@@ -54,8 +54,8 @@ def columns_normed_in_place(
 ) -> tuple[list[Rows], list[Rows]]:
     """No thread may norm again what another has normed already."""
     x = tape.rows(WIDTH, False)
-    own = row_ops.round_rows(tape.library, x)
-    row_ops.norm_columns(tape.library, own, 0, torch.linspace(0.5, 2.0, WIDTH), 1e-5)
+    own = native_rows.round_rows(tape.library, x)
+    native_rows.norm_columns(tape.library, own, 0, torch.linspace(0.5, 2.0, WIDTH), 1e-5)
     return [x], [own, *(tape.product(own, linear.parts) for linear in linears)]
 
 
@@ -64,7 +64,7 @@ def product_over_what_was_normed(
 ) -> tuple[list[Rows], list[Rows]]:
     """The rows before the norm are not needed any more: the product takes their memory."""
     x, y = tape.rows(WIDTH, False), tape.rows(WIDTH, False)
-    normed, _ = row_ops.norm(tape.library, x, y, torch.ones(WIDTH), 1e-5)
+    normed, _ = native_rows.norm(tape.library, x, y, torch.ones(WIDTH), 1e-5)
     given = [Rows(tape, rows.memory, WIDTH, False) for rows in (x, y)]
     del x, y
     product = tape.product(normed, linears[1].parts)

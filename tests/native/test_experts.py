@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from quire.models.spec import RouterSpec
-from quire.native import row_ops
-from quire.native.experts import NativeExperts, add_gated, can_fuse, route
 from quire.native.library import Library
 from quire.native.linear import NativeLinear
 from quire.nn.ops import GateForm, Visits
+from quire.ops import native_rows
 from quire.ops.expert_loop import ExpertLoop
+from quire.ops.native_experts import NativeExperts, add_gated, can_fuse, route
 from quire.ops.route import choose_experts, sigmoid
 from tests.native.weights import FORMS
 
@@ -141,7 +141,7 @@ def test_experts_are_a_loop_over_them(name: str, gate: GateForm, library: Librar
 
 
 def _gate(library: Library, form: GateForm, x: Tensor) -> Tensor:
-    return row_ops.gate(library, x, form)
+    return native_rows.gate(library, x, form)
 
 
 def test_what_is_not_alike_is_not_fused(library: Library) -> None:

@@ -1,7 +1,7 @@
 """Operations of the native library between products and attention, each written once.
 
-On `Rows` they are recorded, on tensors [tokens, width] fp32 they run at once: `recorder.py`. The
-kernels are `src/ops.c`'s. Widths are multiples of 16.
+On `Rows` they are recorded, on tensors [tokens, width] fp32 they run at once:
+`native/recorder.py`. The kernels are `native/src/ops.c`'s. Widths are multiples of 16.
 """
 
 from __future__ import annotations

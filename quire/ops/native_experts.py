@@ -2,7 +2,7 @@
 
 `route` chooses as `ops/route.py` does, and of equal scores the first. `NativeExperts` multiplies
 what `ops/expert_loop.py` would, to the same bits, without a call for each expert. The kernels are
-`src/route.c` and `src/experts.c`.
+`native/src/route.c` and `experts.c`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_void_p
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +21,9 @@ from quire.native.library import Library
 from quire.native.linear import NativeLinear
 from quire.native.panels import FLOAT_NAMES, Panels
 from quire.native.recorder import recorder_of
-from quire.native.row_ops import gate_fields
 from quire.native.tape import ADD_GATED, EXPERTS, LANES, ROUTE
 from quire.nn.ops import GateForm, Visits
+from quire.ops.native_rows import gate_fields
 
 MAX_EXPERTS = 1024
 
@@ -65,7 +66,7 @@ def route(library: Library, logits: Tensor, rule: RouterSpec, correction: Tensor
     weights, experts = on.made(logits, width), on.made(logits, width)  # experts: int32, as wide
     x, stride = on.place(logits)
     into = {"out": on.at(weights), "sum": on.at(experts), "out_stride": width}
-    on.do(ROUTE, logits, x=x, x_stride=stride, **into, more=on.record(made))
+    on.do(ROUTE, logits, x=x, x_stride=stride, **into, more=on.keep(made))
     if isinstance(experts, Tensor):
         experts = experts.view(torch.int32)
     return Visits(experts[:, : rule.top_k], weights[:, : rule.top_k])
@@ -128,13 +129,13 @@ class NativeExperts:
         on.do(
             EXPERTS,
             x,
-            scratch=self.library.experts_bytes(made, on.num_rows(x)),
+            partial(self.library.experts_bytes, made),
             x=on.at(x),
             y=weights,
             weight=experts,
             x_stride=stride,
             out=on.at(out),
-            more=on.record(made, self, loads),
+            more=on.keep(made, self, loads),
             **gate_fields(self.gate),
         )
         return out
