@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from quire.cli.layer_plan import Bandwidth, DecodeRate
     from quire.config import Decision, EngineArgs, EngineConfig
+    from quire.engine.cpu_path import CpuPath
     from quire.kv.groups import PageNeeds
     from quire.load.open import OpenModel
     from quire.models.plan import ModelPlan
@@ -106,6 +107,7 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     bandwidth = bandwidth_of(device)
     rates = decode_rates(spec, context or longest, dtype.itemsize, bandwidth, BATCHES)
     decisions = [*config.decisions, *cpu.kernel_decisions()]
+    decisions += _pack_decisions(args, opened, cpu, device)
     decisions.append(_cache_decision(config, device, plan, weights, needs))
     return Inspection(facts, context or longest, plan, bandwidth, rates, decisions)
 
@@ -310,6 +312,23 @@ def _memory_facts(
             f"{longest} tokens",
         ),
     ]
+
+
+def _pack_decisions(
+    args: EngineArgs, opened: OpenModel, cpu: CpuPath, device: torch.device
+) -> list[Decision]:
+    from quire.config import Decision
+    from quire.engine.build import asked_form
+    from quire.engine.pack_identity import packs_of
+    from quire.load.wish import Wish
+
+    wish = Wish(cpu.keeps_packed, asked_form(args, opened.checkpoint, device))
+    packs = None if cpu.library is None else packs_of(opened.checkpoint, wish)
+    if packs is None:
+        return []
+    if packs.is_found:
+        return [Decision("packed weights", "mapped", str(packs.path))]
+    return [Decision("packed weights", "packed at the start", "no pack in the cache folder")]
 
 
 def _cache_decision(

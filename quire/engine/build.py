@@ -79,14 +79,14 @@ def build_engine(
     check_fit(checkpoint, spec, tokenizer)
     config, device, dtype = resolve(args, spec)
     cpu = CpuPath.of(args, device)
-    # While packed weights are laid out, each is a byte.
-    is_packed = cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint)
-    itemsize = 1 if is_packed else dtype.itemsize
-    check_weights_fit(spec.num_params * itemsize, total_memory(device))
+    needed = spec.num_params * dtype.itemsize
+    if cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
+        needed = sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
+    check_weights_fit(needed, total_memory(device))
     heads = heads_of(spec, args.page_size)
     groups = layer_groups(spec.windows, spec.num_layers)
     name, backend = select_backend(config.attention_backend, device, dtype, heads)
-    wish = Wish(cpu.keeps_packed, _form(args, checkpoint, device))
+    wish = Wish(cpu.keeps_packed, asked_form(args, checkpoint, device))
     library = cpu.library if dtype == torch.float32 else None
     packs = None if library is None else packs_of(checkpoint, wish)
     ops = ops_of(device, library, packs)
@@ -123,7 +123,7 @@ def build_engine(
     return Engine(core, runner, config, spec)
 
 
-def _form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> RtnForm | None:
+def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> RtnForm | None:
     """What weights are rounded to; the word for a form they are stored in asks for nothing."""
     if args.quantization is None:
         return None
