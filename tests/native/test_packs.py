@@ -32,10 +32,11 @@ FORM = "rtn-int4-g32"
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Library) -> Path:
     """With the library that is compiled already; tiny models count, and files settle at once."""
-    monkeypatch.setattr("quire.env.cache_folder", lambda: tmp_path / "cache")
+    folder = tmp_path / "cache" / "packs"
+    monkeypatch.setattr(pack_identity, "Shelf", lambda _, limit: packs.Shelf(folder, limit))
     monkeypatch.setattr(packs, "LEAST_BYTES", 1)
     monkeypatch.setattr(pack_identity, "SETTLED_S", -1e9)
-    return tmp_path / "cache" / "packs"
+    return folder
 
 
 @pytest.fixture
