@@ -44,8 +44,9 @@ from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
 from quire.nn.ops import Ops
 from quire.ops.select import ops_of
+from quire.quant.form_name import is_form
+from quire.quant.load_forms import LoadForm, load_form
 from quire.quant.methods import method_of, stored_method
-from quire.quant.rtn import RtnForm
 from quire.resolve import resolve
 from quire.runner.device import free_memory, peak_memory, reset_peak, total_memory
 from quire.runner.rows import RequestRows
@@ -86,7 +87,10 @@ def build_engine(
     heads = heads_of(spec, args.page_size)
     groups = layer_groups(spec.windows, spec.num_layers)
     name, backend = select_backend(config.attention_backend, device, dtype, heads)
-    wish = Wish(cpu.keeps_packed, asked_form(args, checkpoint, device))
+    form = asked_form(args, checkpoint, device)
+    if form is not None:
+        cpu = cpu.rounding_to(str(args.quantization))
+    wish = Wish(cpu.keeps_packed, form)
     library = cpu.library if dtype == torch.float32 else None
     packs = None if library is None else packs_of(checkpoint, wish)
     ops = ops_of(device, library, packs)
@@ -123,25 +127,25 @@ def build_engine(
     return Engine(core, runner, config, spec)
 
 
-def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> RtnForm | None:
+def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> LoadForm | None:
     """What weights are rounded to; the word for a form they are stored in asks for nothing."""
-    if args.quantization is None:
+    name = args.quantization
+    if name is None:
         return None
-    if (asked := stored_method(args.quantization)) is not None:
-        is_gguf = isinstance(checkpoint, GGUFCheckpoint)
-        method = "gguf" if is_gguf else method_of(checkpoint.config)
-        if asked != method:
-            raise NotSupported(
-                f"got quantization={args.quantization!r}, the weights are stored as"
-                f" {method or 'plain numbers'}; leave it out"
-            )
+    stored = "gguf" if isinstance(checkpoint, GGUFCheckpoint) else method_of(checkpoint.config)
+    if stored is not None and stored_method(name) == stored:
         return None
+    if not is_form(name):
+        raise NotSupported(
+            f"got quantization={name!r}, the weights are stored as {stored or 'plain numbers'};"
+            " leave it out"
+        )
     if device.type != "cpu":
         raise NotSupported(
-            f"got quantization={args.quantization!r} on {device.type}: weights are rounded at load"
-            " on CPUs only so far; leave it out"
+            f"got quantization={name!r} on {device.type}: weights are rounded at load on CPUs only"
+            " so far; leave it out, or use a checkpoint that is stored in that form"
         )
-    return RtnForm.parse(args.quantization)
+    return load_form(name)
 
 
 def _describe(groups: LayerGroups) -> Decision:

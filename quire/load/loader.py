@@ -21,7 +21,7 @@ from quire.models.decoder import Decoder
 from quire.models.names import Target
 from quire.nn.parameter import Index, Parameter
 from quire.quant.deferred import Deferred
-from quire.quant.rtn import RtnForm
+from quire.quant.load_forms import LoadForm
 from quire.quant.weight import Dense, Weight
 
 DUMMY_STD = 0.02
@@ -98,7 +98,7 @@ class Source:
         _check_shape(self.parameter, shape, self.target, self.theirs)
 
 
-def formed(weight: Weight, parameter: Parameter, form: RtnForm | None, keep: bool) -> Weight:
+def formed(weight: Weight, parameter: Parameter, form: LoadForm | None, keep: bool) -> Weight:
     """The weight in the form that is asked for, else as it is stored, else in floats."""
     device, dtype = parameter.device, parameter.dtype
     if form is not None:

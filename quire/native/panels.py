@@ -17,8 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.native import float_panels
 from quire.native.library import Matrix
+from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
+from quire.quant.scaled import Scaled
 from quire.quant.weight import Dense, Weight
 
 PANEL = 16
@@ -80,6 +83,8 @@ class Panels:
         bits = int(self.weight.bits)
         if bits in FLOAT_NAMES:
             return FLOAT_NAMES[bits]
+        if bits in float_panels.NAMES:
+            return float_panels.NAMES[bits]
         return "4 bits by a table" if bits == TABLE_CODES else f"{bits} bits"
 
     @property
@@ -91,6 +96,8 @@ def can_be_panels(weight: Weight) -> bool:
     """Whether the library has kernels for the form; see products.c."""
     if isinstance(weight, Dense):
         return weight.tensor.dtype in FLOAT_CODES
+    if float_panels.can_be_float_panels(weight):
+        return True
     if not isinstance(weight, Coded) or weight.shape[1] % 32:
         return False
     bits = weight.bits if weight.table is None else TABLE_CODES
@@ -101,6 +108,10 @@ def can_be_panels(weight: Weight) -> bool:
 def pack(weight: Weight, bias: Tensor | None = None) -> Panels:
     if isinstance(weight, Coded):
         return pack_codes(weight, bias)
+    if isinstance(weight, Scaled):
+        return Panels.of(*float_panels.pack_scaled(weight, _wide_bias(bias)))
+    if isinstance(weight, Codebook):
+        return Panels.of(*float_panels.pack_codebook(weight, _wide_bias(bias)))
     assert isinstance(weight, Dense), f"no panels for {type(weight).__name__}"
     return pack_floats(weight.tensor, bias)
 
