@@ -16,10 +16,9 @@ import torch
 from quire.attn.backend import AttentionBackend, AttnSpec
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
-from quire.engine.collector import return_heap
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
-from quire.engine.pack_identity import packs_of
+from quire.engine.pack_identity import keep, packs_of
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
@@ -80,10 +79,7 @@ def build_engine(
     check_fit(checkpoint, spec, tokenizer)
     config, device, dtype = resolve(args, spec)
     cpu = CpuPath.of(args, device)
-    needed = spec.num_params * dtype.itemsize
-    if cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
-        needed = sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
-    check_weights_fit(needed, total_memory(device))
+    check_weights_fit(_weight_bytes(checkpoint, spec, cpu, dtype), total_memory(device))
     heads = heads_of(spec, args.page_size)
     groups = layer_groups(spec.windows, spec.num_layers)
     name, backend = select_backend(config.attention_backend, device, dtype, heads)
@@ -95,9 +91,7 @@ def build_engine(
     packs = None if library is None else packs_of(checkpoint, wish)
     ops = ops_of(device, library, packs)
     model = _load(checkpoint, spec, heads, config, ops, wish, dtype, device)
-    if packs is not None:
-        packs.save()
-        return_heap()
+    keep(packs)
     backend = cpu.attention(backend, ops)
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(
@@ -125,6 +119,12 @@ def build_engine(
         config, cache=replace(config.cache, num_pages=pages), decisions=tuple(decisions)
     )
     return Engine(core, runner, config, spec)
+
+
+def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, cpu: CpuPath, dtype: torch.dtype) -> int:
+    if cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
+        return sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
+    return spec.num_params * dtype.itemsize
 
 
 def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> LoadForm | None:
