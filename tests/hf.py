@@ -65,6 +65,21 @@ def _llama_like(cls: str, **changes: Any) -> Any:
     return getattr(transformers, f"{cls}ForCausalLM")(config)
 
 
+def _gpt2(**changes: Any) -> Any:
+    config = transformers.GPT2Config(
+        **{
+            "vocab_size": VOCAB,
+            "n_embd": 48,
+            "n_layer": 3,
+            "n_positions": 256,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            **changes,
+        }
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
 GEMMA_SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -151,6 +166,9 @@ FAMILIES: dict[str, Any] = {
         ),
     ),
     "olmo2": lambda: _llama_like("Olmo2"),
+    "olmo2-16": lambda: _llama_like(
+        "Olmo2", head_dim=16, num_attention_heads=3, num_key_value_heads=1
+    ),
     "granite": lambda: _llama_like(
         "Granite",
         head_dim=16,
@@ -168,6 +186,15 @@ FAMILIES: dict[str, Any] = {
         num_experts_per_tok=2,
         moe_intermediate_size=32,
         shared_expert_intermediate_size=56,
+    ),
+    "qwen2-moe-16": lambda: _llama_like(
+        "Qwen2Moe",
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=64,
     ),
     "qwen3-moe": lambda: _llama_like(
         "Qwen3Moe",
@@ -205,17 +232,8 @@ FAMILIES: dict[str, Any] = {
         final_logit_softcapping=7.0,
     ),
     "gemma3": lambda: transformers.Gemma3ForCausalLM(_gemma3_config()),
-    "gpt2": lambda: transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=VOCAB,
-            n_embd=48,
-            n_layer=3,
-            n_head=4,
-            n_positions=256,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    ),
+    "gpt2": lambda: _gpt2(n_head=4),
+    "gpt2-16": lambda: _gpt2(n_head=3),
 }
 
 SPARSE = ("mixtral", "qwen2-moe", "qwen3-moe", "qwen3-moe-mixed")

@@ -45,6 +45,7 @@ class AttnCaps:
     head_dims: frozenset[int] | None  # None: any
     page_sizes: frozenset[int] | None  # None: any
     graphs: bool  # decode plans may be replayed inside a captured graph
+    value_dims: frozenset[int] | None = None  # of latents; None: any
     prompt_graphs: bool = False  # so may plans with prompts: the backend is a PromptPlanner too
 
 

@@ -22,6 +22,7 @@ LATENT_BACKENDS = Registry(
     "latent attention backend",
     {
         "triton": "quire.attn.latent_triton:LatentTriton",
+        "native": "quire.attn.latent_native:LatentNative",
         "cpu": "quire.attn.latent_cpu:LatentCpu",
         "reference": "quire.attn.latent_reference:LatentReference",
     },
@@ -64,6 +65,8 @@ def why_not(caps: AttnCaps, device: torch.device, dtype: torch.dtype, spec: Attn
         return f"not for {dtype}"
     if caps.head_dims is not None and spec.head_dim not in caps.head_dims:
         return f"head_dim {spec.head_dim} not among {sorted(caps.head_dims)}"
+    if caps.value_dims is not None and spec.value_dim not in caps.value_dims:
+        return f"latents of {spec.value_dim} not among {sorted(caps.value_dims)}"
     if caps.page_sizes is not None and spec.page_size not in caps.page_sizes:
         return f"page_size {spec.page_size} not among {sorted(caps.page_sizes)}"
     return None

@@ -7,10 +7,12 @@ model's layers can be recorded. On other devices, and without the library, nothi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
 from quire.attn.backend import AttentionBackend
+from quire.attn.latent_native import LatentNative
 from quire.attn.native import NativeAttention
 from quire.config import Decision, EngineArgs, EngineConfig
 from quire.engine.usable_cpus import usable_cpus
@@ -67,8 +69,8 @@ class CpuPath:
     def attention(self, backend: AttentionBackend, ops: Ops) -> AttentionBackend:
         """With a cache in fp16 beside packed weights, where the backend can keep one."""
         has_codes = isinstance(ops, NativeOps) and ops.has_codes
-        if self.keeps_packed and has_codes and isinstance(backend, NativeAttention):
-            return NativeAttention(torch.float16)
+        if self.keeps_packed and has_codes and isinstance(backend, (NativeAttention, LatentNative)):
+            return cast("AttentionBackend", type(backend)(torch.float16))
         return backend
 
     def record(

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quire.attn.backend import AttnSpec
@@ -140,6 +139,7 @@ class Decoder:
     ) -> None:
         self.spec, self.num_positions, self.dtype, self.device = spec, num_positions, dtype, device
         self._loads: Tensor | None = None
+        self.ops: Ops | None = None
         hidden = spec.hidden_size
         self.embed = Embedding(spec.vocab_size, hidden, dtype, device)
         # Rounded as Gemma's own is; the other families' are whole numbers.
@@ -168,7 +168,8 @@ class Decoder:
         batch = ctx.batch
         x = self.embed(batch.input_ids)  # a plain launch: see `kernels/early.py`
         if self.positions is not None:
-            x = x + F.embedding(batch.positions, self.positions)
+            assert self.ops is not None, "Decoder used before finish()"
+            x = self.ops.add_positions(x, batch.positions, self.positions)
         if self.embed_scale != 1.0:
             x = x * self.embed_scale
         *before, last = self.blocks
@@ -210,7 +211,7 @@ class Decoder:
         return self.score(hidden)
 
     def finish(self, ops: Ops) -> None:
-        ropes = self.ropes()
+        self.ops, ropes = ops, self.ropes()
         for block in self.blocks:
             block.attn.finish(ops, ropes)
             block.mlp.finish(ops)

@@ -54,10 +54,12 @@ KERNELS = (
     "rounding.c",
     "expand.c",
     "ops.c",
+    "route.c",
     "store.c",
     "attend.c",
+    "latents.c",
 )
-COMMON = ("main.c", "multiply.c", "pool.c", "replay.c", "deal.c")
+COMMON = ("main.c", "multiply.c", "grouped.c", "experts.c", "pool.c", "replay.c", "deal.c")
 TIMEOUT_S = 300
 DIGEST_BYTES = 32
 

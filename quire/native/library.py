@@ -68,6 +68,10 @@ class Library:
     def scratch_bytes(self, weight: Matrix, num_rows: int) -> int:
         return int(self._c.qn_scratch_bytes(byref(weight), num_rows))
 
+    def experts_bytes(self, experts: ctypes.Structure, num_rows: int) -> int:
+        """Scratch memory of a layer of experts."""
+        return int(self._c.qn_experts_bytes(byref(experts), num_rows))
+
     def product(
         self,
         weight: Matrix,
@@ -92,6 +96,7 @@ def _bind(c: ctypes.CDLL) -> ctypes.CDLL:
         "qn_use_isa": (c_int, [c_char_p]),
         "qn_can_multiply": (c_int, [weight]),
         "qn_scratch_bytes": (c_int64, [weight, c_int64]),
+        "qn_experts_bytes": (c_int64, [c_void_p, c_int64]),
         "qn_run": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
         "qn_rows": (None, [weight, c_void_p, c_int64, c_void_p]),
         "qn_product": (

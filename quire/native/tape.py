@@ -3,7 +3,7 @@
 Recording runs the model on `Rows` in place of tensors: each layer adds its operation to the tape,
 and nothing is computed. A step then replays the list in one call, for any number of tokens up to
 the most a step may have. What has no operation here raises NotRecordable; such a model runs layer
-by layer. `attn/native.py` adds the operations of attention.
+by layer. `row_ops.py` has what lies between products, `attn/native.py` attention.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from ctypes import c_float, c_int32, c_int64, c_void_p
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,9 +19,10 @@ from torch import Tensor
 from quire.native.library import Library
 from quire.native.panels import Panels
 
-EMBED, NORM, PRODUCT, STORE, ATTEND, GATE, SCALE, PICK, REORDER = range(9)
-GATES = {"silu": 0, "gelu": 1, "relu2": 2}
-LANES = 16  # widths of rows that operations take are multiples of it
+EMBED, NORM, PRODUCT, STORE, ATTEND, GATE, SCALE, PICK = range(8)
+ACTIVATE, POSITIONS, ROUND, ROUTE, EXPERTS, ADD_GATED, HEADS = range(8, 15)
+STORE_LATENTS, ATTEND_LATENTS, REORDER = 15, 16, 17
+LANES = 16  # rows begin at multiples of it, and most operations take such widths only
 
 
 class NotRecordable(Exception):
@@ -36,6 +37,10 @@ class Op(ctypes.Structure):
         *((name, c_void_p) for name in ("x", "y", "out", "sum", "weight", "product", "heads")),
         *((name, c_int32) for name in ("width", "out_stride", "kind_of_gate")),
         ("eps", c_float),
+        ("bias", c_void_p),
+        ("x_stride", c_int32),
+        ("limit", c_float),
+        ("more", c_void_p),
     )
 
 
@@ -55,16 +60,27 @@ class Rows:
     """Rows of floats on a tape: what a tensor [tokens, width] is while a model is recorded.
 
     Its memory is given back to the tape when the last reference goes, so the tape needs no more of
-    it than the model's own code keeps alive.
+    it than the model's own code keeps alive. Some neighbouring columns of rows are `Rows` too.
     """
 
     dtype = torch.float32
 
-    def __init__(self, tape: Tape, memory: Tensor, width: int, of_samples: bool) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        memory: Tensor,
+        width: int,
+        of_samples: bool,
+        within: Rows | None = None,
+        column: int = 0,
+    ) -> None:
+        """`within`: these are its columns from `column` on."""
         self.tape, self.memory, self.width, self.of_samples = tape, memory, width, of_samples
+        self.within, self.column = within, column
 
     def __del__(self) -> None:
-        self.tape.give_back(self.memory)
+        if self.within is None:
+            self.tape.give_back(self.memory)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotRecordable(f"rows have no {name!r}")
@@ -77,7 +93,16 @@ class Rows:
 
     @property
     def address(self) -> int:
-        return self.memory.data_ptr()
+        return self.memory.data_ptr() + 4 * self.column
+
+    def place(self) -> tuple[int, int]:
+        """Where the rows begin, and the distance between them."""
+        return self.address, self.row_stride
+
+    @property
+    def row_stride(self) -> int:
+        """Numbers from a row to the next."""
+        return self.memory.numel() // self.tape.max_rows
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -93,18 +118,48 @@ class Rows:
             raise NotRecordable("rows are added to rows of their width only")
         return self.tape.scale(self, 1.0, other)
 
+    def __getitem__(self, index: object) -> Any:
+        """Columns: rows[:, begin:end]."""
+        match index:
+            case (slice(start=None, stop=None, step=None), slice(step=None) as columns):
+                begin, end, _ = columns.indices(self.width)
+                return self._columns(begin, end - begin)
+        raise NotRecordable("rows are cut into columns only")
+
+    def split(self, widths: list[int], dim: int) -> Any:
+        assert dim == 1 and sum(widths) == self.width, (widths, dim)
+        begins = [sum(widths[:i]) for i in range(len(widths))]
+        return tuple(map(self._columns, begins, widths))
+
+    def _columns(self, begin: int, width: int) -> Rows:
+        whole = self.within or self
+        at = self.column + begin
+        return Rows(self.tape, self.memory, width, self.of_samples, whole, at)
+
     def _refuse(self, *others: object) -> NoReturn:
         raise NotRecordable("rows are taken whole, and scaled or added, nothing else")
 
     # Operators are looked up in the class, where __getattr__ does not see them.
-    __getitem__ = __len__ = __iter__ = __bool__ = __neg__ = __rmul__ = __radd__ = _refuse
+    __len__ = __iter__ = __bool__ = __neg__ = __rmul__ = __radd__ = _refuse
     __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __matmul__ = __pow__ = _refuse
 
     def reshape(self, *shape: int) -> Any:
         return self  # heads of a token lie side by side already
 
+    def flatten(self, dim: int) -> Any:
+        return self
+
+    def unflatten(self, dim: int, sizes: tuple[int, ...]) -> Any:
+        return self
+
     def index_select(self, dim: int, index: object) -> Any:
         return self.tape.pick(self)
+
+
+class Positions(NamedTuple):
+    """Stands in for the positions of a step's tokens."""
+
+    tape: Tape
 
 
 class Tape:
@@ -122,11 +177,20 @@ class Tape:
     # ------------------------------------------------------------ memory
 
     def rows(self, width: int, of_samples: bool) -> Rows:
-        if width % LANES:
-            raise NotRecordable(f"rows of {width} numbers, want a multiple of {LANES}")
-        free = self._free[width]
-        memory = free.pop() if free else torch.empty(self.max_rows * width)
+        stride = width + -width % LANES
+        free = self._free[stride]
+        memory = free.pop() if free else torch.empty(self.max_rows * stride)
         return Rows(self, memory, width, of_samples)
+
+    def whole(self, x: Rows) -> int:
+        """The address of rows that follow one another and have a width for most operations."""
+        if x.row_stride != x.width:
+            raise NotRecordable(f"rows of {x.width} numbers, want a multiple of {LANES}")
+        return x.address
+
+    def needs(self, scratch: int) -> None:
+        """An operation uses so many bytes while it runs."""
+        self._scratch_bytes = max(self._scratch_bytes, scratch)
 
     def give_back(self, memory: Tensor) -> None:
         self._free[memory.numel() // self.max_rows].append(memory)
@@ -145,33 +209,15 @@ class Tape:
 
     def embed(self, table: Panels) -> Rows:
         out = self.rows(table.num_in, False)
-        at = {"out": out.address, "product": self._weight(table)}
+        at = {"out": self.whole(out), "product": self._weight(table)}
         self.add(EMBED, False, **at, width=out.width, eps=1.0)
         return out
-
-    def norm(self, x: Rows, residual: Rows | None, weight: Tensor, eps: float) -> tuple[Rows, Rows]:
-        """(normed, what was normed): x, or the sum of x and the residual."""
-        out = self.rows(x.width, x.of_samples)
-        total = x if residual is None else self.rows(x.width, x.of_samples)
-        self.add(
-            NORM,
-            x.of_samples,
-            x=x.address,
-            y=None if residual is None else residual.address,
-            out=out.address,
-            sum=None if residual is None else total.address,
-            weight=self.keep(weight),
-            width=x.width,
-            eps=eps,
-        )
-        return out, total
 
     def product(self, x: Rows, parts: tuple[Panels, ...]) -> Rows:
         num_out = sum(part.num_out for part in parts)
         out, column = self.rows(num_out, x.of_samples), 0
         for part in parts:
-            needed = self.library.scratch_bytes(part.weight, self.max_rows)
-            self._scratch_bytes = max(self._scratch_bytes, needed)
+            self.needs(self.library.scratch_bytes(part.weight, self.max_rows))
             source = x if part.order is None else self.reorder(x, part)
             self.add(
                 PRODUCT,
@@ -179,8 +225,8 @@ class Tape:
                 x=source.address,
                 out=out.address + 4 * column,
                 product=self._weight(part),
-                width=x.width,
-                out_stride=num_out,
+                width=x.row_stride,
+                out_stride=out.row_stride,
             )
             column += part.num_out
         return out
@@ -196,24 +242,17 @@ class Tape:
         self.kept.append(panels)
         return ctypes.addressof(panels.weight)
 
-    def gate(self, x: Rows, activation: str) -> Rows:
-        out = self.rows(x.width // 2, x.of_samples)
-        kind = GATES[activation]
-        at = {"x": x.address, "out": out.address}
-        self.add(GATE, x.of_samples, **at, width=out.width, kind_of_gate=kind)
-        return out
-
     def scale(self, x: Rows, factor: float, added: Rows | None) -> Rows:
         out = self.rows(x.width, x.of_samples)
-        y = None if added is None else added.address
-        at = {"x": x.address, "y": y, "out": out.address}
+        y = None if added is None else self.whole(added)
+        at = {"x": self.whole(x), "y": y, "out": out.address}
         self.add(SCALE, x.of_samples, **at, width=x.width, eps=factor)
         return out
 
     def pick(self, x: Rows) -> Rows:
         """The rows that are read at the end, of all tokens'."""
         out = self.rows(x.width, True)
-        self.add(PICK, True, x=x.address, out=out.address, width=x.width)
+        self.add(PICK, True, x=self.whole(x), out=out.address, width=x.width)
         return out
 
     # ------------------------------------------------------------ replay

@@ -73,6 +73,7 @@ class Attention:
         # [heads] as stored; the backend reads it in f32.
         self.sinks = torch.empty(spec.num_heads, device=device) if spec.sinks else None
         self.transform: HeadTransform | None = None
+        self.ops: Ops | None = None
 
     def linears(self) -> dict[str, Linear]:
         return {"qkv": self.qkv, "out": self.out}
@@ -82,6 +83,7 @@ class Attention:
         return {name: norm for name, norm in norms.items() if norm is not None}
 
     def finish(self, ops: Ops, ropes: Ropes) -> None:
+        self.ops = ops
         for linear in self.linears().values():
             linear.finish(ops)
         for norm in self.norms().values():
@@ -111,9 +113,7 @@ class Attention:
 
     def _norm_wide(self, qkv: Tensor) -> Tensor:
         """q and k normed over all their heads at once."""
-        assert self.q_norm is not None and self.k_norm is not None
-        q, k, v = qkv.split(list(self.qkv.parts.values()), dim=1)
-        # Contiguous, as a lone row always is: strides must not choose the library's path.
-        q, _ = self.q_norm(q.contiguous(), None)
-        k, _ = self.k_norm(k.contiguous(), None)
-        return torch.cat((q, k, v), dim=1)
+        assert self.ops is not None and self.q_norm is not None and self.k_norm is not None
+        weights = (self.q_norm.scale(), self.k_norm.scale())
+        widths = list(self.qkv.parts.values())
+        return self.ops.norm_heads(qkv, widths, weights, self.q_norm.eps)

@@ -123,7 +123,7 @@ class MlaAttention:
             y.index_copy_(0, absorbed.tokens, some)
             others = self._expanded(expanded.take(q), cache, backend, plan)
             y.index_copy_(0, expanded.tokens, others)
-        return self.out(y.reshape(len(y), -1))
+        return self.out(y.flatten(1))
 
     def _project(self, x: Tensor) -> Projected:
         mla = self.mla
@@ -138,8 +138,7 @@ class MlaAttention:
         self, q: Tensor, cache: LayerCache, backend: LatentAttention, plan: LatentPlan
     ) -> Tensor:
         assert self.to_latent is not None and self.to_value is not None
-        plain, turned = q.split([self.mla.nope_dim, self.mla.rope_dim], -1)
-        q = torch.cat((self.to_latent(plain), turned), -1)  # [tokens, heads, kv_rank + rope]
+        q = self.to_latent(q)  # [tokens, heads, kv_rank + rope]
         return self.to_value(backend.run(q, cache, plan, self.heads))
 
     def _expanded(

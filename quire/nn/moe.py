@@ -69,10 +69,4 @@ class SparseMLP:
             return out
         if not self.has_shared_gate:
             return out + self.shared(x)
-        return out + sigmoid(scores[:, self.rule.num_experts :]) * self.shared(x)
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """As a softmax of two, row by row: the library's sigmoid on a CPU takes another exp at the
-    end of a tensor, so that bits would depend on a row's place in the batch."""
-    return torch.stack((x, torch.zeros_like(x)), -1).softmax(-1)[..., 0]
+        return self.ops.add_gated(out, scores[:, self.rule.num_experts :], self.shared(x))

@@ -32,7 +32,8 @@ class Table(Protocol):
 
 class HeadProduct(Protocol):
     def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, heads, in] -> [tokens, heads, out]: every head by a weight of its own."""
+        """[tokens, heads, in + rest] -> [tokens, heads, out + rest]: every head by a weight of its
+        own; what comes behind its inputs is carried over."""
         ...
 
 
@@ -95,8 +96,8 @@ class Kernels(Protocol):
     def experts(self, weights: ExpertWeights) -> ExpertKernel: ...
 
 
-class RowOps(Protocol):
-    """Done in every step."""
+class Norms(Protocol):
+    """Done in every step, as is what follows."""
 
     def rms_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
@@ -109,17 +110,36 @@ class RowOps(Protocol):
         self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]: ...
 
+    def norm_heads(
+        self, qkv: Tensor, widths: Sequence[int], weights: Sequence[Tensor], eps: float
+    ) -> Tensor:
+        """q | k | v of these widths, with q and k RMS-normed over all their heads at once. The
+        memory may be that of `qkv`."""
+        ...
+
+
+class RowOps(Protocol):
+    def add_positions(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        """[tokens, width] plus each token's row of `table` [positions, width]."""
+        ...
+
     def activate(self, x: Tensor, activation: str) -> Tensor: ...
 
     def gate(self, x: Tensor, form: GateForm) -> Tensor:
         """[tokens, 2 * ffn] gate | up -> [tokens, ffn]."""
         ...
 
+
+class Routing(Protocol):
     def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
-        """[tokens, experts] -> the best experts of each token. The correction decides who is best,
-        but is no part of the weights."""
+        """[tokens, experts] -> the best experts of each token, of equals the first. The correction
+        decides who is best, but is no part of the weights."""
+        ...
+
+    def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
+        """x + sigmoid(gate) * added, with one number of `gate` [tokens, 1] for a row."""
         ...
 
 
-class Ops(Kernels, RowOps, Protocol):
+class Ops(Kernels, Norms, RowOps, Routing, Protocol):
     """All that a layer asks of its device."""

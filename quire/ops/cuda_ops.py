@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from quire.nn.ops import (
 )
 from quire.ops.int8_inputs import Int8Inputs
 from quire.ops.matmul_linear import MatmulLinear
+from quire.ops.route import sigmoid
 from quire.ops.torch_gate import ACTIVATIONS
 from quire.ops.torch_ops import TorchTable
 from quire.quant.weight import Weight, tensor_of
@@ -70,6 +72,18 @@ class CudaOps:
             x = x + residual
         return F.layer_norm(x, weight.shape, weight, bias, eps), x
 
+    def norm_heads(
+        self, qkv: Tensor, widths: Sequence[int], weights: Sequence[Tensor], eps: float
+    ) -> Tensor:
+        q, k, v = qkv.split(list(widths), dim=1)
+        # Contiguous, as a lone row always is: strides must not choose the library's path.
+        q, _ = self.rms_norm(q.contiguous(), None, weights[0], eps)
+        k, _ = self.rms_norm(k.contiguous(), None, weights[1], eps)
+        return torch.cat((q, k, v), dim=1)
+
+    def add_positions(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        return x + F.embedding(positions, table)
+
     def activate(self, x: Tensor, activation: str) -> Tensor:
         return ACTIVATIONS[activation](x)
 
@@ -78,6 +92,9 @@ class CudaOps:
 
     def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
         return Visits(*route(logits, rule, correction))
+
+    def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
+        return x + sigmoid(gate) * added
 
 
 def gate(x: Tensor, form: GateForm) -> Tensor:
@@ -93,7 +110,11 @@ class CudaHeads:
         self.weight = weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        return multiply_heads(x, self.weight)
+        num_in = self.weight.shape[-1]
+        if x.shape[-1] == num_in:
+            return multiply_heads(x, self.weight)
+        x, rest = x.tensor_split([num_in], -1)
+        return torch.cat((multiply_heads(x, self.weight), rest), -1)
 
 
 class GroupedExperts:

@@ -1,24 +1,28 @@
 """NativeOps: the operations of a CPU through our own library.
 
 On `Rows`, the stand-ins of a recording, an operation is added to the tape; on tensors it runs at
-once. What the library does not do (other dtypes, odd widths, routing) is torch's.
+once, to the same bits (`native/row_ops.py`). What the library does not do (other dtypes, odd
+widths) is torch's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from quire.models.spec import RouterSpec
-from quire.native.direct import gate_rows, norm_rows
+from quire.native import row_ops
+from quire.native.experts import MAX_EXPERTS, NativeExperts, add_gated, can_fuse, route
+from quire.native.head_product import NativeHeads
 from quire.native.library import Library
 from quire.native.linear import NativeLinear
 from quire.native.packs import Packs
-from quire.native.panels import FLOAT_NAMES, can_be_panels
-from quire.native.tape import LANES, Rows, Tape
+from quire.native.panels import FLOAT_CODES, FLOAT_NAMES, can_be_panels
+from quire.native.tape import LANES, Positions, Rows, Tape
 from quire.nn.ops import (
     ExpertKernel,
     ExpertWeights,
@@ -29,8 +33,8 @@ from quire.nn.ops import (
     Visits,
 )
 from quire.ops.expert_loop import ExpertLoop
-from quire.ops.int8_inputs import Int8Inputs
-from quire.ops.torch_ops import HeadLoop, TorchOps
+from quire.ops.int8_inputs import round_rows
+from quire.ops.torch_ops import TorchOps
 from quire.quant.coded import Coded
 from quire.quant.deferred import made, name_of
 from quire.quant.weight import Dense, Weight
@@ -81,37 +85,75 @@ class NativeOps:
         return NativeTable(kernel), kernel
 
     def head_product(self, weight: Tensor) -> HeadProduct:
-        return HeadLoop([self.linear([Dense(w)], None) for w in weight])
+        if weight.dtype not in FLOAT_CODES:
+            return self._torch.head_product(weight)
+        kernel = NativeHeads(weight, self.library)
+        for head in kernel.panels:
+            self.kept[head.form] += head.num_bytes
+        return kernel
 
     def experts(self, weights: ExpertWeights) -> ExpertKernel:
-        return ExpertLoop.of(weights, self)
+        loop = ExpertLoop.of(weights, self)
+        up = [kernel for kernel in loop.up if isinstance(kernel, NativeLinear)]
+        down = [kernel for kernel in loop.down if isinstance(kernel, NativeLinear)]
+        if len(up) == len(down) == weights.num_experts and can_fuse(up, down):
+            return NativeExperts(up, down, weights.gate)
+        return loop
 
     def rms_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        if isinstance(x, Rows):
-            return x.tape.norm(x, residual, weight, eps)
         if self._takes(x, x.shape[-1]):
-            return norm_rows(self.library, x, residual, weight, eps)
+            return row_ops.norm(self.library, x, residual, weight, eps)
         return self._torch.rms_norm(x, residual, weight, eps)
 
     def layer_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
+        if self._takes(x, x.shape[-1]):
+            return row_ops.norm(self.library, x, residual, weight, eps, bias)
         return self._torch.layer_norm(x, residual, weight, bias, eps)
 
+    def norm_heads(
+        self, qkv: Tensor, widths: Sequence[int], weights: Sequence[Tensor], eps: float
+    ) -> Tensor:
+        if not all(self._takes(qkv, width) for width in widths):
+            return self._torch.norm_heads(qkv, widths, weights, eps)
+        begin = 0
+        for weight in weights:  # q, then k; v stays as it is
+            row_ops.norm_columns(self.library, qkv, begin, weight, eps)
+            begin += weight.shape[0]
+        return qkv
+
+    def add_positions(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        if isinstance(positions, Positions):
+            assert isinstance(x, Rows)
+            return cast("Any", row_ops.add_positions(x, table))
+        return self._torch.add_positions(x, positions, table)
+
     def activate(self, x: Tensor, activation: str) -> Tensor:
+        if self._takes(x, x.shape[-1]):
+            return row_ops.activate(self.library, x, activation)
         return self._torch.activate(x, activation)
 
+    def round_rows(self, x: Tensor) -> Tensor:
+        """To eight bits, one scale per token."""
+        return row_ops.round_rows(self.library, x) if self._takes(x, x.shape[-1]) else round_rows(x)
+
     def gate(self, x: Tensor, form: GateForm) -> Tensor:
-        if isinstance(x, Rows):
-            return x.tape.gate(x, form.activation)
-        if form.limit is None and self._takes(x, x.shape[-1] // 2):
-            return gate_rows(self.library, x, form.activation)
+        if self._takes(x, x.shape[-1] // 2):
+            return row_ops.gate(self.library, x, form)
         return self._torch.gate(x, form)
 
     def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
+        if logits.dtype == torch.float32 and rule.num_experts <= MAX_EXPERTS:
+            return route(self.library, logits, rule, correction)
         return self._torch.route(logits, rule, correction)
+
+    def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
+        if self._takes(x, x.shape[-1]):
+            return add_gated(self.library, x, gate, added)
+        return self._torch.add_gated(x, gate, added)
 
     def _packed_before(self, name: str | None) -> NativeLinear | None:
         if self.packs is None or name is None or (parts := self.packs.find(name)) is None:
@@ -123,7 +165,7 @@ class NativeOps:
     ) -> LinearKernel:
         kernel = self._native(weights, bias)
         if any(isinstance(w, Dense) and w.inputs == "int8-row" for w in weights):
-            return Int8Inputs(kernel)  # floats are multiplied as they are
+            return RoundedInputs(kernel, self)  # floats are multiplied as they are
         self._keep(name, kernel)
         return kernel
 
@@ -147,6 +189,16 @@ class NativeOps:
 def _expanded(weight: Weight) -> Weight:
     """In floats, where the library has no kernel for the form."""
     return weight if can_be_panels(weight) else Dense(weight.dequantize(), weight.inputs)
+
+
+class RoundedInputs:
+    """A kernel whose inputs are rounded first; see `int8_inputs.py`."""
+
+    def __init__(self, kernel: LinearKernel, ops: NativeOps) -> None:
+        self.kernel, self.ops = kernel, ops
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kernel(self.ops.round_rows(x))
 
 
 class GatedNative:

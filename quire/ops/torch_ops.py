@@ -25,7 +25,7 @@ from quire.ops import torch_gate
 from quire.ops.expert_loop import ExpertLoop
 from quire.ops.int8_inputs import Int8Inputs
 from quire.ops.mkl_linear import PackedLinear, can_pack
-from quire.ops.route import choose_experts
+from quire.ops.route import choose_experts, sigmoid
 from quire.quant.deferred import made
 from quire.quant.weight import Dense, Weight, tensor_of
 
@@ -61,12 +61,13 @@ class TorchTable:
 class HeadLoop:
     """A kernel of its own for each head."""
 
-    def __init__(self, kernels: list[LinearKernel]) -> None:
-        self.kernels = kernels
+    def __init__(self, kernels: list[LinearKernel], num_in: int) -> None:
+        self.kernels, self.num_in = kernels, num_in
 
     def __call__(self, x: Tensor) -> Tensor:
+        x, rest = x.tensor_split([self.num_in], -1)
         pieces = [kernel(x[:, i].contiguous()) for i, kernel in enumerate(self.kernels)]
-        return torch.stack(pieces, 1)
+        return torch.cat((torch.stack(pieces, 1), rest), -1)
 
 
 class TorchOps:
@@ -88,7 +89,8 @@ class TorchOps:
         return self.table(weight), self.linear([weight], None)
 
     def head_product(self, weight: Tensor) -> HeadProduct:
-        return HeadLoop([self.linear([Dense(w.contiguous())], None) for w in weight])
+        kernels = [self.linear([Dense(w.contiguous())], None) for w in weight]
+        return HeadLoop(kernels, weight.shape[-1])
 
     def experts(self, weights: ExpertWeights) -> ExpertKernel:
         return ExpertLoop.of(weights, self)
@@ -114,6 +116,18 @@ class TorchOps:
             x = x + residual
         return F.layer_norm(x, weight.shape, weight, bias, eps), x
 
+    def norm_heads(
+        self, qkv: Tensor, widths: Sequence[int], weights: Sequence[Tensor], eps: float
+    ) -> Tensor:
+        q, k, v = qkv.split(list(widths), dim=1)
+        # Contiguous, as a lone row always is: strides must not choose the library's path.
+        q, _ = self.rms_norm(q.contiguous(), None, weights[0], eps)
+        k, _ = self.rms_norm(k.contiguous(), None, weights[1], eps)
+        return torch.cat((q, k, v), dim=1)
+
+    def add_positions(self, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        return x + F.embedding(positions, table)
+
     def activate(self, x: Tensor, activation: str) -> Tensor:
         return torch_gate.ACTIVATIONS[activation](x)
 
@@ -122,3 +136,6 @@ class TorchOps:
 
     def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
         return choose_experts(logits, rule, correction)
+
+    def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
+        return x + sigmoid(gate) * added

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend
+from quire.attn.latent_native import LatentNative
 from quire.attn.native import NativeAttention
 from quire.forward import Batch, ForwardContext, Tail
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
 from quire.native.heads import StepPointers, address_of
-from quire.native.tape import NotRecordable, Rows, Tape
+from quire.native.tape import NotRecordable, Positions, Rows, Tape
 
 
 class Tapes:
@@ -25,8 +26,11 @@ class Tapes:
         self, model: Decoder, attention: AttentionBackend, pool: PagePool, max_tokens: int
     ) -> None:
         """Raises NotRecordable."""
-        if not isinstance(attention, NativeAttention):
+        if not isinstance(attention, (NativeAttention, LatentNative)):
             raise NotRecordable(f"{type(attention).__name__} is not native")
+        if any(map(model.spec.is_sparse, range(model.spec.num_layers))):
+            with torch.inference_mode(False):  # whoever reads the counters sets them to zero
+                model.count_expert_loads()
         self.whole = _Recording(model, attention, pool, max_tokens, False)
         self.tail = _Recording(model, attention, pool, max_tokens, True)
 
@@ -42,7 +46,7 @@ class _Recording:
     def __init__(
         self,
         model: Decoder,
-        attention: NativeAttention,
+        attention: NativeAttention | LatentNative,
         pool: PagePool,
         max_tokens: int,
         has_tail: bool,
@@ -51,8 +55,9 @@ class _Recording:
         num_groups = len(pool.groups)
         # Every place that reads a tensor of the step finds the tape, or the number of a group.
         batch = cast("Batch", _RecordedBatch(self.tape))
-        ctx = ForwardContext(batch, attention, tuple(range(num_groups)), pool)
-        last = pool.group_of(model.spec.num_layers - 1)
+        plans = tuple(attention.recorded_plan(group, batch) for group in range(num_groups))
+        ctx = ForwardContext(batch, cast("AttentionBackend", attention), plans, pool)
+        last = plans[pool.group_of(model.spec.num_layers - 1)]
         tail = Tail(cast("Tensor", self.tape), lambda: last) if has_tail else None
         hidden = cast("object", model.forward(ctx, tail))
         assert isinstance(hidden, Rows)
@@ -74,7 +79,7 @@ class _Recording:
 
 class _RecordedBatch:
     def __init__(self, tape: Tape) -> None:
-        self.input_ids = tape
+        self.input_ids, self.positions = tape, Positions(tape)
 
     def __getattr__(self, name: str) -> Any:
         raise NotRecordable(f"the batch's {name} is not recorded")

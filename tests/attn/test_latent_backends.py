@@ -10,6 +10,7 @@ import torch
 
 from quire.attn.latent import LatentAttention
 from quire.attn.latent_cpu import LatentCpu
+from quire.attn.latent_native import LatentNative
 from quire.attn.latent_reference import LatentReference
 from quire.attn.latent_triton import LatentTriton
 from tests.attn.test_contract import SHAPES, SMALL_TILES, close, device_of
@@ -18,6 +19,7 @@ from tests.latent_case import Sizes, make_latent_case
 BACKENDS: dict[str, Callable[[], LatentAttention]] = {
     "reference": LatentReference,
     "cpu": LatentCpu,
+    "native": LatentNative,
     "triton": lambda: LatentTriton(torch.float32, SMALL_TILES),
 }
 

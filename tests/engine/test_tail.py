@@ -47,6 +47,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "gpt-oss": test_gpt_oss.tiny_gpt_oss,
     "v2-lite": lambda: test_deepseek.model_of("v2-lite"),
     "v3": lambda: test_deepseek.model_of("v3"),
+    "v3-native": lambda: test_deepseek.model_of("v3-native"),
 }
 
 

@@ -19,7 +19,9 @@ from quire.load.ternary import TernaryForm, round_weight, unpack
 from quire.models.registry import spec_of
 from quire.models.tiny import tiny_model
 from quire.models.tiny_configs import tiny_config
+from quire.native.library import find_library
 from quire.ops.int8_inputs import round_rows
+from quire.ops.native_ops import NativeOps
 from tests.hf import greedy
 from tests.model.records import records
 from tests.model.test_parity import make, prompts, run
@@ -35,9 +37,9 @@ def eager() -> Iterator[None]:
         yield
 
 
-def ternary_folder(folder: Path, kind: str, mode: str) -> Path:
+def ternary_folder(folder: Path, kind: str, mode: str, **changes: Any) -> Path:
     """A tiny BitNet as its makers store it."""
-    tiny_model("bitnet", folder, seed=1, num_hidden_layers=3)
+    tiny_model("bitnet", folder, seed=1, num_hidden_layers=3, **changes)
     said = {"quant_method": "bitnet", "linear_class": kind, "quantization_mode": mode}
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
@@ -82,6 +84,25 @@ def test_ternary_checkpoints(kind: str, mode: str, tmp_path: Path) -> None:
     assert (got - want[torch.tensor(record.top_tokens)]).abs().max() < 5e-3
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_step_is_one_call(dtype: str, tmp_path: Path) -> None:
+    """Packed, and expanded with rounded inputs. Red when a layer of BitNet is not recorded, or a
+    tape's rounding is not that of a step layer by layer."""
+    folder = ternary_folder(tmp_path, *FORMS[0], head_dim=16, intermediate_size=64)
+    taped = engine_of(folder, dtype=dtype)
+    if find_library().library is None:
+        pytest.skip("no native library")
+    assert taped.runner.tapes is not None
+    plain = engine_of(folder, dtype=dtype, enforce_eager=True)
+    assert plain.runner.tapes is None
+    some = prompts(3, seed=4)
+    assert records(taped, some) == records(plain, some)
+    want = expected(folder, PROMPT)
+    ((record, *_),) = records(taped, [PROMPT], first=9)
+    got = torch.tensor(record.top_logprobs)
+    assert (got - want[torch.tensor(record.top_tokens)]).abs().max() < 5e-2
+
+
 @pytest.mark.parametrize("kind, mode", FORMS[:1])
 def test_bits_do_not_depend_on_the_company(kind: str, mode: str, tmp_path: Path) -> None:
     """Red when a row's rounding reads other rows."""
@@ -108,6 +129,9 @@ def test_rounding_is_that_of_the_training() -> None:
     x, weight = torch.randn(7, 40) * 3, torch.randn(16, 40)
     x[2] = 0.0
     assert torch.equal(round_rows(x), oracle.ActQuant.apply(x))
+    if library := find_library().library:
+        wide = torch.randn(7, 48) * 3
+        assert torch.equal(NativeOps(library).round_rows(wide), oracle.ActQuant.apply(wide))
     assert torch.equal(round_rows(x.bfloat16()), oracle.ActQuant.apply(x.bfloat16()))
     assert torch.equal(round_weight(weight), oracle.WeightQuant.apply(weight))
 

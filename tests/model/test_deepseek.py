@@ -47,6 +47,7 @@ SIZES: dict[str, Any] = {
 }
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=0.7)
 GROUPS = {"n_group": 4, "topk_group": 2}
+NATIVE = {"q_lora_rank": 32, "qk_rope_head_dim": 16, "v_head_dim": 16}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "v2-lite": ("DeepseekV2", {"q_lora_rank": None, **YARN}),
     "v2": (
@@ -55,6 +56,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "v3": ("DeepseekV3", GROUPS),
     "v3-yarn": ("DeepseekV3", {**GROUPS, **YARN}),
+    # Sizes that the native library takes.
+    "v2-native": ("DeepseekV2", {**NATIVE, "q_lora_rank": None, **YARN}),
+    "v3-native": ("DeepseekV3", {**NATIVE, **GROUPS}),
     # As Moonlight: no groups, no squeezed queries.
     "v3-small": ("DeepseekV3", {"n_group": 1, "topk_group": 1, "q_lora_rank": None}),
     # Rotated dims in halves, biases, and an epsilon that is not that of the latents' norms.

@@ -24,9 +24,8 @@ from quire.models.registry import spec_of
 from quire.models.spec import RouterSpec
 from quire.native.library import find_library
 from quire.nn.experts import Experts
-from quire.nn.moe import sigmoid
 from quire.nn.ops import Visits
-from quire.ops.route import choose_experts
+from quire.ops.route import choose_experts, sigmoid
 from quire.ops.select import ops_of
 from quire.ops.torch_ops import TorchOps
 from tests.hf import SPARSE, StateDictCheckpoint, _llama_like, greedy, tiny_engine, tiny_model

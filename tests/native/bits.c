@@ -208,7 +208,7 @@ static void check_product(const form *f, int num_out, int num_in) {
 /* ------------------------------------------------------------------ rows */
 
 #define TOKENS 53
-#define WIDTH 48
+#define WIDTH 96
 
 /* One operation on every set; `size` floats of its result and of its sum. */
 static void check_op(const char *what, qn_op op, const qn_step *step, int64_t size) {
@@ -238,13 +238,84 @@ static void check_ops(void) {
     check_op("norm", op, &step, size);
     op.y = y;
     check_op("norm of a sum", op, &step, size);
+    op.bias = floats(WIDTH);
+    check_op("layer norm of a sum", op, &step, size);
+    op.bias = 0;
     op.kind = OP_SCALE;
     op.eps = 0.37f;
     check_op("scale and add", op, &step, size);
     op.kind = OP_GATE;
     for (int i = 0; i < TOKENS * WIDTH; i += 2) x[i] *= 30.0f;
-    for (op.kind_of_gate = GATE_SILU; op.kind_of_gate <= GATE_RELU2; op.kind_of_gate++)
+    op.limit = 3.0f;
+    for (op.kind_of_gate = GATE_SILU; op.kind_of_gate <= GATE_CLAMPED; op.kind_of_gate++)
         check_op("gate", op, &step, size);
+    op.kind = OP_ACTIVATE;
+    for (op.kind_of_gate = GATE_SILU; op.kind_of_gate <= GATE_RELU2; op.kind_of_gate++)
+        check_op("activation", op, &step, size);
+    op.kind = OP_ROUND;
+    op.eps = 1e-5f;
+    check_op("rounded to steps", op, &step, size);
+}
+
+/* ------------------------------------------------------------------ experts */
+
+#define EXPERTS 21
+#define TOP 3
+#define STRIDE 16 /* of visits */
+
+/* Routing, then experts of both kinds: what the second reads are the first one's results. */
+static float *visit_experts(const qn_route *route, const qn_experts *e, const float *logits,
+                            const float *x, qn_pool *pool) {
+    const int width = STRIDE + WIDTH;
+    const qn_step step = {.num_tokens = TOKENS};
+    float *weights = room((size_t)TOKENS * STRIDE * 4), *numbers = room((size_t)TOKENS * STRIDE * 4);
+    float *answers = room((size_t)TOKENS * WIDTH * 4), *all = room((size_t)TOKENS * width * 4);
+    void *scratch = room((size_t)qn_experts_bytes(e, TOKENS));
+    const qn_op ops[] = {
+        {.kind = OP_ROUTE, .x = logits, .x_stride = EXPERTS, .out = weights, .sum = numbers,
+         .out_stride = STRIDE, .more = route},
+        {.kind = OP_EXPERTS, .x = x, .y = weights, .weight = numbers, .x_stride = STRIDE,
+         .out = answers, .more = e, .eps = 1.7f, .limit = 2.0f, .kind_of_gate = GATE_CLAMPED},
+        {.kind = OP_ADD_GATED, .x = answers, .y = x, .weight = logits, .x_stride = EXPERTS,
+         .out = answers, .width = WIDTH},
+    };
+    qn_run(pool, ops, 3, &step, scratch);
+    for (int row = 0; row < TOKENS; row++) {
+        memcpy(all + row * width, weights + row * STRIDE, STRIDE * 4);
+        memcpy(all + row * width + STRIDE, answers + row * WIDTH, WIDTH * 4);
+    }
+    free(weights), free(numbers), free(answers), free(scratch);
+    return all;
+}
+
+static void check_experts(const form *f, int is_sigmoid) {
+    char what[80];
+    snprintf(what, sizeof what, "experts of %s%s", f->name, is_sigmoid ? ", sigmoid" : "");
+    qn_weight weights[2 * EXPERTS];
+    const qn_weight *up[EXPERTS], *down[EXPERTS];
+    for (int i = 0; i < EXPERTS; i++) {
+        weights[2 * i] = weight_of(f, 2 * 32, WIDTH);
+        weights[2 * i + 1] = weight_of(f, WIDTH, 32);
+        up[i] = &weights[2 * i], down[i] = &weights[2 * i + 1];
+    }
+    const qn_route route = {.num_experts = EXPERTS, .top_k = TOP, .num_groups = 7, .top_groups = 3,
+                            .group_best = 2, .is_sigmoid = is_sigmoid, .normalizes = 1,
+                            .scale = 1.5f, .correction = is_sigmoid ? floats(EXPERTS) : 0};
+    const qn_experts e = {up, down, 0, EXPERTS, TOP, 1, WIDTH, 32};
+    float *logits = floats(TOKENS * EXPERTS), *x = floats(TOKENS * WIDTH);
+    for (int i = 0; i < TOKENS * EXPERTS; i++) logits[i] *= 9.0f;
+    spoil(logits, TOKENS, EXPERTS);
+    spoil(x, TOKENS / 2, WIDTH);
+    const int64_t size = TOKENS * (STRIDE + WIDTH);
+    qn_use_isa("plain");
+    float *want = visit_experts(&route, &e, logits, x, alone);
+    digest(what, want, size);
+    for (int s = 0; s < num_sets; s++) {
+        qn_use_isa(sets[s]);
+        float *got = visit_experts(&route, &e, logits, x, three);
+        compare(what, sets[s], TOKENS, got, want, size);
+        free(got);
+    }
 }
 
 /* ------------------------------------------------------------------ attention */
@@ -332,6 +403,80 @@ static void check_attention(const kind *k, int is_odd) {
     }
 }
 
+/* ------------------------------------------------------------------ latents */
+
+#define LATENT_HEADS 6
+#define RANK 48
+#define ROPE 16
+#define PLAIN_DIM 16
+
+/* A prompt of several spans, then a token more; the results of both. */
+static float *attend_latents(qn_latents l, const float *tokens, qn_pool *pool) {
+    const int wide = PLAIN_DIM + ROPE, width = LATENT_HEADS * wide, stride = width + RANK + ROPE;
+    const int most = SEQS * PAGES * PAGE - 8, out_width = LATENT_HEADS * RANK;
+    float *turned = room((size_t)most * width * 4), *latents = room((size_t)most * RANK * 4);
+    float *q = room((size_t)most * LATENT_HEADS * (RANK + ROPE) * 4);
+    float *out = room((size_t)most * out_width * 4);
+    int32_t table[SEQS * PAGES], starts[2] = {0}, lens[1] = {0}, rows[1] = {0};
+    int64_t positions[SEQS * PAGES * PAGE], slots[SEQS * PAGES * PAGE];
+    for (int i = 0; i < SEQS * PAGES; i++) table[i] = i * 7 % (SEQS * PAGES);
+    for (int i = 0; i < most; i++) memcpy(latents + i * RANK, tokens + i * stride + width, RANK * 4);
+    const qn_heads dealt = {.num_heads = LATENT_HEADS, .num_kv_heads = l.shares, .head_dim = RANK};
+    l.cache = room((size_t)SEQS * PAGES * PAGE * (RANK + ROPE) * 4);
+    for (int done = 0; done < most; done = lens[0]) {
+        const int fed = done ? 1 : most - 1;
+        for (int i = 0; i < fed; i++) {
+            positions[i] = done + i;
+            slots[i] = table[positions[i] / PAGE] * PAGE + positions[i] % PAGE;
+        }
+        lens[0] = done + fed, starts[1] = fed;
+        const int64_t *all_slots[] = {slots};
+        const int32_t *tables[] = {table};
+        const qn_step step = {.positions = positions, .slots = all_slots, .tables = tables,
+                              .query_starts = starts, .context_lens = lens, .rows = rows,
+                              .num_tokens = fed, .num_seqs = 1, .table_stride = SEQS * PAGES,
+                              .page_size = PAGE};
+        const float *from = tokens + done * stride;
+        const qn_op store = {.kind = OP_STORE_LATENTS, .x = from, .x_stride = stride,
+                             .out = turned + done * width, .y = latents + done * RANK,
+                             .weight = from + width + RANK, .out_stride = stride, .more = &l};
+        qn_run(pool, &store, 1, &step, 0);
+        for (int i = done * LATENT_HEADS; i < lens[0] * LATENT_HEADS; i++) { /* made wider */
+            memcpy(q + i * (RANK + ROPE), turned + i * wide, PLAIN_DIM * 4);
+            memcpy(q + i * (RANK + ROPE) + RANK, turned + i * wide + PLAIN_DIM, ROPE * 4);
+        }
+        const qn_op attend = {.kind = OP_ATTEND_LATENTS,
+                              .x = q + done * LATENT_HEADS * (RANK + ROPE),
+                              .out = out + done * out_width, .heads = &dealt, .more = &l};
+        qn_run(pool, &attend, 1, &step, 0);
+    }
+    free(l.cache), free(turned), free(latents), free(q);
+    return out;
+}
+
+static void check_latents(int is_half, int is_odd) {
+    char what[80];
+    snprintf(what, sizeof what, "latents%s%s", is_half ? ", fp16" : "", is_odd ? ", odd" : "");
+    const int most = SEQS * PAGES * PAGE - 8;
+    const int stride = LATENT_HEADS * (PLAIN_DIM + ROPE) + RANK + ROPE;
+    const qn_latents l = {.num_heads = LATENT_HEADS, .shares = 2, .rank = RANK, .rope = ROPE,
+                          .plain = PLAIN_DIM, .is_half = is_half, .scale = 0.31f,
+                          .cos = floats(SEQS * PAGES * PAGE * ROPE),
+                          .sin = floats(SEQS * PAGES * PAGE * ROPE)};
+    float *tokens = floats(most * stride);
+    if (is_odd) spoil(tokens + 150 * stride, most - 150, stride); /* the first rows are sound */
+    const int64_t size = (int64_t)most * LATENT_HEADS * RANK;
+    qn_use_isa("plain");
+    float *want = attend_latents(l, tokens, alone);
+    digest(what, want, size);
+    for (int s = 0; s < num_sets; s++) {
+        qn_use_isa(sets[s]);
+        float *got = attend_latents(l, tokens, three);
+        compare(what, sets[s], most, got, want, size);
+        free(got);
+    }
+}
+
 int main(void) {
     alone = qn_pool_new(1);
     three = qn_pool_new(3);
@@ -345,5 +490,10 @@ int main(void) {
     check_ops();
     for (unsigned i = 0; i < sizeof KINDS / sizeof *KINDS; i++)
         for (int is_odd = 0; is_odd < 2; is_odd++) check_attention(&KINDS[i], is_odd);
+    for (unsigned f = 3; f < sizeof FORMS / sizeof *FORMS; f += 7) /* 4 bits, 8 bits */
+        for (int is_sigmoid = 0; is_sigmoid < 2; is_sigmoid++)
+            check_experts(&FORMS[f], is_sigmoid);
+    check_experts(&FORMS[sizeof FORMS / sizeof *FORMS - 3], 1); /* fp32 */
+    for (int i = 0; i < 4; i++) check_latents(i % 2, i / 2);
     return num_wrong != 0;
 }

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.native import row_ops
 from quire.native.library import Library
 from quire.native.linear import NativeLinear
 from quire.native.tape import Op, Rows, Step, Tape
+from quire.nn.ops import GateForm
 from tests.native.weights import FORMS
 
 WIDTH, MAX_ROWS = 768, 40  # so wide that a thread that slept wakes up in the middle
@@ -20,15 +22,41 @@ Recorded = Callable[[Tape, list[NativeLinear]], tuple[list[Rows], list[Rows]]]  
 
 def norm_and_parts(tape: Tape, linears: list[NativeLinear]) -> tuple[list[Rows], list[Rows]]:
     x, y = tape.rows(WIDTH, False), tape.rows(WIDTH, False)
-    normed, total = tape.norm(x, y, torch.linspace(0.5, 2.0, WIDTH), 1e-5)
+    normed, total = row_ops.norm(tape.library, x, y, torch.linspace(0.5, 2.0, WIDTH), 1e-5)
     products = [tape.product(normed, linear.parts) for linear in linears]
     return [x, y], [normed, total, *products]
 
 
 def gate_then_product(tape: Tape, linears: list[NativeLinear]) -> tuple[list[Rows], list[Rows]]:
     x = tape.rows(2 * WIDTH, False)
-    gated = tape.gate(x, "silu")
+    gated = row_ops.gate(tape.library, x, GateForm("silu"))
     return [x], [gated, *(tape.product(gated, linear.parts) for linear in linears)]
+
+
+def layer_norm_of_columns(tape: Tape, linears: list[NativeLinear]) -> tuple[list[Rows], list[Rows]]:
+    x = tape.rows(WIDTH + 64, False)
+    part, weight = x[:, 32 : 32 + WIDTH], torch.linspace(0.5, 2.0, WIDTH)
+    normed, _ = row_ops.norm(tape.library, part, None, weight, 1e-5, bias=weight - 1)
+    return [x], [normed, *(tape.product(normed, linear.parts) for linear in linears)]
+
+
+def activation_then_product(
+    tape: Tape, linears: list[NativeLinear]
+) -> tuple[list[Rows], list[Rows]]:
+    x = tape.rows(WIDTH, False)
+    active = row_ops.activate(tape.library, x, "gelu")
+    rounded = row_ops.round_rows(tape.library, active)
+    return [x], [active, rounded, *(tape.product(rounded, linear.parts) for linear in linears)]
+
+
+def columns_normed_in_place(
+    tape: Tape, linears: list[NativeLinear]
+) -> tuple[list[Rows], list[Rows]]:
+    """No thread may norm again what another has normed already."""
+    x = tape.rows(WIDTH, False)
+    own = row_ops.round_rows(tape.library, x)
+    row_ops.norm_columns(tape.library, own, 0, torch.linspace(0.5, 2.0, WIDTH), 1e-5)
+    return [x], [own, *(tape.product(own, linear.parts) for linear in linears)]
 
 
 def product_over_what_was_normed(
@@ -36,7 +64,7 @@ def product_over_what_was_normed(
 ) -> tuple[list[Rows], list[Rows]]:
     """The rows before the norm are not needed any more: the product takes their memory."""
     x, y = tape.rows(WIDTH, False), tape.rows(WIDTH, False)
-    normed, _ = tape.norm(x, y, torch.ones(WIDTH), 1e-5)
+    normed, _ = row_ops.norm(tape.library, x, y, torch.ones(WIDTH), 1e-5)
     given = [Rows(tape, rows.memory, WIDTH, False) for rows in (x, y)]
     del x, y
     product = tape.product(normed, linears[1].parts)
@@ -58,7 +86,15 @@ def run(tape: Tape, given: list[Rows], values: list[Tensor], at_once: bool) -> N
 
 
 @pytest.mark.parametrize(
-    "recorded", [norm_and_parts, gate_then_product, product_over_what_was_normed]
+    "recorded",
+    [
+        norm_and_parts,
+        gate_then_product,
+        layer_norm_of_columns,
+        activation_then_product,
+        columns_normed_in_place,
+        product_over_what_was_normed,
+    ],
 )
 @pytest.mark.parametrize("form", ["4 bits, offsets", "fp32"])
 def test_a_chain_is_its_operations(recorded: Recorded, form: str, library: Library) -> None:

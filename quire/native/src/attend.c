@@ -12,6 +12,7 @@
 #include "kernels.h"
 #include "lanes.h"
 #include "quire_native.h"
+#include "softmax.h"
 #include "rows.h"
 
 #define MAX_ROWS 64 /* of scores held at once: queries times the heads that share keys */
@@ -138,10 +139,6 @@ static void weigh_values(const span *s, int from, int to, const float *const *p,
 
 /* ------------------------------------------------------------------ softmax */
 
-typedef struct {
-    float top, sum; /* of scores, and of their exponentials relative to the top; sum 0: no keys */
-} level;
-
 /* Scores of the keys [begin, end) become weights; what lies around them in their runs, zeros. */
 static level soften(float *s, int begin, int end, const qn_heads *h) {
     const int low = begin / WIDE * WIDE, high = (end + WIDE - 1) / WIDE * WIDE;
@@ -172,30 +169,6 @@ static level soften(float *s, int begin, int end, const qn_heads *h) {
     }
     found.sum = tree_sum(lanes);
     return found;
-}
-
-/* What two levels are scaled by to meet at the higher top. */
-static level factors(float top, float other) {
-    float x[LANES] = {0.0f};
-    const float most = other > top ? other : top;
-    x[0] = top - most, x[1] = other - most;
-    vf_store(x, vf_exp(vf_load(x)));
-    return (level){x[0], x[1]};
-}
-
-/* Later keys into what there is of earlier ones. */
-static void fold(level *at, float *out, level later, const float *values, int dim) {
-    if (at->sum == 0.0f) {
-        *at = later;
-        memcpy(out, values, (size_t)dim * 4);
-    } else if (later.sum != 0.0f) {
-        const level by = factors(at->top, later.top);
-        at->sum = lane_fma(at->sum, by.top, later.sum * by.sum);
-        at->top = later.top > at->top ? later.top : at->top;
-        for (int i = 0; i < dim; i += LANES)
-            vf_store(out + i, vf_fma(vf_load(out + i), vf_set(by.top),
-                                     vf_mul(vf_load(values + i), vf_set(by.sum))));
-    }
 }
 
 /* The sink takes its share and brings no value; then the weights are made to sum to one. */

@@ -40,12 +40,14 @@ static void attend_units(void *arg, int64_t begin, int64_t end) {
     attention *a = arg;
     for (int64_t i = begin; i < end; i++) {
         const qn_unit *unit = &a->units[i];
-        qn_current->attend(a->op, a->step, unit);
+        const int is_latent = a->op->kind == OP_ATTEND_LATENTS;
+        (is_latent ? qn_current->attend_latents : qn_current->attend)(a->op, a->step, unit);
         if (!unit->parts || atomic_fetch_sub(&a->left[unit->joint], 1) > 1) continue;
         const spans all = spans_of(a->op->heads, &unit->queries);
         const float *parts = unit->parts;
         parts -= (unit->first - all.first) * part_floats(a->op->heads, &unit->queries);
-        qn_current->join_parts(a->op, unit, all.end - all.first, parts);
+        (is_latent ? qn_current->join_latents : qn_current->join_parts)(
+            a->op, unit, all.end - all.first, parts);
     }
 }
 

@@ -14,13 +14,22 @@
     void norm_rows_##isa(const qn_op *, int64_t, int64_t); \
     void gate_rows_##isa(const qn_op *, int64_t, int64_t); \
     void scale_rows_##isa(const qn_op *, int64_t, int64_t); \
+    void activate_rows_##isa(const qn_op *, int64_t, int64_t); \
+    void step_rows_##isa(const qn_op *, int64_t, int64_t); \
+    void route_rows_##isa(const qn_op *, int64_t, int64_t); \
+    void add_ranks_##isa(const qn_ranks *, int64_t, int64_t); \
+    void add_gated_##isa(const qn_op *, int64_t, int64_t); \
     void store_rows_##isa(const qn_op *, const qn_step *, int64_t, int64_t); \
     void attend_##isa(const qn_op *, const qn_step *, const qn_unit *); \
     void join_parts_##isa(const qn_op *, const qn_unit *, int, const float *); \
+    void store_latents_##isa(const qn_op *, const qn_step *, int64_t, int64_t); \
+    void attend_latents_##isa(const qn_op *, const qn_step *, const qn_unit *); \
+    void join_latents_##isa(const qn_op *, const qn_unit *, int, const float *); \
     static const qn_kernels isa##_kernels = { \
         round_rows_##isa, can_multiply_##isa, multiply_##isa, expand_row_##isa, norm_rows_##isa, \
-        gate_rows_##isa, scale_rows_##isa, store_rows_##isa, attend_##isa, \
-        join_parts_##isa}
+        gate_rows_##isa, scale_rows_##isa, activate_rows_##isa, step_rows_##isa, route_rows_##isa, \
+        add_ranks_##isa, add_gated_##isa, store_rows_##isa, attend_##isa, \
+        join_parts_##isa, store_latents_##isa, attend_latents_##isa, join_latents_##isa}
 
 TABLE(plain);
 /* HAS_...: the compiler could make that copy. */

@@ -43,6 +43,8 @@ static void make_rows(const qn_op *op, int64_t begin, int64_t end) {
     switch (op->kind) {
     case OP_NORM: qn_current->norm_rows(op, begin, end); break;
     case OP_GATE: qn_current->gate_rows(op, begin, end); break;
+    case OP_ACTIVATE: qn_current->activate_rows(op, begin, end); break;
+    case OP_ROUND: qn_current->step_rows(op, begin, end); break;
     default: qn_current->scale_rows(op, begin, end); break;
     }
 }
@@ -159,9 +161,17 @@ static int overwrites(const qn_op *product, const float *x, int64_t width, int64
            x < product->out + (rows - 1) * product->out_stride + product->product->num_out;
 }
 
+/* Into memory of their own: threads that make the same rows do not read what another writes. */
+static int makes_rows(const qn_op *op) {
+    const int kind = op->kind;
+    return !op->out_stride && (kind == OP_NORM || kind == OP_GATE || kind == OP_SCALE ||
+                               kind == OP_ACTIVATE || kind == OP_ROUND);
+}
+
 static int makes_rows_of(const qn_op *op, const qn_op *product, int64_t rows) {
-    const int64_t width = op->kind == OP_GATE ? 2 * op->width : op->width;
-    if (op->kind != OP_NORM && op->kind != OP_GATE && op->kind != OP_SCALE) return 0;
+    const int64_t side_by_side = op->kind == OP_GATE ? 2 * op->width : op->width;
+    const int64_t width = op->x_stride ? op->x_stride : side_by_side;
+    if (!makes_rows(op)) return 0;
     return product->kind == OP_PRODUCT && product->x == op->out &&
            product->of_samples == op->of_samples && !overwrites(product, op->x, width, rows) &&
            !overwrites(product, op->y, width, rows);

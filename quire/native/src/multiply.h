@@ -7,7 +7,7 @@
 
 /* Products of the same rows, and the operation that makes the rows. */
 typedef struct {
-    const qn_op *before; /* OP_NORM, OP_GATE or OP_SCALE; NULL: the rows are there */
+    const qn_op *before; /* what makes_rows names; NULL: the rows are there */
     const qn_op *products;
     int64_t num_products;
 } qn_chain;

@@ -97,8 +97,12 @@ typedef struct {
     int32_t joint;    /* which units' parts are joined */
 } qn_unit;
 
-enum { OP_EMBED, OP_NORM, OP_PRODUCT, OP_STORE, OP_ATTEND, OP_GATE, OP_SCALE, OP_PICK, OP_REORDER };
-enum { GATE_SILU, GATE_GELU, GATE_RELU2 };
+enum {
+    OP_EMBED, OP_NORM, OP_PRODUCT, OP_STORE, OP_ATTEND, OP_GATE, OP_SCALE, OP_PICK,
+    OP_ACTIVATE, OP_POSITIONS, OP_ROUND, OP_ROUTE, OP_EXPERTS, OP_ADD_GATED, OP_HEADS,
+    OP_STORE_LATENTS, OP_ATTEND_LATENTS, OP_REORDER
+};
+enum { GATE_SILU, GATE_GELU, GATE_RELU2, GATE_CLAMPED };
 
 /* One operation on rows of floats; which fields it reads is said at its kernel. */
 typedef struct {
@@ -109,8 +113,47 @@ typedef struct {
     const qn_weight *product;
     const qn_heads *heads;
     int32_t width, out_stride, kind_of_gate;
-    float eps;                       /* or the factor of OP_SCALE and OP_EMBED */
+    float eps;                       /* or the factor of OP_SCALE and OP_EMBED, alpha of a gate */
+    const float *bias;
+    int32_t x_stride;                /* between rows of x; 0: they follow one another */
+    float limit;                     /* of GATE_CLAMPED */
+    const void *more;                /* one of the records below */
 } qn_op;
+
+#define MAX_EXPERTS 1024
+/* Which experts a token visits: the best, and with groups the best of the best groups. */
+typedef struct {
+    const float *correction;         /* [experts] added to decide who is best; NULL: nothing */
+    int32_t num_experts, top_k, num_groups, top_groups, group_best;
+    int32_t is_sigmoid, normalizes;
+    float scale;
+} qn_route;
+
+/* A layer's experts. Parts of "up" give gate and up side by side. */
+typedef struct {
+    const qn_weight *const *up;      /* [experts, up_parts] */
+    const qn_weight *const *down;    /* [experts] */
+    int64_t *loads;                  /* [experts] visits so far, counted; NULL: not counted */
+    int32_t num_experts, top_k, up_parts, hidden, ffn;
+} qn_experts;
+
+/* A weight of floats for each head; `rest` numbers behind a head's inputs are carried over. */
+typedef struct {
+    const qn_weight *const *weights; /* [heads], of one shape */
+    int32_t num_heads, rest;
+} qn_head_weights;
+
+/* Latent attention of one layer. `heads` of the operation says how it is dealt out: each of its
+ * kv heads is a share of the heads here, and a head has `rank` numbers. */
+#define MAX_LATENT 1024 /* numbers of a row of the cache */
+typedef struct {
+    void *cache;                     /* [pages, tokens of a page, rank + rope] */
+    const float *cos, *sin;          /* [positions, rope / 2] */
+    int32_t num_heads, shares;
+    int32_t rank, rope, plain;       /* a head of a query has plain + rope numbers */
+    int32_t group, is_half;
+    float scale;
+} qn_latents;
 
 typedef struct qn_pool qn_pool;
 
@@ -130,6 +173,8 @@ void qn_rows(const qn_weight *weight, const int64_t *ids, int64_t count, float *
 
 /* out [rows, outputs] = x [rows, inputs] @ weight.T + bias; scratch as qn_scratch_bytes says. */
 int64_t qn_scratch_bytes(const qn_weight *weight, int64_t rows);
+/* Scratch memory of a layer of experts. */
+int64_t qn_experts_bytes(const qn_experts *experts, int64_t rows);
 void qn_product(qn_pool *pool, const qn_weight *weight, const float *x, int64_t x_stride,
                 int64_t rows, float *out, int64_t out_stride, void *scratch);
 

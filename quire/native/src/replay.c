@@ -1,5 +1,7 @@
 /* A step as one call: its operations in order, each dealt out to the pool. */
 #include "deal.h"
+#include "experts.h"
+#include "grouped.h"
 #include "kernels.h"
 #include "multiply.h"
 #include "pool.h"
@@ -30,9 +32,30 @@ static void scale_units(void *arg, int64_t begin, int64_t end) {
     qn_current->scale_rows(((job *)arg)->op, begin, end);
 }
 
+static void activate_units(void *arg, int64_t begin, int64_t end) {
+    qn_current->activate_rows(((job *)arg)->op, begin, end);
+}
+
+static void step_units(void *arg, int64_t begin, int64_t end) {
+    qn_current->step_rows(((job *)arg)->op, begin, end);
+}
+
+static void route_units(void *arg, int64_t begin, int64_t end) {
+    qn_current->route_rows(((job *)arg)->op, begin, end);
+}
+
+static void gated_units(void *arg, int64_t begin, int64_t end) {
+    qn_current->add_gated(((job *)arg)->op, begin, end);
+}
+
 static void store_units(void *arg, int64_t begin, int64_t end) {
     job *j = arg;
     qn_current->store_rows(j->op, j->step, begin, end);
+}
+
+static void latent_units(void *arg, int64_t begin, int64_t end) {
+    job *j = arg;
+    qn_current->store_latents(j->op, j->step, begin, end);
 }
 
 static void embed_units(void *arg, int64_t begin, int64_t end) {
@@ -42,6 +65,17 @@ static void embed_units(void *arg, int64_t begin, int64_t end) {
         float *out = op->out + row * op->width;
         qn_current->expand_row(op->product, j->step->ids[row], out);
         for (int i = 0; op->eps != 1.0f && i < op->width; i++) out[i] *= op->eps;
+    }
+}
+
+/* out = x + the row of a table that each token's position names */
+static void position_units(void *arg, int64_t begin, int64_t end) {
+    job *j = arg;
+    const int64_t width = j->op->width;
+    for (int64_t row = begin; row < end; row++) {
+        const float *added = j->op->weight + j->step->positions[row] * width;
+        for (int64_t i = 0; i < width; i++)
+            j->op->out[row * width + i] = j->op->x[row * width + i] + added[i];
     }
 }
 
@@ -84,7 +118,7 @@ static int64_t sample_queries(const qn_step *s, qn_queries *into) {
     return s->num_samples;
 }
 
-static void run_op(qn_pool *pool, job *j, int64_t rows) {
+static void run_op(qn_pool *pool, job *j, int64_t rows, void *scratch) {
     const qn_op *op = j->op;
     switch (op->kind) {
     case OP_EMBED: qn_share(pool, embed_units, j, rows, ALONE); break;
@@ -93,7 +127,16 @@ static void run_op(qn_pool *pool, job *j, int64_t rows) {
     case OP_GATE: qn_share(pool, gate_units, j, rows, ALONE); break;
     case OP_SCALE: qn_share(pool, scale_units, j, rows, 2 * ALONE); break;
     case OP_REORDER: qn_share(pool, reorder_units, j, rows, ALONE); break;
+    case OP_ACTIVATE: qn_share(pool, activate_units, j, rows, ALONE); break;
+    case OP_POSITIONS: qn_share(pool, position_units, j, rows, 2 * ALONE); break;
+    case OP_ROUND: qn_share(pool, step_units, j, rows, ALONE); break;
+    case OP_ROUTE: qn_share(pool, route_units, j, rows, ALONE); break;
+    case OP_EXPERTS: qn_run_experts(pool, op, rows, scratch); break;
+    case OP_ADD_GATED: qn_share(pool, gated_units, j, rows, ALONE); break;
+    case OP_HEADS: qn_multiply_heads(pool, op, rows); break;
     case OP_PICK: qn_share(pool, pick_units, j, rows, 4 * ALONE); break;
+    case OP_STORE_LATENTS: qn_share(pool, latent_units, j, rows, ALONE); break;
+    case OP_ATTEND_LATENTS:
     case OP_ATTEND: qn_attend(pool, op, j->step, j->units, j->num_units); break;
     }
 }
@@ -114,7 +157,7 @@ void qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *ste
             qn_run_chain(pool, &chain, rows, scratch);
             i += chain.num_products - 1 + (chain.before != 0);
         } else {
-            run_op(pool, &j, rows);
+            run_op(pool, &j, rows, scratch);
         }
     }
     free(queries);

@@ -35,6 +35,10 @@ static inline vf vf_tanh(vf x) { /* 1 - 2 / (e^2x + 1) */
     return vf_sub(vf_set(1.0f), vf_div(vf_set(2.0f), vf_add(e, vf_set(1.0f))));
 }
 
+static inline vf sigmoid_of(vf x) {
+    return vf_div(vf_set(1.0f), vf_add(vf_set(1.0f), vf_exp(vf_sub(vf_set(0.0f), x))));
+}
+
 /* 1 / sqrt(mean of squares + eps) of `size` numbers, a multiple of 16. */
 static inline float inverse_rms(const float *x, int size, float eps) {
     float sums[WIDE];
@@ -47,6 +51,30 @@ static inline float inverse_rms(const float *x, int size, float eps) {
         vf_store(sums + lane, acc);
     }
     return 1.0f / sqrtf(tree_sum(sums) / (float)size + eps);
+}
+
+/* The sum of `size` numbers, a multiple of 16, or of their squared distances from a center. */
+static inline float row_sum(const float *x, int size) {
+    float sums[WIDE];
+    for (int lane = 0; lane < WIDE; lane += LANES) {
+        vf acc = vf_set(0.0f);
+        for (int i = lane; i < size; i += WIDE) acc = vf_add(acc, vf_load(x + i));
+        vf_store(sums + lane, acc);
+    }
+    return tree_sum(sums);
+}
+
+static inline float row_spread(const float *x, float center, int size) {
+    float sums[WIDE];
+    for (int lane = 0; lane < WIDE; lane += LANES) {
+        vf acc = vf_set(0.0f);
+        for (int i = lane; i < size; i += WIDE) {
+            const vf v = vf_sub(vf_load(x + i), vf_set(center));
+            acc = vf_fma(v, v, acc);
+        }
+        vf_store(sums + lane, acc);
+    }
+    return tree_sum(sums);
 }
 
 static inline void scale_row(const float *x, const float *weight, float factor, int size, float *out) {

@@ -6,33 +6,8 @@
 #include "kernels.h"
 #include "lanes.h"
 #include "quire_native.h"
+#include "heads.h"
 #include "rows.h"
-
-static void rotate_head(float *x, const float *cos_at, const float *sin_at, int half) {
-    for (int i = 0; i < half; i += LANES) {
-        if (half - i < LANES) { /* narrow heads */
-            for (int j = i; j < half; j++) {
-                const float a = x[j], b = x[j + half];
-                x[j] = lane_fma(b, 0.0f - sin_at[j], a * cos_at[j]); /* zeros as below */
-                x[j + half] = lane_fma(a, sin_at[j], b * cos_at[j]);
-            }
-            return;
-        }
-        const vf a = vf_load(x + i), b = vf_load(x + half + i);
-        const vf c = vf_load(cos_at + i), s = vf_load(sin_at + i);
-        vf_store(x + i, vf_fma(b, vf_sub(vf_set(0.0f), s), vf_mul(a, c)));
-        vf_store(x + half + i, vf_fma(a, s, vf_mul(b, c)));
-    }
-}
-
-/* fp16 of a head. Finite numbers beyond the largest become it; what is no number becomes NaN. */
-static void round_head(const float *x, int dim, uint16_t *out) {
-    for (int i = 0; i < dim; i += LANES) {
-        const vf v = vf_load(x + i);
-        const vf fit = vf_max(vf_set(-65504.0f), vf_min(vf_set(65504.0f), v));
-        vf_to_half(out + i, vf_add(fit, vf_sub(v, v))); /* infinity less itself is NaN */
-    }
-}
 
 static void store_head(const qn_heads *h, layout l, int64_t slot, int kv_head, const float *k,
                        const float *v) {
