@@ -111,6 +111,7 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     bandwidth, step = bandwidth_of(device), step_weights(held, spec.tied)
     rates = decode_rates(spec, context or longest, step, cache, bandwidth)
     decisions = [*config.decisions, *cpu.kernel_decisions(), *cache_decisions(cache)]
+    decisions += _pack_decisions(args, opened, cpu, device)
     decisions.append(_cache_decision(config, device, plan, weights, needs))
     forms = by_part(held)
     return Inspection(facts, context or longest, plan, forms, bandwidth, rates, decisions)
@@ -333,6 +334,23 @@ def _memory_facts(
             f"{longest} tokens",
         ),
     ]
+
+
+def _pack_decisions(
+    args: EngineArgs, opened: OpenModel, cpu: CpuPath, device: torch.device
+) -> list[Decision]:
+    from quire.config import Decision
+    from quire.engine.build import asked_form
+    from quire.engine.pack_identity import packs_of
+    from quire.load.wish import Wish
+
+    wish = Wish(cpu.keeps_packed, asked_form(args, opened.checkpoint, device))
+    packs = None if cpu.library is None else packs_of(opened.checkpoint, wish)
+    if packs is None:
+        return []
+    if packs.is_found:
+        return [Decision("packed weights", "mapped", str(packs.path))]
+    return [Decision("packed weights", "packed at the start", "no pack in the cache folder")]
 
 
 def _cache_decision(

@@ -17,10 +17,9 @@ from quire.attn.backend import AttentionBackend, AttnSpec
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
-from quire.engine.collector import return_heap
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
-from quire.engine.pack_identity import packs_of
+from quire.engine.pack_identity import keep, packs_of
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
@@ -83,14 +82,11 @@ def build_engine(
     check_fit(checkpoint, spec, tokenizer)
     config, device, dtype = resolve(args, spec)
     cpu = CpuPath.of(args, device)
-    # While packed weights are laid out, each is a byte.
-    is_packed = cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint)
-    itemsize = 1 if is_packed else dtype.itemsize
-    check_weights_fit(spec.num_params * itemsize, total_memory(device))
+    check_weights_fit(_weight_bytes(checkpoint, spec, cpu, dtype), total_memory(device))
     heads = heads_of(spec, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
     name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
-    form = _form(args, checkpoint, device)
+    form = asked_form(args, checkpoint, device)
     if form is not None:
         cpu = cpu.rounding_to(str(args.quantization))
     wish = Wish(cpu.keeps_packed, form)
@@ -98,9 +94,7 @@ def build_engine(
     packs = None if library is None else packs_of(checkpoint, wish)
     ops = ops_of(device, library, packs)
     model = _load(checkpoint, spec, heads, config, ops, wish, dtype, device)
-    if packs is not None:
-        packs.save()
-        return_heap()
+    keep(packs)
     backend = cpu.attention(backend, ops)
     cache = cache_of(spec, plain_form(backend.cache_dtype), kept, args.page_size)
     balance_keys(model, cache)
@@ -132,7 +126,13 @@ def build_engine(
     return Engine(core, runner, config, spec)
 
 
-def _form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> LoadForm | None:
+def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, cpu: CpuPath, dtype: torch.dtype) -> int:
+    if cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
+        return sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
+    return spec.num_params * dtype.itemsize
+
+
+def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> LoadForm | None:
     """What weights are rounded to; the word for a form they are stored in asks for nothing."""
     name = args.quantization
     if name is None:

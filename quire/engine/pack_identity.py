@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from quire import env
+from quire.engine.collector import return_heap
 from quire.load.checkpoint import Checkpoint
 from quire.load.wish import Wish
 from quire.native.pack_file import sample_digest
@@ -40,6 +41,14 @@ def packs_of(checkpoint: Checkpoint, wish: Wish) -> Packs | None:
     name = re.sub(r"[^\w.-]", "_", f"{first.parent.name}-{first.stem}")[:80]
     shelf = Shelf(env.cache_folder() / "packs", env.pack_limit())
     return Packs(shelf, name, partial(identity_of, checkpoint, wish))
+
+
+def keep(packs: Packs | None) -> None:
+    """Weights are in their kernels: write the pack, if there is to be one, and give back what
+    loading took."""
+    if packs is not None:
+        packs.save()
+        return_heap()
 
 
 def identity_of(checkpoint: Checkpoint, wish: Wish) -> str | None:

@@ -29,7 +29,10 @@ PREAMBLE_BYTES = len(MAGIC) + 8 + 32
 MAX_HEADER_BYTES = 1 << 28
 ALIGNMENT = 64  # a line of the cache, and the widest vector
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096
-KINDS = (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int32)
+KINDS = (
+    *(torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+)
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in KINDS}
 
 
@@ -50,6 +53,7 @@ def write_pack(file: BinaryIO, entries: Mapping[str, Sequence[Panels]]) -> None:
                     tensors.append(None)
                     continue
                 kind = str(tensor.dtype).removeprefix("torch.")
+                assert kind in DTYPES, f"a pack cannot hold {kind}"
                 tensors.append((kind, list(tensor.shape), end))
                 end = _aligned(end + tensor.numel() * tensor.element_size())
             places[name].append({"numbers": part.numbers, "tensors": tensors})

@@ -44,6 +44,15 @@ def served(long_folder: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
+def served_packed(packed_folder: Path) -> Iterator[Served]:
+    """As `served`, with weights in four bits."""
+    flags = ["--device", "cpu", "--quantization", "rtn-int4-g32"]
+    with Served(packed_folder, *flags) as server:
+        yield server
+        server.wait_idle()
+
+
+@pytest.fixture(scope="session")
 def thinking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model with one token more, which ends its thoughts."""
     folder = tmp_path_factory.mktemp("tiny-thinking")

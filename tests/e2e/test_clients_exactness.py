@@ -132,9 +132,22 @@ def check(served: Served, number: int) -> str:
     return str(whole["choices"][0]["finish_reason"])
 
 
-def test_pieces_joined_are_the_whole(served: Served) -> None:
-    """Red when a delta is lost, doubled or cut elsewhere than in the whole answer."""
+def check_all(served: Served, count: int) -> None:
     with ThreadPoolExecutor(6) as pool:
-        reasons = list(pool.map(lambda number: check(served, number), range(NUM_REQUESTS)))
+        reasons = list(pool.map(lambda number: check(served, number), range(count)))
     assert {"stop", "length"} == set(reasons)
     served.wait_idle()
+
+
+def test_pieces_joined_are_the_whole(served: Served) -> None:
+    """Red when a delta is lost, doubled or cut elsewhere than in the whole answer."""
+    check_all(served, NUM_REQUESTS)
+
+
+def test_packed_weights_serve_the_same_way(served_packed: Served) -> None:
+    """Red when a packed model's answer depends on who else is asking, or an embedding does."""
+    check_all(served_packed, NUM_REQUESTS // 3)
+    body = {"model": "tiny", "input": ["the quick brown fox", "x"]}
+    (status, first), (_, again) = (served_packed.post("/v1/embeddings", body) for _ in range(2))
+    assert status == 200 and first["data"] == again["data"] and len(first["data"]) == 2
+    served_packed.wait_idle()

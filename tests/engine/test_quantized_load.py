@@ -89,16 +89,18 @@ def test_a_word_for_what_is_stored(tmp_path: Path) -> None:
 def test_a_form_for_weights_on_a_gpu() -> None:
     """Red when rounding at load is promised where it does not run."""
     from quire.config import EngineArgs
-    from quire.engine.build import _form
+    from quire.engine.build import asked_form
     from tests.load.held import Held
 
     for name in ("fp8", "int8", "nf4", "mxfp4", "rtn-int4-g128"):
         args, cuda = EngineArgs(model="x", quantization=name), torch.device("cuda")
         with pytest.raises(NotSupported, match=f"got quantization='{name}' on cuda.*CPUs only"):
-            _form(args, Held({}, {}), cuda)
-        assert _form(args, Held({}, {}), torch.device("cpu")) is not None
+            asked_form(args, Held({}, {}), cuda)
+        assert asked_form(args, Held({}, {}), torch.device("cpu")) is not None
     stored = Held({"quantization_config": {"quant_method": "fp8"}}, {})
-    assert _form(EngineArgs(model="x", quantization="fp8"), stored, torch.device("cuda")) is None
+    assert (
+        asked_form(EngineArgs(model="x", quantization="fp8"), stored, torch.device("cuda")) is None
+    )
 
 
 def test_torch_serves_rounded_weights_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,11 @@ from quire.load.wish import Wish
 from quire.models.tiny import tiny_model
 from quire.native import pack_file, packs
 from quire.native.library import Library
+from quire.native.linear import NativeLinear
 from quire.native.panels import Panels
 from quire.quant.deferred import Deferred
 from quire.quant.rtn import RtnForm
+from tests.native.weights import FORMS
 
 SMALL = {"device": "cpu", "num_threads": 1, "max_model_len": 64, "kv_cache_memory": 1 << 22}
 FORM = "rtn-int4-g32"
@@ -32,10 +34,11 @@ FORM = "rtn-int4-g32"
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Library) -> Path:
     """With the library that is compiled already; tiny models count, and files settle at once."""
-    monkeypatch.setattr("quire.env.cache_folder", lambda: tmp_path / "cache")
+    folder = tmp_path / "cache" / "packs"
+    monkeypatch.setattr(pack_identity, "Shelf", lambda _, limit: packs.Shelf(folder, limit))
     monkeypatch.setattr(packs, "LEAST_BYTES", 1)
     monkeypatch.setattr(pack_identity, "SETTLED_S", -1e9)
-    return tmp_path / "cache" / "packs"
+    return folder
 
 
 @pytest.fixture
@@ -216,6 +219,20 @@ def test_packs_used_longest_ago_make_room(tmp_path: Path) -> None:
 
 def panels() -> Panels:
     return Panels.of([torch.arange(64, dtype=torch.uint8)] + [None] * 8, range(9))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_read_as_it_was_written(form: str, tmp_path: Path, library: Library) -> None:
+    """Red when a form has a tensor or a number that a pack leaves out."""
+    torch.manual_seed(0)
+    weight = FORMS[form](40, 64)
+    made = NativeLinear.of([weight], torch.randn(40), library)
+    with (tmp_path / "a.pack").open("wb+") as file:
+        pack_file.write_pack(file, {"w": made.parts, "again": made.parts})
+    found = pack_file.PackFile.open(tmp_path / "a.pack")
+    x = torch.randn(3, 64)
+    for name in ("w", "again"):
+        assert torch.equal(NativeLinear(found.find(name) or [], library)(x), made(x))
 
 
 def _write_one(folder: str, barrier: Any, notes: Any) -> None:
