@@ -17,11 +17,21 @@ from quire.request import Request, RequestId
 OrderKey = Callable[[Request], float]
 
 
+BEHIND_ALL = 1e15  # more than any arrival or priority
+
+
 def order_key(policy: str, aging_s: float) -> OrderKey:
+    def fcfs(request: Request) -> float:
+        return request.timing.arrival + (BEHIND_ALL if request.is_background else 0.0)
+
+    def priority(request: Request) -> float:
+        own = BEHIND_ALL if request.is_background else request.priority
+        return own + request.timing.arrival / aging_s
+
     if policy == "fcfs":
-        return lambda request: request.timing.arrival
+        return fcfs
     if policy == "priority":
-        return lambda request: request.priority + request.timing.arrival / aging_s
+        return priority
     raise NotSupported(f"got scheduling_policy={policy!r}, want 'fcfs' or 'priority'")
 
 

@@ -19,6 +19,7 @@ from operator import attrgetter
 from quire.config import SchedConfig
 from quire.kv.manager import KVManager
 from quire.request import NOT_RUNNING, Request, RequestId
+from quire.sched.background import gives_way, turns
 from quire.sched.finish import Finish, finish_of
 from quire.sched.queue import WaitingLine, order_key
 from quire.sched.stats import SchedStats
@@ -129,7 +130,7 @@ class Scheduler:
         """
         late: list[Request] = []
         max_len, reserve = self.config.max_model_len, self.kv.reserve
-        for request in list(self.running.values()):
+        for request in turns(self.running.values(), self.waiting):
             start = request.num_computed + request.num_inflight
             known = len(request.tokens) + request.num_pending
             if known - start > 1:
@@ -213,13 +214,23 @@ class Scheduler:
     def _admit(
         self, budget: int, works: dict[RequestId, Work], admissions: list[Admission]
     ) -> None:
-        while len(self.waiting) and budget > 0 and len(self.running) < self.max_running:
+        while len(self.waiting) and budget > 0:
             request = self.waiting.peek()
-            spent = self._try_admit(request, budget, works)
+            has_row = len(self.running) < self.max_running
+            spent = self._try_admit(request, budget, works) if has_row else 0
             if spent == 0:
+                self._make_way(request, works)
                 break
             budget -= spent
             admissions.append(self._admission(request))
+
+    def _make_way(self, newcomer: Request, works: dict[RequestId, Work]) -> None:
+        """Preempt background requests until there is room; the next step admits the newcomer."""
+        need = self.kv.pages_for(newcomer.num_known)
+        while self.running and gives_way(victim := self._victim(), newcomer):
+            self._preempt(victim, works)
+            if self.kv.num_available >= need:
+                break
 
     def _try_admit(self, request: Request, budget: int, works: dict[RequestId, Work]) -> int:
         """Give the request a row and pages for all it knows; 0 and no change if none are free."""

@@ -17,7 +17,7 @@ from quire.kv.check import check
 from quire.kv.groups import PageNeeds, Window
 from quire.kv.manager import KVManager
 from quire.params import SamplingParams
-from quire.request import Request
+from quire.request import BACKGROUND, Request
 from quire.sched.scheduler import Scheduler
 from tests.doubles import PageContentRunner, oracle_next
 
@@ -81,7 +81,12 @@ def assert_bounded(kv: KVManager, needs: PageNeeds) -> None:
 
 
 def run(
-    seed: int, *, overlap: bool, caching: bool = True, windows: tuple[Window, ...] = (None,)
+    seed: int,
+    *,
+    overlap: bool,
+    caching: bool = True,
+    windows: tuple[Window, ...] = (None,),
+    background: bool = False,
 ) -> dict[str, int]:
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4, 8])
@@ -105,6 +110,10 @@ def run(
     scheduler = Scheduler(config, kv, clock=lambda: now[0])
     core = EngineCore(scheduler, runner, overlap)
     todo = make_requests(rng)
+    for family in todo if background else ():
+        if family.id % 3 == 0:
+            for member in [family, *family.children]:
+                member.priority = BACKGROUND
     everyone = {r.id: r for family in todo for r in [family, *family.children]}
     finished: dict[int, str] = {}
     aborted: set[int] = set()
@@ -181,3 +190,9 @@ def test_random_workloads_with_groups(windows: tuple[Window, ...], overlap: bool
 def test_groups_without_prefix_cache() -> None:
     for seed in range(30):
         run(seed, overlap=True, caching=False, windows=(None, 9, 9))
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
+def test_with_requests_in_the_background(overlap: bool) -> None:
+    for seed in range(60):
+        run(seed, overlap=overlap, background=True, windows=(None, 9) if seed % 2 else (None,))
