@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from quire.evaluate.compare import Reference, TokenScores, score_windows
 from quire.evaluate.footprint import Footprint, MemoryWatch, footprint
 from quire.evaluate.tasks import Item, TaskScore, score_task
 from quire.evaluate.texts import HeldOut, Windows, cut
-from quire.jsonfile import read_object
 from quire.llm import LLM
 from quire.load.hub import resolve_model
 from quire.load.known_texts import check_not_calibrated
@@ -111,6 +109,6 @@ def _tasks(llm: LLM, work: Work) -> dict[str, TaskScore]:
 
 
 def _check_text(arm: Arm, text: HeldOut) -> None:
-    config = Path(resolve_model(arm.model)) / "config.json"
-    if config.is_file():
-        check_not_calibrated(read_object(config), text.name, text.sha256)
+    path = resolve_model(arm.model)
+    if path.is_dir():
+        check_not_calibrated(path, text.name, text.sha256)

@@ -7,17 +7,18 @@ here has one purpose, and no package serves two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from quire import env
 from quire.errors import BadRequest
+from quire.jsonfile import read_object_if_any
 from quire.load.known import WheelPart, WheelSource
 from quire.load.wheels import Progress, fetch_file
 
 Purpose = Literal["evaluation", "calibration"]
+QUANTIZE_REPORT = "quantize.json"  # beside weights that `quire quantize` wrote
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +74,10 @@ CHOICES = KnownText(
 KNOWN_TEXTS: tuple[KnownText, ...] = (SPEECHES, CHOICES)
 
 
-def check_not_calibrated(config: Mapping[str, Any], name: str, sha256: str) -> None:
-    """Refuses a text that the weights say they were calibrated on.
-
-    Quantised checkpoints written here record it as `calibration` in their quantization_config.
-    """
-    said = config.get("quantization_config")
-    used = said.get("calibration") if isinstance(said, Mapping) else None
-    if not isinstance(used, Mapping):
-        return
-    if sha256 == used.get("sha256") or name == used.get("name"):
+def check_not_calibrated(folder: Path, name: str, sha256: str) -> None:
+    """Refuses a text that a model's weights were calibrated on, as its `quantize.json` tells."""
+    used = read_object_if_any(folder / QUANTIZE_REPORT).get("calibration")
+    if isinstance(used, list) and used[:1] == [sha256]:
         raise BadRequest(
             f"got the text {name!r}, on which these weights were calibrated: it would flatter them;"
             " give another with --text"

@@ -126,3 +126,36 @@ def test_inspect_says_when_nothing_fits(tiny, run_json):
 def test_inspect_table_without_tokenizer(mute, capsys):
     assert main(["inspect", mute, *ENGINE]) == 0
     assert "only token ids can be used" in capsys.readouterr().out
+
+
+def test_inspect_tells_forms_by_layer_and_their_bytes(tiny, run_json):
+    """Red when the bound of decoding counts other bytes than the weights have in their form."""
+    words = ["--page-size", "8", "--max-model-len", "64", "--context", "33", "--device", "cpu"]
+    (plain,) = run_json("inspect", tiny, *ENGINE, *words, "--dtype", "float32")
+    (record,) = run_json("inspect", tiny, *ENGINE, *words, "--quantization", "mxfp4")
+    parts = {part["where"]: part for part in record["weights"]}
+    hidden, ffn, vocab = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
+    layer = 2 * hidden * hidden + 2 * hidden * 16 + 2 * hidden * ffn
+    # 32 inputs are a block of mxfp4; those of `down`, 48, are none: it stays in fp32.
+    assert parts["layers 0-1"]["forms"] == {
+        "mxfp4": 2 * layer * 17 // 32,
+        "float32": 2 * (hidden * ffn + 2 * hidden) * 4,
+    }
+    assert parts["embedding"]["forms"] == {"8 bits": vocab * hidden * 34 // 32}
+    assert record["model"]["weights in memory"] == sum(p["bytes"] for p in record["weights"])
+    steps = [r["decode_bound"]["rates"][0]["step_bytes"] for r in (plain, record)]
+    cache = [r["cache"]["token_bytes"] for r in (plain, record)]
+    assert cache[1] == cache[0] // 2  # beside packed weights it is fp16
+    head = vocab * hidden
+    want = 2 * (layer * 17 // 32 + hidden * ffn * 4) + head * 34 // 32 + (33 + 1) * cache[1]
+    assert steps[1] == want < steps[0] / 2
+
+
+def test_inspect_tells_forms_of_a_file(default_model_path, run_json):
+    """Red when a layer's form is not the file's own word for it."""
+    (record,) = run_json("inspect", str(default_model_path), "--device", "cpu")
+    parts = {part["where"]: part["forms"] for part in record["weights"]}
+    if not record["decisions"][5]["value"].startswith("torch"):
+        assert list(parts["layers 0-29"]) == ["Q4_1", "F32"] and list(parts["embedding"]) == [
+            "Q8_0"
+        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -91,10 +92,8 @@ def test_calibration_text_is_refused(
     """Red when weights can be judged by the text they were calibrated on."""
     for file in tiny.folder.iterdir():
         (tmp_path / file.name).symlink_to(file)
-    config = json.loads((tiny.folder / "config.json").read_text())
-    config["quantization_config"] = {"calibration": {"name": Path(text).name}}
-    (tmp_path / "config.json").unlink()
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    sha256 = hashlib.sha256(Path(text).read_bytes()).hexdigest()
+    (tmp_path / "quantize.json").write_text(json.dumps({"calibration": [sha256, 4, 64]}))
     assert main(["evaluate", str(tmp_path), "--text", text, *ENGINE]) == BAD_INPUT
     assert "calibrated" in capsys.readouterr().err
 

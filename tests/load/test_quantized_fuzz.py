@@ -152,7 +152,7 @@ def test_what_is_not_read_is_refused_by_name(method: object) -> None:
         ("fp8", "rows", {"w.weight_scale": torch.ones(39, 1)}, r"w.weight_scale has shape"),
         ("modelopt", "nvfp4", {"w.weight_scale_2": torch.tensor(torch.inf)}, "has inf among"),
         ("modelopt", "nvfp4", {"w.weight_scale": torch.ones(40, 3)}, r"want \(40, 4\)"),
-        ("mxfp4", "experts", {"w.experts.down_proj_scales": torch.zeros(1, 6, 2).byte()}, "more"),
+        ("mxfp4", "experts", {"w.experts.down_proj_scales": torch.zeros(1, 6, 2).byte()}, "want"),
         ("bitnet", "packed", {"w.weight_scale": torch.zeros(1)}, "want one number, not 0"),
         ("bitnet", "packed", {"w.weight_scale": torch.ones(3)}, "want one number"),
     ],
