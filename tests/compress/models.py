@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.compress.calibration import Calibration
+from quire.compress.calibration import BUILT_IN, Calibration
 from quire.compress.passes.recipe import Recipe
 from quire.compress.pipeline import Job, quantise
 from quire.compress.source import Source
@@ -28,7 +28,9 @@ def job(model: Path, out: Path, method: str, **changes: object) -> Job:
     fields = {"group": 32} if method in ("rtn", "gptq", "awq") else {}
     keep = changes.pop("keep", () if method == "gguf" else ("lm_head",))
     recipe = Recipe(method, **{**fields, **changes})  # type: ignore[arg-type]
-    return Job(str(model), out, recipe, Calibration(6, 32), keep, CPU)  # type: ignore[arg-type]
+    text = model.parent / "calibration.txt"
+    text.write_text(BUILT_IN.read_text(encoding="utf-8")[:400], encoding="utf-8")
+    return Job(str(model), out, recipe, Calibration(6, 32, text), keep, CPU)  # type: ignore[arg-type]
 
 
 def run(model: Path, out: Path, method: str, **changes: object) -> dict[str, object]:

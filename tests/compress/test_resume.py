@@ -45,7 +45,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 @pytest.mark.parametrize("method", ["gptq", "gguf"])
 def test_dying_at_every_write(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when a shard counts before it is whole, or what comes after a resume has other bits."""
-    model = small(tmp_path)
+    model = small(tmp_path, num_hidden_layers=1)
     more: dict[str, Any] = {"storage": "Q4_0"} if method == "gguf" else {}
     run(model, tmp_path / "whole", method, **more)
     want, number = files(tmp_path / "whole"), 0
@@ -56,7 +56,8 @@ def test_dying_at_every_write(method: str, tmp_path: Path, monkeypatch: pytest.M
             try:
                 run(model, out, method, **more)
             except Died:
-                assert not (out / "config.json").exists()
+                if (out / "config.json").exists():  # then all that it speaks of is there
+                    assert want.items() <= files(out).items()
             else:
                 break  # it has no more files to write
         run(model, out, method, **more)
@@ -110,7 +111,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(output, "write_tensors", full)
-        with pytest.raises(QuireError, match="No space left.*run the same command again"):
+        with pytest.raises(QuireError, match=r"No space left.*run the same command again"):
             run(model, tmp_path / "out", "rtn")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [output.JOURNAL]
     run(model, tmp_path / "out", "rtn")
@@ -128,9 +129,17 @@ def test_no_room_is_known_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_kill_minus_nine(tmp_path: Path) -> None:
     """Red when a process that is killed outright leaves what cannot be gone on with."""
-    model, out = small(tmp_path, num_hidden_layers=12), tmp_path / "out"
+    model, out = small(tmp_path, num_hidden_layers=8), tmp_path / "out"
     words = ["quantize", str(model), "--method", "gptq", "--group-size", "32", "--out", str(out)]
-    words += ["--samples", "6", "--length", "32"]
+    words += [
+        "--samples",
+        "6",
+        "--length",
+        "32",
+        "--calibration",
+        str(tmp_path / "calibration.txt"),
+    ]
+    job(model, out, "gptq")  # writes the text
     child = subprocess.Popen(
         [sys.executable, "-m", "quire", *words],
         stderr=subprocess.DEVNULL,

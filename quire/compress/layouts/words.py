@@ -26,7 +26,7 @@ def to_bytes(codes: Tensor, bits: int) -> Tensor:
     if 8 % bits == 0:
         codes = F.pad(codes, (0, -codes.shape[1] % (8 // bits)))
         some = codes.unflatten(1, (-1, 8 // bits))
-        out = some[..., 0].clone()
+        out: Tensor = some[..., 0].clone()
         for i in range(1, 8 // bits):
             out |= some[..., i] << bits * i
         return out
