@@ -95,7 +95,7 @@ class _Search(NamedTuple):
 
     most: int  # the largest code
     first: float
-    count: int
+    tries: int
 
 
 def _affine(x: Tensor, how: _Search) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def _affine(x: Tensor, how: _Search) -> tuple[Tensor, Tensor]:
     scale, least = span / how.most, low
     best = _loss(x, weight, (how.most / span * (x - low)).round().clamp(0, how.most), scale, low)
     total, sum_x = weight.sum(1, keepdim=True), (weight * x).sum(1, keepdim=True)
-    for i in range(how.count + 1):
+    for i in range(how.tries + 1):
         factor = (how.first + 0.1 * i + how.most) / span
         codes = (factor * (x - low)).round().clamp(0, how.most)
         sum_l, sum_l2, sum_xl = (

@@ -153,9 +153,9 @@ class Run:
             seen = self.stream.observe(layer, self.work.needs)
             self.stream.unload(layer)
         block = self.source.block(layer, self.kept, self.job.device)
-        for matrix in block.matrices:
-            if matrix.site in seen and matrix.module in self.modules:
-                seen[matrix.site].check(matrix.module)
+        for site, inputs in seen.items():  # in the order that inputs meet them
+            if matrices := [m for m in block.at(site) if m.module in self.modules]:
+                inputs.check(matrices[0].module)
         self.work.fold(block, seen, self.source.spec)
         self._write(shard, block, seen)
 

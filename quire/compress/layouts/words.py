@@ -15,7 +15,8 @@ def to_words(codes: Tensor, bits: int) -> Tensor:
     """
     stream = to_bytes(codes, bits)
     stream = F.pad(stream, (0, -stream.shape[1] % 4))
-    return stream.contiguous().view(torch.int32)
+    # Flat in between: one column counts as contiguous whatever its stride says.
+    return stream.reshape(-1).view(torch.int32).view(len(codes), -1)
 
 
 def to_bytes(codes: Tensor, bits: int) -> Tensor:
@@ -25,7 +26,7 @@ def to_bytes(codes: Tensor, bits: int) -> Tensor:
     if 8 % bits == 0:
         codes = F.pad(codes, (0, -codes.shape[1] % (8 // bits)))
         some = codes.unflatten(1, (-1, 8 // bits))
-        out = some[..., 0].clone()
+        out: Tensor = some[..., 0].clone()
         for i in range(1, 8 // bits):
             out |= some[..., i] << bits * i
         return out

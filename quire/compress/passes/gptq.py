@@ -71,7 +71,8 @@ def inverse_factor(gram: Tensor, order: Tensor | None, module: str) -> Tensor:
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not int(failed):
             inverse = torch.cholesky_inverse(lower)
-            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            found, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            upper: Tensor = found
             if not int(failed) and bool(upper.isfinite().all()):
                 return upper
         damp *= 10.0

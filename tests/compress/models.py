@@ -1,0 +1,57 @@
+"""Tiny models for the tests of compression, and what blocks make of a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.compress.calibration import BUILT_IN, Calibration
+from quire.compress.passes.recipe import Recipe
+from quire.compress.pipeline import Job, quantise
+from quire.compress.source import Source
+from quire.compress.stream import Stream
+from quire.load.checkpoint import Checkpoint
+from quire.models.tiny import tiny_model
+
+CPU = torch.device("cpu")
+# Widths that every layout has room for.
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+
+
+def small(folder: Path, family: str = "llama", **changes: object) -> Path:
+    return tiny_model(family, folder / "model", **{**WIDE, **changes})
+
+
+def job(model: Path, out: Path, method: str, **changes: object) -> Job:
+    fields = {"group": 32} if method in ("rtn", "gptq", "awq") else {}
+    keep = changes.pop("keep", () if method == "gguf" else ("lm_head",))
+    recipe = Recipe(method, **{**fields, **changes})  # type: ignore[arg-type]
+    text = model.parent / "calibration.txt"
+    text.write_text(BUILT_IN.read_text(encoding="utf-8")[:400], encoding="utf-8")
+    return Job(str(model), out, recipe, Calibration(6, 32, text), keep, CPU)  # type: ignore[arg-type]
+
+
+def run(model: Path, out: Path, method: str, **changes: object) -> dict[str, object]:
+    return quantise(job(model, out, method, **changes), lambda progress: None)
+
+
+@torch.inference_mode()
+def hidden(model: Path, checkpoint: Checkpoint | None = None) -> Tensor:
+    """What all blocks make of 3 sequences of 16 tokens, [48, hidden]; of a checkpoint of that
+    model, or of its own weights."""
+    source = Source.open(str(model))
+    ids = torch.randint(0, source.spec.vocab_size, (3, 16), generator=torch.Generator())
+    stream = Stream(source.spec, ids, CPU)
+    outer = {source.places[name].target.name: name for name in source.of_layer(None)}
+    positions = outer.get("positions.weight")
+    stream.enter(
+        source.read(outer["embed.weight"]).float(),
+        None if positions is None else source.read(positions).float(),
+    )
+    for layer in range(source.spec.num_layers):
+        stream.load(layer, checkpoint or source.checkpoint, source.names)
+        stream.advance(layer)
+    (part,) = stream._parts
+    return part.x if part.residual is None else part.x + part.residual
