@@ -18,7 +18,7 @@ from quire.quant.rtn_name import parse_rtn
 DEVICES = ("auto", "cpu", "cuda")
 DTYPE_NAMES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 LOAD_FORMATS = ("auto", "dummy")
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "fair")
 
 MAX_MODEL_LEN = 1 << 24
 MAX_SEQS = 1 << 14  # a row of the token table each

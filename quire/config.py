@@ -16,7 +16,7 @@ class SchedConfig:
     max_num_batched_tokens: int = 2048
     max_model_len: int = 2048
     max_chunk: int = 0  # most prompt tokens of one request in a step; 0: the whole budget
-    policy: str = "fcfs"  # or "priority"
+    policy: str = "fcfs"  # or "priority", or "fair" among keys
     priority_aging_s: float = 30.0  # seconds of waiting worth one level of priority
     batch_wait_ms: float = 0.0  # hold admissions this long for company ...
     batch_wait_tokens: int = 0  # ... unless this many prompt tokens already wait

@@ -64,7 +64,7 @@ def add_engine_flags(parser: VerbParser) -> None:
     )
     add("--kv-cache-memory", type=size_bytes, metavar="SIZE", help="such as 4GiB or 512MiB")
     add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
-    add("--scheduling-policy", metavar="NAME", help="fcfs or priority")
+    add("--scheduling-policy", metavar="NAME", help="fcfs, priority, or fair among keys")
     add("--seed", dest="engine_seed", type=int, metavar="N", help="makes what is drawn repeat")
     add("--load-format", metavar="NAME", help="auto, or dummy for random weights")
     add("--threads", type=positive, metavar="N", help="CPU threads")

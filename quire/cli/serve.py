@@ -59,7 +59,9 @@ def build_parser() -> VerbParser:
 def _add_key_flags(parser: VerbParser) -> None:
     keys = parser.add_argument_group("keys")
     keys.add_argument("--api-key", action="append", default=[], metavar="KEY", help="may repeat")
-    keys.add_argument("--api-key-file", type=Path, metavar="FILE", help="one key a line")
+    keys.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="a key a line, or KEY weight=N"
+    )
     keys.add_argument("--admin-api-key", action="append", default=[], metavar="KEY")
     keys.add_argument(
         "--allow-unauthenticated",
@@ -142,7 +144,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
     from quire.server.server import model_name
     from quire.server.settings import Limits, ServeSettings, is_loopback
 
-    keys = _keys(args)
+    keys, weights = _keys(args)
     _check_names(args)
     if not is_loopback(args.host) and not keys and not args.allow_unauthenticated:
         raise BadRequest(
@@ -166,6 +168,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         accept_any_model=args.accept_any_model,
         api_keys=keys,
         admin_keys=tuple(args.admin_api_key),
+        key_weights=weights,
         public_metrics=args.public_metrics,
         share_prefix_cache=args.share_prefix_cache,
         chat_template=template,
@@ -216,22 +219,26 @@ def _given_limits(args: Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _keys(args: Namespace) -> tuple[str, ...]:
+def _keys(args: Namespace) -> tuple[tuple[str, ...], dict[str, float]]:
+    """All keys, and the weights of those that have one."""
     from quire import env
+    from quire.server.keys import read_key
 
-    keys = [*args.api_key]
+    given = [*args.api_key]
     if args.api_key_file is not None:
         lines = _read(args.api_key_file, "--api-key-file").splitlines()
-        keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        if not keys:
+        given += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not given:
             raise BadRequest(f"--api-key-file {args.api_key_file} holds no key")
     if from_environment := env.api_key():
-        keys.append(from_environment)
+        given.append(from_environment)
+    weights = dict(map(read_key, given))
+    keys = tuple(read_key(text)[0] for text in given)
     if any(
         not key.isascii() or not key or key != key.strip() for key in [*keys, *args.admin_api_key]
     ):
         raise BadRequest("API keys must be ASCII, not empty, without blanks around them")
-    return tuple(keys)
+    return keys, {key: weight for key, weight in weights.items() if weight != 1.0}
 
 
 def _read(path: Path, flag: str) -> str:

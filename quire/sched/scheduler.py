@@ -20,8 +20,9 @@ from quire.config import SchedConfig
 from quire.kv.manager import KVManager
 from quire.request import NOT_RUNNING, Request, RequestId
 from quire.sched.finish import Finish, finish_of
-from quire.sched.queue import WaitingLine, order_key
+from quire.sched.policies import waiting_line
 from quire.sched.stats import SchedStats
+from quire.sched.window import has_company, seconds_held
 from quire.step import Admission, StepPlan, StepResult, TokenEvent, Work
 
 WORTH_SHARING_AMONG = 8  # decodes behind common prefixes, to attend those prefixes together
@@ -32,7 +33,7 @@ class Scheduler:
         self, config: SchedConfig, kv: KVManager, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.config, self.kv, self.clock = config, kv, clock
-        self.waiting = WaitingLine(order_key(config.policy, config.priority_aging_s))
+        self.waiting = waiting_line(config)
         self.running: dict[RequestId, Request] = {}
         self.max_running = config.max_num_seqs  # lowered while a fault is being pinned down
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
@@ -84,13 +85,17 @@ class Scheduler:
         works: dict[RequestId, Work] = {}
         preempted = self._num_preempted
         budget, late = self._plan_decodes(self.config.max_num_batched_tokens, works)
+        is_owed = self.waiting.is_owed(self.running)
+        held = budget // 2 if is_owed else 0
         for request in late:
-            if budget <= 0:
+            if budget <= held:
                 break
-            budget -= self._plan(request, self._chunk(request.num_to_feed, budget), works)
+            budget -= self._plan(request, self._chunk(request.num_to_feed, budget - held), works)
         admissions: list[Admission] = []
         if self._num_preempted == preempted and not self._holds_admissions():
             self._admit(budget, works, admissions)
+            if is_owed and not admissions:
+                self._displace(works)
         writes, copies = self.kv.take_edits()
         if works:
             self._num_steps += 1
@@ -158,7 +163,7 @@ class Scheduler:
         refund = 0
         start = request.num_computed + request.num_inflight
         while not self.kv.reserve(request, start, start + num_tokens):
-            victim = self._victim()
+            victim = self.waiting.victim(self.running)
             refund += self._preempt(victim, works)
             if victim is request:
                 return -refund
@@ -176,10 +181,15 @@ class Scheduler:
         if num_tokens >= self.kv.page_size:
             self._reading.append(request)
 
-    def _victim(self) -> Request:
-        """The running request that would be served last; ties go to the youngest."""
-        key = self.waiting.key
-        return max(self.running.values(), key=lambda r: (key(r), r.id))
+    def _displace(self, works: dict[RequestId, Work]) -> None:
+        """One running request makes room for the first in line, which enters in a later step."""
+        first = self.waiting.peek()
+        has_pages = self._room_for(first) and self.kv.num_available >= self.kv.pages_for(
+            first.num_known
+        )
+        is_full = len(self.running) >= self.max_running or not has_pages
+        if is_full and (victim := self.waiting.displaced(self.running)) is not None:
+            self._preempt(victim, works)
 
     def _preempt(self, victim: Request, works: dict[RequestId, Work]) -> int:
         work = works.pop(victim.id, None)
@@ -195,20 +205,11 @@ class Scheduler:
     # ------------------------------------------------------------ admission
 
     def _holds_admissions(self) -> bool:
-        """Dynamic batching: wait a little for company, unless enough is waiting already."""
-        config = self.config
-        if config.batch_wait_ms <= 0 or not len(self.waiting):
-            return False
-        if 0 < config.batch_wait_tokens <= self.waiting.num_tokens:
-            return False
-        return self.seconds_held() > 0
+        return self.seconds_held() > 0 and not has_company(self.config, self.waiting)
 
     def seconds_held(self) -> float:
         """How long admissions are still held back; 0 when they are not."""
-        if self.config.batch_wait_ms <= 0 or not len(self.waiting):
-            return 0.0
-        waited = self.clock() - self.waiting.oldest_arrival()
-        return max(0.0, self.config.batch_wait_ms / 1000 - waited)
+        return seconds_held(self.config, self.waiting, self.clock())
 
     def _admit(
         self, budget: int, works: dict[RequestId, Work], admissions: list[Admission]
@@ -237,7 +238,7 @@ class Scheduler:
             request.row = NOT_RUNNING
             return 0
         self._free_rows.pop()
-        self.waiting.pop()
+        self.waiting.pop(cached)
         self._parents.pop(request.id, None)
         self.running[request.id] = request
         self.kv.admit(request, cached)
@@ -353,6 +354,7 @@ class Scheduler:
         if request.children:
             self._release_children(request)
         self._parents.pop(request.id, None)
+        self.waiting.ended(request)
         if request.is_running:
             self._leave_row(request)
             request.row = NOT_RUNNING

@@ -6,6 +6,9 @@ behind another. The first goes at once; each later one waits until the engine ha
 full batches or none of this request's own, and large requests take turns. So a long list neither
 holds up a short request nor is ever stuck. Tokens (prompt plus what may be generated) are counted
 for parts in the engine. Retry-After follows the rate at which requests have been finishing.
+
+Where the engine is fair among keys, so is this: a full server still takes a request of a key that
+holds less than an equal share of the places, so at most twice as many are open as otherwise.
 """
 
 from __future__ import annotations
@@ -49,8 +52,8 @@ class Waiting(NamedTuple):
 
 
 class Admission:
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, is_fair: bool = False) -> None:
+        self.limits, self._is_fair = limits, is_fair
         self.max_running = 1  # sequences the engine runs at once; known when it says hello
         self.num_open = 0  # requests
         self.num_open_sequences = 0
@@ -65,9 +68,11 @@ class Admission:
         """A request with its first part. Raises Overloaded when there is no room."""
         limits = self.limits
         most = self.max_running + limits.max_queued_requests
-        if self.num_open >= most:
+        is_below_share = self._is_below_share(key, most)
+        if self.num_open >= most and not is_below_share:
             raise self._full(f"{self.num_open} of {most} places are taken")
-        if self.num_open and self.num_open_tokens + first.num_tokens > limits.max_queued_tokens:
+        num_tokens = self.num_open_tokens + first.num_tokens
+        if self.num_open and num_tokens > limits.max_queued_tokens and not is_below_share:
             raise self._full(
                 f"{self.num_open_tokens} of {limits.max_queued_tokens} tokens are spoken for"
             )
@@ -78,6 +83,10 @@ class Admission:
         ticket = Ticket(key)
         self._add(ticket, first, 1)
         return ticket
+
+    def _is_below_share(self, key: str, most: int) -> bool:
+        num_keys = len(self._by_key.keys() | {key})
+        return self._is_fair and num_keys > 1 and self._by_key[key] < most // num_keys
 
     def leave(self, ticket: Ticket) -> None:
         """The request is over, and with it whatever its parts still hold."""

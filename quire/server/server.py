@@ -58,12 +58,14 @@ class Server:
         self.settings, self.limits = settings, settings.limits
         self.tokenizer, self.link, self._checker = tokenizer, link, checker
         self.tracer, self.verdict = tracer or NullTracer(), verdict
-        self.keys = KeyRing(settings.api_keys, settings.admin_keys)
+        self.keys = KeyRing(settings.api_keys, settings.admin_keys, settings.key_weights)
         self.model_names = settings.served_model_names or (model_name(settings.engine.model),)
         self.created = int(time.time())
         self.begun = time.monotonic()
         self.metrics = ServerMetrics(self.model_names[0], settings.engine.max_model_len or 0)
-        self.admission = Admission(settings.limits)
+        self.admission = Admission(
+            settings.limits, is_fair=settings.engine.scheduling_policy == "fair"
+        )
         self.watchman = Watchman(settings.limits)
         self.is_draining = False
         self.inside: Inside | None = None  # set by the composition root

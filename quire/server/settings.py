@@ -52,6 +52,7 @@ class ServeSettings:
     accept_any_model: bool = False
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
+    key_weights: dict[str, float] = field(default_factory=dict)  # of keys that have one; else 1
     public_metrics: bool = False
     share_prefix_cache: bool = False  # False: keys do not see each other's cached prefixes
     chat_template: str | None = None  # text of a template that replaces the model's

@@ -59,6 +59,8 @@ def make_requests(rng: random.Random) -> list[Request]:
                     arrival=float(arrival),
                 )
             )
+        for request in family:
+            request.tenant, request.weight = str(arrival % 3), 1.0 + arrival % 3
         family[0].children = family[1:]
         requests.append(family[0])
     return requests
@@ -81,7 +83,12 @@ def assert_bounded(kv: KVManager, needs: PageNeeds) -> None:
 
 
 def run(
-    seed: int, *, overlap: bool, caching: bool = True, windows: tuple[Window, ...] = (None,)
+    seed: int,
+    *,
+    overlap: bool,
+    caching: bool = True,
+    windows: tuple[Window, ...] = (None,),
+    is_fair: bool = False,
 ) -> dict[str, int]:
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4, 8])
@@ -96,7 +103,7 @@ def run(
         max_num_batched_tokens=budget,
         max_model_len=LONGEST,
         max_chunk=rng.choice([0, 0, 3, 8]),
-        policy=rng.choice(["fcfs", "priority"]),
+        policy="fair" if is_fair else rng.choice(["fcfs", "priority"]),
         priority_aging_s=4.0,
     )
     kv = KVManager(num_pages, size, caching, windows)
@@ -158,6 +165,13 @@ def test_random_workloads(overlap: bool) -> None:
     assert totals["hits"] > 1000, totals
     assert totals["copied"] > 50, totals
     assert totals["evicted"] > 1000, totals
+
+
+def test_random_workloads_of_several_keys() -> None:
+    preempted = 0
+    for seed in range(80):
+        preempted += run(seed, overlap=seed % 2 == 1, is_fair=True)["preempted"]
+    assert preempted > 40
 
 
 def test_without_prefix_cache() -> None:

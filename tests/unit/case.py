@@ -79,6 +79,8 @@ class Case:
         eos_ids: Sequence[int] = (),
         priority: int = 0,
         salt: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
         arrival: float | None = None,
         **params: Any,
     ) -> Request:
@@ -97,6 +99,8 @@ class Case:
                     arrival=self.now if arrival is None else arrival,
                 )
             )
+        for request in family:
+            request.tenant, request.weight = tenant, weight
         family[0].children = family[1:]
         return family[0]
 
