@@ -80,7 +80,7 @@ def test_every_request_is_served_once_and_in_order_inside_its_key(data: st.DataO
             inside[id] = waiting(id, tenant, data.draw(st.integers(1, 9)), arrival=now)
             line.push(inside[id])
         elif inside and action == "pop":
-            assert [r.id for r in line][0] == line.peek().id
+            assert next(r.id for r in line) == line.peek().id
             popped = start(line)
             older = [r for r in inside.values() if r.tenant == popped.tenant and r.id < popped.id]
             assert not older

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.errors import NotSupported
 from quire.config import SchedConfig
+from quire.errors import NotSupported
 from quire.sched.policies import waiting_line
 from tests.unit.case import Case, expected
 
