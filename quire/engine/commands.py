@@ -107,6 +107,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     decisions: list[Decision]
     load_seconds: float
     num_params: int = 0
+    first_id: int = 0  # ids of requests on this connection count from here
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):

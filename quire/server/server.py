@@ -91,7 +91,8 @@ class Server:
         if self._intake is not None:
             self.metrics.engine_restarted()
         # Ids go on across engines, so that no old one can be mistaken for a new one.
-        self._intake = Intake(self.tokenizer, limits, eos, self.settings.engine.seed, self._ids)
+        ids = (hello.first_id + number for number in self._ids)
+        self._intake = Intake(self.tokenizer, limits, eos, self.settings.engine.seed, ids)
         self.admission.max_running = hello.max_num_seqs
         log_event("engine_ready", pid=hello.pid, load_seconds=round(hello.load_seconds, 2))
 
