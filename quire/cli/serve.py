@@ -33,6 +33,7 @@ LOG_FORMATS = ("auto", "text", "json")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")  # as browsers send it
 MAX_REQUESTS = 1_000_000
 MAX_SECONDS = 31_536_000.0  # a year
+MAX_PROCESSES, MAX_AUTO_PROCESSES, CPUS_PER_PROCESS = 64, 8, 8
 
 
 def build_parser() -> VerbParser:
@@ -42,6 +43,13 @@ def build_parser() -> VerbParser:
     http.add_argument("--host", default="127.0.0.1", help="address to listen on")
     http.add_argument("--port", type=whole(1, 65_535), default=8000, help="port (default: 8000)")
     http.add_argument("--http-server", choices=("granian", "uvicorn"), default="granian")
+    http.add_argument(
+        "--api-processes",
+        type=api_processes,
+        default="auto",
+        metavar="N",
+        help="processes that speak HTTP on the port (default: auto, one for each 8 CPUs)",
+    )
     http.add_argument("--allowed-origins", nargs="*", default=(), metavar="URL", help="for CORS")
     http.add_argument("--no-page", action="store_true", help="do not serve the page at /")
     _add_key_flags(parser)
@@ -117,6 +125,15 @@ def _add_limit_flags(parser: VerbParser) -> None:
     add("--stall-timeout", seconds, "S", "no step: restart engine", stall, default=stall)
 
 
+def api_processes(text: str) -> int:
+    """A number, or auto: one for each eight CPUs, up to eight."""
+    if text == "auto":
+        from quire.engine.usable_cpus import usable_cpus
+
+        return max(1, min(MAX_AUTO_PROCESSES, usable_cpus() // CPUS_PER_PROCESS))
+    return whole(1, MAX_PROCESSES)(text)
+
+
 def seconds(text: str) -> float:
     try:
         value = float(text)
@@ -164,6 +181,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         host=args.host,
         port=args.port,
         http_server=args.http_server,
+        api_processes=args.api_processes,
         served_model_names=tuple(args.served_model_name) or (model_name(model_of(args)),),
         accept_any_model=args.accept_any_model,
         api_keys=keys,

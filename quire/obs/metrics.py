@@ -192,6 +192,13 @@ class ServerMetrics:
         self._num_open += state.num_open if is_open else 0
         self._num_restarts = max(self._num_restarts, state.num_restarts)
 
+    def restore(self, state: MetricsState) -> None:
+        """Go on from what a process before us counted; its streams are gone."""
+        self.add(state, is_open=False)
+        self._rates, self._joined_rates = Rates(self._clock), Rates(self._clock)
+        for rates in (self._rates, self._joined_rates):
+            rates.read(self._num_generated, self._num_prompt)
+
     def joined(self, others: Sequence[MetricsState]) -> ServerMetrics:
         """A reading of this process and others together; rates are those of whoever looks here."""
         made = ServerMetrics(self.model_name, 0, self.vllm_names, self._clock)

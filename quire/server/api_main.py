@@ -1,4 +1,4 @@
-"""The API process: settings on stdin, HTTP on a port, the engine at the end of a unix socket.
+"""An API process: settings on stdin, HTTP on a port, the engine at the end of a unix socket.
 
 One event loop runs the HTTP server, the engine link and the watchman. SIGTERM drains: readiness
 goes first, nothing new is admitted, what runs finishes or meets the deadline, then exit 0.
@@ -37,6 +37,7 @@ from quire.server.problems import Problem
 from quire.server.routes import routes
 from quire.server.server import Server
 from quire.server.settings import ServeSettings
+from quire.server.siblings import Siblings
 from quire.text.tokenizer import Tokenizer
 
 POLL_S, STOP_S = 0.05, 2.0
@@ -100,6 +101,9 @@ def build_server(
     tracer = make_tracer(settings.otlp_traces_endpoint)
     server = Server(settings, tokenizer, link, tracer=tracer, verdict=verdict)
     server.inside, server.card = Inside(server), card
+    if settings.api_processes > 1:
+        server.siblings = Siblings(server, server.abort)
+        server.siblings.restore()
     return server
 
 
@@ -122,6 +126,8 @@ async def _serve(
         asyncio.ensure_future(server.link.run()): "engine link",
         asyncio.ensure_future(server.watchman.run()): "watchman",
     }
+    if server.siblings is not None:
+        tasks[asyncio.ensure_future(server.siblings.run())] = "siblings"
     stopping = asyncio.ensure_future(_until(stop))
     done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in done - {stopping}:
@@ -131,6 +137,8 @@ async def _serve(
     stop_http_server(http)
     await asyncio.wait(tasks, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
     await server.aclose()
+    if server.siblings is not None:
+        server.siblings.save()
     # Idle connections would keep some servers waiting; everything that matters is done.
     with suppress(OSError):  # the terminal may be gone
         sys.stdout.flush()
@@ -175,7 +183,8 @@ def _own_decisions(settings: ServeSettings) -> list[Decision]:
 
 def _banner(settings: ServeSettings, server: Server, hello: Hello) -> None:
     """One table of what was decided and why, and where to go; on the first start only."""
-    if server.link.num_restarts > 0 or settings.log_format == "json":
+    is_first = server.link.num_restarts == 0 and settings.api_index == 0
+    if not is_first or settings.log_format == "json":
         return
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     url = f"http://{host}:{settings.port}"

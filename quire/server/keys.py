@@ -48,6 +48,11 @@ class KeyRing:
         """No keys at all: a server for its own machine."""
         return not self._keys and not self._admin
 
+    @property
+    def salts(self) -> list[str]:
+        """Of every caller there can be."""
+        return ["", *(_salt(digest) for digest in dict.fromkeys([*self._keys, *self._admin]))]
+
     def caller(self, headers: Mapping[str, str]) -> Caller | None:
         """None when the key is missing or wrong."""
         if self.is_open:
@@ -57,7 +62,11 @@ class KeyRing:
         is_known = _is_among(digest, self._keys)
         if not (is_admin or is_known):
             return None
-        return Caller(digest.hex()[:32], is_admin, self._weights.get(digest, 1.0))
+        return Caller(_salt(digest), is_admin, self._weights.get(digest, 1.0))
+
+
+def _salt(digest: bytes) -> str:
+    return digest.hex()[:32]
 
 
 def _is_among(digest: bytes, known: Sequence[bytes]) -> bool:

@@ -24,6 +24,7 @@ from quire.obs.log import log_event
 from quire.obs.metrics import ServerMetrics
 from quire.obs.trace import NullTracer, Tracer
 from quire.server.admission import Admission
+from quire.server.board import Alone, SharedBoard
 from quire.server.keys import KeyRing
 from quire.server.link import EngineLink
 from quire.server.problems import Problem
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from quire.models.sequence_head import Verdict
     from quire.server.http import HttpRequest
     from quire.server.inside import Inside
+    from quire.server.siblings import Siblings
     from quire.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -63,12 +65,12 @@ class Server:
         self.created = int(time.time())
         self.begun = time.monotonic()
         self.metrics = ServerMetrics(self.model_names[0], settings.engine.max_model_len or 0)
-        self.admission = Admission(
-            settings.limits, is_fair=settings.engine.scheduling_policy == "fair"
-        )
+        is_fair = settings.engine.scheduling_policy == "fair"
+        self.admission = Admission(settings.limits, is_fair, _board(settings, self.keys))
         self.watchman = Watchman(settings.limits)
         self.is_draining = False
         self.inside: Inside | None = None  # set by the composition root
+        self.siblings: Siblings | None = None  # the same; None: there is one API process
         self.card: ModelCard | None = None  # the same
         self._intake: Intake | None = None
         self._ids = itertools.count(1)
@@ -145,6 +147,25 @@ class Server:
             code="model_not_found",
         )
 
+    # ------------------------------------------------------------ all API processes
+
+    async def all_metrics(self) -> ServerMetrics:
+        """What all API processes counted together."""
+        if self.siblings is None:
+            return self.metrics
+        return self.metrics.joined(await self.siblings.metrics())
+
+    def abort(self, request_id: str | None) -> int:
+        """End a request of this process by the id its answer carries, or all; how many."""
+        found = [
+            generation
+            for generation in list(self.watchman.generations)
+            if request_id is None or generation.http.id == request_id
+        ]
+        for generation in found:
+            generation.tap.fail(Problem(503, "an operator ended this request", code="aborted"))
+        return len(found)
+
     # ------------------------------------------------------------ text
 
     async def in_thread(self, work: Callable[[], T], size: int = LARGE_TEXT) -> T:
@@ -176,6 +197,13 @@ class Server:
             await self._checker.aclose()
         self.tracer.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _board(settings: ServeSettings, keys: KeyRing) -> Alone:
+    if settings.api_processes == 1:
+        return Alone()
+    folder = Path(settings.runtime_folder)
+    return SharedBoard(folder, settings.api_processes, settings.api_index, keys.salts)
 
 
 def model_name(model: str) -> str:

@@ -48,6 +48,7 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     http_server: str = "granian"  # or "uvicorn"
+    api_processes: int = 1
     served_model_names: tuple[str, ...] = ()
     accept_any_model: bool = False
     api_keys: tuple[str, ...] = ()
@@ -72,6 +73,7 @@ class ServeSettings:
     otlp_traces_endpoint: str | None = None
     limits: Limits = field(default_factory=Limits)
     runtime_folder: str = ""  # filled in by the supervisor
+    api_index: int = 0  # the same: which of the API processes reads this
 
     @property
     def is_local(self) -> bool:
