@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from quire.config import EngineArgs
 from quire.errors import NotSupported
+from quire.quant.form_name import check_form
 from quire.quant.methods import stored_method
-from quire.quant.rtn_name import parse_rtn
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPE_NAMES = ("auto", "bfloat16", "float", "float16", "float32", "half")
@@ -64,7 +64,7 @@ def _check_choices(args: EngineArgs) -> None:
     _one_of("load_format", args.load_format, LOAD_FORMATS)
     _one_of("scheduling_policy", args.scheduling_policy, POLICIES)
     if args.quantization is not None and stored_method(args.quantization) is None:
-        parse_rtn(args.quantization)
+        check_form(args.quantization)
 
 
 def _one_of(name: str, value: str, known: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from quire.params import SamplingParams
 RequestId = NewType("RequestId", int)
 
 NOT_RUNNING = -1
+BACKGROUND = 2**31 - 1  # the last priority: gives way to every other, under any policy
 
 
 @dataclass(slots=True)
@@ -112,6 +113,10 @@ class Request:
     @property
     def is_running(self) -> bool:
         return self.row != NOT_RUNNING
+
+    @property
+    def is_background(self) -> bool:
+        return self.priority == BACKGROUND
 
     def forget_progress(self) -> None:
         """Back to the waiting line: pages are gone, known tokens stay."""

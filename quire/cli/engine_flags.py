@@ -50,7 +50,11 @@ def add_engine_flags(parser: VerbParser) -> None:
     add = group.add_argument
     add("--device", metavar="NAME", help="auto, cpu or cuda")
     add("--dtype", metavar="NAME", help="auto, float32, bfloat16 or float16")
-    add("--quantization", metavar="NAME", help="round weights at load: rtn-int4-g32 and the like")
+    add(
+        "--quantization",
+        metavar="NAME",
+        help="round weights at load: fp8, int8, nf4, mxfp4, rtn-int4-g32 and the like",
+    )
     add("--max-model-len", type=positive, metavar="N", help="most tokens of prompt and answer")
     add("--max-num-seqs", type=positive, metavar="N", help="most requests running at once")
     add("--max-num-batched-tokens", type=positive, metavar="N", help="most tokens fed in one step")

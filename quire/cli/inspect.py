@@ -7,13 +7,11 @@ after the largest step has run (`engine/build.py`).
 from __future__ import annotations
 
 from argparse import Namespace
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.engine_flags import add_engine_flags, add_model, engine_args
 from quire.cli.parser import VerbParser, positive
-from quire.cli.pull import file_bytes
 from quire.cli.show import print_json, print_table
 from quire.errors import BadRequest, OutOfMemory
 
@@ -21,15 +19,14 @@ if TYPE_CHECKING:
     import torch
 
     from quire.cli.layer_plan import Bandwidth, DecodeRate
+    from quire.cli.weight_forms import Held, PartForms
     from quire.config import Decision, EngineArgs, EngineConfig
+    from quire.engine.cpu_path import CpuPath
     from quire.kv.groups import PageNeeds
     from quire.load.open import OpenModel
     from quire.models.plan import ModelPlan
     from quire.models.spec import ModelSpec
     from quire.text.tokenizer import Tokenizer
-
-# How containers call plain numbers.
-FLOATS = {"F32", "F16", "BF16", "F64", "float32", "float16", "bfloat16", "float64"}
 
 EXAMPLES = """
 quire inspect
@@ -60,6 +57,7 @@ class Inspection:
     facts: list[Fact]
     context: int
     plan: ModelPlan
+    forms: list[PartForms]
     bandwidth: Bandwidth
     rates: list[DecodeRate]
     decisions: list[Decision]
@@ -77,6 +75,7 @@ def run(args: Namespace) -> int:
 def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     """`context` is the length of the request whose pages are counted; None: the longest one."""
     from quire.cli.layer_plan import BATCHES, bandwidth_of, decode_rates
+    from quire.cli.weight_forms import PLAIN, by_part, step_weights
     from quire.engine.build import max_inflight
     from quire.engine.cpu_path import CpuPath
     from quire.kv.groups import PageNeeds, layer_groups
@@ -95,19 +94,20 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     windows = layer_groups(spec.windows, spec.num_layers).windows
     needs = PageNeeds(config.cache.page_size, windows, max_inflight(config.sched, device))
     cpu = CpuPath.of(args, device)
-    stored = _stored(opened)
-    keeps = cpu.keeps_packed and stored is not None and args.quantization is None
-    has_codes = keeps and any(form not in FLOATS for form in stored or ())
-    plan = plan_of(spec, 2 if has_codes else dtype.itemsize, context or longest, needs)
+    held, keeps = _held(args, opened, spec, cpu, dtype)
+    has_codes = cpu.keeps_packed and any(one.form not in PLAIN for one in held)
+    entry_size = 2 if has_codes else dtype.itemsize
+    plan = plan_of(spec, entry_size, context or longest, needs)
     facts = [*_model_facts(spec, opened, plan), *_tokenizer_facts(opened.tokenizer)]
     facts += _sampling_facts(args.model, opened)
-    weights = stored.total() if keeps and stored else plan.weights.total * dtype.itemsize
-    facts += _memory_facts(config, plan, needs, weights, stored if keeps else None)
-    bandwidth = bandwidth_of(device)
-    rates = decode_rates(spec, context or longest, dtype.itemsize, bandwidth, BATCHES)
+    weights = sum(one.num_bytes for one in held)
+    facts += _memory_facts(config, plan, needs, held, keeps)
+    bandwidth, step = bandwidth_of(device), step_weights(held, spec.tied)
+    rates = decode_rates(spec, context or longest, step, entry_size, bandwidth, BATCHES)
     decisions = [*config.decisions, *cpu.kernel_decisions()]
     decisions.append(_cache_decision(config, device, plan, weights, needs))
-    return Inspection(facts, context or longest, plan, bandwidth, rates, decisions)
+    forms = by_part(held)
+    return Inspection(facts, context or longest, plan, forms, bandwidth, rates, decisions)
 
 
 # ------------------------------------------------------------ printing
@@ -120,6 +120,9 @@ def _record(found: Inspection) -> dict[str, object]:
         "layers": [
             {"layers": r.layers, "attention": r.attention, "feed_forward": r.feed_forward}
             for r in plan.runs
+        ],
+        "weights": [
+            {"where": f.where, "forms": f.forms, "bytes": f.num_bytes} for f in found.forms
         ],
         "cache": {
             "token_bytes": plan.token_bytes,
@@ -159,6 +162,9 @@ def _print_tables(found: Inspection) -> None:
     print()
     rows = [(run.layers, run.attention, run.feed_forward) for run in plan.runs]
     print_table(("layers", "attention", "feed-forward"), rows)
+    print()
+    forms = [(f.where, ", ".join(f.forms), f"{f.num_bytes:,}") for f in found.forms]
+    print_table(("weights of", "form", "bytes"), forms)
     print()
     groups: list[tuple[object, ...]] = [
         (_ranges(g.layers), g.window or "all", f"{g.token_bytes:,}", f"{g.num_pages:,}")
@@ -206,16 +212,26 @@ def _open(args: EngineArgs) -> OpenModel:
     return open_model(replace(args, skip_tokenizer_init=not has_tokenizer(args)))
 
 
-def _stored(opened: OpenModel) -> Counter[str] | None:
-    """Bytes of weights by the form they are stored in; None: only the config is there."""
-    checkpoint, sizes = opened.checkpoint, Counter[str]()
-    for name in checkpoint.names():
-        form, num_bytes = checkpoint.stored(name)
-        sizes[form] += num_bytes
-    return sizes or None
+def _held(
+    args: EngineArgs, opened: OpenModel, spec: ModelSpec, cpu: CpuPath, dtype: torch.dtype
+) -> tuple[list[Held], bool]:
+    """The weights as they will be in memory, and whether that is as they are stored."""
+    from quire.cli.weight_forms import made_forms, stored_forms
+    from quire.quant.form_name import is_form
+    from quire.quant.load_forms import load_form
+    from quire.quant.methods import method_of, stored_method
+
+    method = method_of(opened.checkpoint.config)
+    name = args.quantization or ""
+    rounds = is_form(name) and (method is None or stored_method(name) != method)
+    if cpu.keeps_packed and not rounds and (held := stored_forms(opened.checkpoint, method)):
+        return held, True
+    return made_forms(spec, dtype, load_form(name) if rounds else None, name), False
 
 
 def _model_facts(spec: ModelSpec, opened: OpenModel, plan: ModelPlan) -> list[Fact]:
+    from quire.load.hub import file_bytes
+
     rope, total = spec.rope, plan.weights.total
     positions = "learned" if rope is None else f"rotary, {rope.kind}, theta {rope.theta:g}"
     return [
@@ -283,17 +299,18 @@ def _memory_facts(
     config: EngineConfig,
     plan: ModelPlan,
     needs: PageNeeds,
-    weights: int,
-    stored: Counter[str] | None,
+    held: list[Held],
+    is_stored: bool,
 ) -> list[Fact]:
-    """`stored`: bytes by form, where weights stay as they are stored."""
+    from quire.cli.weight_forms import totals
     from quire.memory.sizing import size_text
 
     size, longest = config.cache.page_size, config.sched.max_model_len
-    form = f"as {config.dtype}"
-    if stored is not None:
-        parts = [f"{form} {size_text(size)}" for form, size in stored.most_common()]
-        form = f"as stored: {', '.join(parts)}"
+    sizes = totals(held)
+    weights, form = sum(sizes.values()), f"as {config.dtype}"
+    if is_stored or len(sizes) > 1:
+        parts = ", ".join(f"{form} {size_text(size)}" for form, size in sizes.items())
+        form = f"as stored: {parts}" if is_stored else f"rounded: {parts}"
     less = plan.expanded_token_bytes / plan.token_bytes
     whole = f"keys and values of every head would take {plan.expanded_token_bytes:,}"
     return [

@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire.bench.roofline import Feed, step_loads, total
+from quire.bench.roofline import Feed, attention_load, token_bytes
+from quire.cli.weight_forms import StepWeights
 from quire.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -92,11 +93,27 @@ def _measured(device: torch.device, name: str) -> Bandwidth:
 
 
 def decode_rates(
-    spec: ModelSpec, context: int, itemsize: int, bandwidth: Bandwidth, batches: Sequence[int]
+    spec: ModelSpec,
+    context: int,
+    weights: StepWeights,
+    entry_size: int,
+    bandwidth: Bandwidth,
+    batches: Sequence[int],
 ) -> list[DecodeRate]:
+    """`entry_size`: bytes of a number in the cache."""
     rates = []
     for batch in batches:
         feeds = [Feed(context - 1, 1)] * batch
-        num_bytes = total(step_loads(spec, feeds, itemsize).values()).num_bytes
+        num_bytes = weights.always + weights.experts * _visited(spec, batch)
+        num_bytes += attention_load(spec, feeds, entry_size).num_bytes
+        num_bytes += batch * token_bytes(spec, entry_size)  # written
         rates.append(DecodeRate(batch, round(num_bytes), batch * bandwidth.bytes_per_s / num_bytes))
     return rates
+
+
+def _visited(spec: ModelSpec, tokens: int) -> float:
+    """The share of experts that some token visits, if tokens choose evenly."""
+    if spec.moe is None:
+        return 0.0
+    router = spec.moe.router
+    return float(1 - (1 - router.top_k / router.num_experts) ** tokens)

@@ -32,8 +32,11 @@ VERBS = {
     "serve": Verb("quire.cli.serve", "serve a model over HTTP, with a page to watch it work"),
     "chat": Verb("quire.cli.chat", "talk to a model in the terminal"),
     "generate": Verb("quire.cli.generate", "continue prompts, or answer them with --chat"),
+    "batch": Verb("quire.cli.batch", "run a file of requests, one a line; goes on after a kill"),
     "pull": Verb("quire.cli.pull", "download models, or list those known by name"),
     "inspect": Verb("quire.cli.inspect", "show what a model is and what the engine would decide"),
+    "evaluate": Verb("quire.cli.evaluate", "judge a model: perplexity, distance, tasks, size"),
+    "quantize": Verb("quire.cli.quantize", "make a smaller model: fewer bits a weight"),
     "bench": Verb("quire.cli.bench", "measure speed, start-up, each technique, or each kernel"),
 }
 

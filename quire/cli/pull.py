@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.parser import VerbParser
@@ -35,6 +34,7 @@ def run(args: Namespace) -> int:
     elif not args.names:
         raise BadRequest("no model named; 'quire pull --list' shows the known ones")
     from quire.cli.download import fetch
+    from quire.load.hub import file_bytes
     from quire.memory.sizing import size_text
 
     for name in args.names:
@@ -46,13 +46,6 @@ def run(args: Namespace) -> int:
             note(f"{name}: {size_text(size)}")
             print(path)
     return 0
-
-
-def file_bytes(path: Path) -> int:
-    """Bytes of a model's file, or of its folder's weights."""
-    if path.is_file():
-        return path.stat().st_size
-    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
 def _list(as_json: bool) -> None:

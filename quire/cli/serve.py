@@ -6,6 +6,8 @@ them.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import socket
 from argparse import ArgumentTypeError, Namespace
@@ -55,6 +57,14 @@ def build_parser() -> VerbParser:
     _add_key_flags(parser)
     _add_model_flags(parser)
     _add_limit_flags(parser)
+    kept = parser.add_argument_group("what is kept")
+    kept.add_argument(
+        "--store",
+        type=Path,
+        metavar="DIR",
+        help="files and batches, across restarts (default: a folder of the model in the cache)",
+    )
+    kept.add_argument("--no-store", action="store_true", help="no files, no batches")
     log = parser.add_argument_group("seeing")
     log.add_argument("--log-format", choices=LOG_FORMATS, default="auto")
     log.add_argument("--log-level", type=str.lower, choices=LEVELS, default="info", metavar="NAME")
@@ -195,6 +205,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         reasoning_parser=args.reasoning_parser,
         cors_origins=tuple(args.allowed_origins),
         page=not args.no_page,
+        store_folder=_store_folder(args),
         drain_s=args.drain_timeout,
         stall_kill_s=args.stall_timeout,
         stall_s=min(30.0, args.stall_timeout),
@@ -203,6 +214,22 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         limits=Limits(**_given_limits(args)),
     )
+
+
+def _store_folder(args: Namespace) -> str:
+    from quire import env
+    from quire.server.server import model_name
+
+    if args.no_store:
+        if args.store is not None:
+            raise BadRequest(f"got both --store {args.store} and --no-store; give one of them")
+        return ""
+    if args.store is not None:
+        return str(args.store.expanduser().absolute())
+    model = model_of(args)
+    mark = hashlib.sha256(os.path.abspath(model).encode()).hexdigest()[:8]
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", model_name(model))[:60]
+    return str(env.cache_folder() / "store" / f"{name}-{mark}")
 
 
 def _check_names(args: Namespace) -> None:

@@ -42,8 +42,9 @@ from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
 from quire.nn.ops import Ops
 from quire.ops.select import ops_of
+from quire.quant.form_name import is_form
+from quire.quant.load_forms import LoadForm, load_form
 from quire.quant.methods import method_of, stored_method
-from quire.quant.rtn import RtnForm
 from quire.resolve import resolve
 from quire.runner.device import free_memory, peak_memory, reset_peak, total_memory
 from quire.runner.rows import RequestRows
@@ -85,7 +86,10 @@ def build_engine(
     groups = layer_groups(spec.windows, spec.num_layers)
     name, backend = select_backend(config.attention_backend, device, dtype, heads)
     ops = ops_of(device, cpu.library if dtype == torch.float32 else None)
-    wish = Wish(cpu.keeps_packed, _form(args, checkpoint, device))
+    form = _form(args, checkpoint, device)
+    if form is not None:
+        cpu = cpu.rounding_to(str(args.quantization))
+    wish = Wish(cpu.keeps_packed, form)
     model = _load(checkpoint, spec, heads, config, ops, wish, dtype, device)
     backend = cpu.attention(backend, ops)
     max_pages = -(-config.sched.max_model_len // args.page_size)
@@ -116,25 +120,25 @@ def build_engine(
     return Engine(core, runner, config, spec)
 
 
-def _form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> RtnForm | None:
+def _form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> LoadForm | None:
     """What weights are rounded to; the word for a form they are stored in asks for nothing."""
-    if args.quantization is None:
+    name = args.quantization
+    if name is None:
         return None
-    if (asked := stored_method(args.quantization)) is not None:
-        is_gguf = isinstance(checkpoint, GGUFCheckpoint)
-        method = "gguf" if is_gguf else method_of(checkpoint.config)
-        if asked != method:
-            raise NotSupported(
-                f"got quantization={args.quantization!r}, the weights are stored as"
-                f" {method or 'plain numbers'}; leave it out"
-            )
+    stored = "gguf" if isinstance(checkpoint, GGUFCheckpoint) else method_of(checkpoint.config)
+    if stored is not None and stored_method(name) == stored:
         return None
+    if not is_form(name):
+        raise NotSupported(
+            f"got quantization={name!r}, the weights are stored as {stored or 'plain numbers'};"
+            " leave it out"
+        )
     if device.type != "cpu":
         raise NotSupported(
-            f"got quantization={args.quantization!r} on {device.type}: weights are rounded at load"
-            " on CPUs only so far; leave it out"
+            f"got quantization={name!r} on {device.type}: weights are rounded at load on CPUs only"
+            " so far; leave it out, or use a checkpoint that is stored in that form"
         )
-    return RtnForm.parse(args.quantization)
+    return load_form(name)
 
 
 def _describe(groups: LayerGroups) -> Decision:

@@ -6,7 +6,7 @@ model's layers can be recorded. On other devices, and without the library, nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,7 +21,6 @@ from quire.native.library import Library, find_library
 from quire.native.tape import NotRecordable
 from quire.nn.ops import Ops
 from quire.ops.native_ops import NativeOps
-from quire.quant.methods import stored_method
 from quire.runner.tapes import Tapes
 
 
@@ -43,9 +42,12 @@ class CpuPath:
             library.set_threads(threads)
         keeps = library is not None and args.dtype == "auto"
         why = "as the file holds them" if keeps else f"dtype {args.dtype} was asked for"
-        if args.quantization is not None and stored_method(args.quantization) is None:
-            why = f"rounded at load: {args.quantization}, 8 bits for embedding and head"
         return CpuPath(library, reason, keeps, why)
+
+    def rounding_to(self, form: str) -> CpuPath:
+        """The same, with weights brought into a form of this name."""
+        why = f"rounded at load: {form}, 8 bits for embedding and head"
+        return replace(self, form_reason=why)
 
     def kernel_decisions(self) -> list[Decision]:
         if not self.reason:

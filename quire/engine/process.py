@@ -220,7 +220,9 @@ class EngineProcess:
         late = [
             request.id
             for request in self.core.scheduler.waiting
-            if request.timing.scheduled is None and request.timing.arrival < oldest
+            if request.timing.scheduled is None
+            and request.timing.arrival < oldest
+            and not request.is_background
         ]
         for request_id in late:
             events = self.core.abort(request_id, "error")

@@ -14,10 +14,11 @@ from torch import Tensor
 from quire.errors import CheckpointError
 from quire.load.floats8 import POWERS
 from quire.load.module import Module
-from quire.load.mxfp4 import BLOCK, BYTES, DOUBLED, dequantize, mxfp4_codes
+from quire.load.mxfp4 import BLOCK, BYTES, dequantize, mxfp4_codes
 from quire.load.unpack import Piece
 from quire.load.words import dense_codes
 from quire.quant.coded import Coded
+from quire.quant.load_forms import E2M1_TABLE
 from quire.quant.weight import Weight
 
 NV_BLOCK = 16
@@ -44,7 +45,9 @@ def _nvfp4(module: Module, last: str, whole: str, divides: bool) -> Coded:
     scales = module.scales("weight_scale")
     scales = scales / factor if divides else scales * factor
     codes = dense_codes(words, 4, words.shape[1] * 2)
-    return Coded(codes, 4, NV_BLOCK, scales * 0.5, table=DOUBLED)  # the table's values are doubled
+    return Coded(
+        codes, 4, NV_BLOCK, scales * 0.5, table=E2M1_TABLE
+    )  # the table's values are doubled
 
 
 def mxfp4_piece(module: Module, last: str) -> Piece:

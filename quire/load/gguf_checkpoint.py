@@ -321,3 +321,54 @@ def _check_complete(file: GGUFFile, naming: _Naming, num_layers: int) -> None:
     if missing := [name for name in wanted if name not in file.tensors]:
         reason = f"missing from the file, with {len(missing) - 1} more"
         raise bad_field(file.path, "tensor", missing[0], reason)
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """The tensor that a Hugging Face one is stored in, and what is done to it: for writers."""
+
+    name: str
+    is_transposed: bool
+    is_rotary: bool  # rows of each head are interleaved
+    is_from_one: bool  # one is added
+    expert: int | None
+
+
+def gguf_names(hf_class: str, num_layers: int, num_experts: int) -> dict[str, GGUFTensor] | None:
+    """Hugging Face name -> its tensor, for all that such a model may have; None: no GGUF
+    architecture is known for it."""
+    known = {naming.hf_class: naming for naming in (*_NAMINGS.values(), _MIXTRAL)}
+    if (naming := known.get(hf_class)) is None:
+        return None
+    found = {
+        f"{theirs}.{kind}": _gguf_tensor(naming, stem, f"{stem}.{kind}")
+        for stem, theirs in naming.outer.items()
+        for kind in ("weight", "bias")
+    }
+    for layer in range(num_layers):
+        for stem, theirs in naming.inner.items():
+            for kind in ("weight", "bias"):
+                name = f"blk.{layer}.{stem}.{kind}"
+                found[f"{naming.layer}{layer}.{theirs}.{kind}"] = _gguf_tensor(naming, stem, name)
+        for stem, theirs in naming.stacked.items():
+            for e in range(num_experts):
+                own = replace(_gguf_tensor(naming, stem, f"blk.{layer}.{stem}.weight"), expert=e)
+                found[f"{naming.layer}{layer}.mlp.experts.{e}.{theirs}.weight"] = own
+    return found
+
+
+def gguf_arch(hf_class: str) -> str:
+    """`general.architecture` of a class that `gguf_names` knows."""
+    archs = {naming.hf_class: arch for arch, naming in _NAMINGS.items()}
+    return archs.get(hf_class, "llama")
+
+
+def _gguf_tensor(naming: _Naming, stem: str, name: str) -> GGUFTensor:
+    is_weight = name.endswith(".weight")
+    return GGUFTensor(
+        name,
+        is_transposed=stem in naming.transposed and is_weight,
+        is_rotary=stem in naming.permuted,
+        is_from_one=naming.norms_from_one and stem.endswith("norm"),
+        expert=None,
+    )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.load.checkpoint import Checkpoint
-from quire.load.mxfp4 import BLOCK, dequantize, mxfp4_codes
+from quire.load.mxfp4 import BLOCK, BYTES, dequantize, mxfp4_codes
 from quire.load.unpack import Piece
 from quire.quant.weight import Weight
 
@@ -50,6 +50,8 @@ class ExpertReader:
             raise CheckpointError(
                 f"tensor {name} has shape {shape}, want {_NUM_DIMS[form]} dimensions, experts first"
             )
+        if form == "_blocks":
+            self._check_scales(name, shape)
         kind, pieces = "bias" if form == "_bias" else "weight", {}
         pick = {None: self._columns, "_bias": self._bias, "_blocks": self._packed_rows}[form]
         for expert in range(shape[0]):
@@ -73,14 +75,24 @@ class ExpertReader:
     def _packed(self, name: str, expert: int, which: slice) -> Weight | None:
         return mxfp4_codes(*self._blocks(name, expert, which), name)
 
-    def _blocks(self, name: str, expert: int, which: slice) -> tuple[Tensor, Tensor]:
-        scales = self.stored.read(name.removesuffix("_blocks") + "_scales")
-        if len(scales) <= expert:
+    def _check_scales(self, name: str, shape: tuple[int, ...]) -> None:
+        """By headers. Raises CheckpointError."""
+        beside = _scales_of(name)
+        found = self.stored.shape(beside)
+        if found != shape[:-1] or shape[-1] != BYTES:
             raise CheckpointError(
-                f"tensor {name} holds more experts than its scales, {tuple(scales.shape)}"
+                f"tensor {name} has shape {shape} and {beside} {found}, want {BYTES} bytes for"
+                " each of the scales"
             )
+
+    def _blocks(self, name: str, expert: int, which: slice) -> tuple[Tensor, Tensor]:
+        scales = self.stored.read(_scales_of(name))
         blocks = self.stored.read(name)[expert, which].to(self.device)
         return blocks, scales[expert, which].to(self.device)
+
+
+def _scales_of(name: str) -> str:
+    return name.removesuffix("_blocks") + "_scales"
 
 
 def _inputs(form: str | None, shape: tuple[int, ...]) -> tuple[int, ...]:

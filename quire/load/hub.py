@@ -56,6 +56,13 @@ def resolve_model(name_or_path: str | os.PathLike[str], progress: Progress | Non
     raise CheckpointError(_unknown(text))
 
 
+def file_bytes(path: Path) -> int:
+    """Bytes of a model's file, or of its folder's weights."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+
+
 def _local_model(path: Path, is_name: bool) -> Path | None:
     try:
         if path.is_dir():

@@ -19,6 +19,10 @@ class WheelPart:
     version: str
     member: str
 
+    def is_beside(self, other: WheelPart) -> bool:
+        """Whether one wheel holds both."""
+        return (self.package, self.version) == (other.package, other.version)
+
 
 @dataclass(frozen=True, slots=True)
 class WheelSource:
@@ -31,7 +35,7 @@ class WheelSource:
 
     def __str__(self) -> str:
         first, last = self.parts[0], self.parts[-1]
-        if first == last:
+        if first.is_beside(last):
             return f"Python package {first.package}=={first.version}"
         return f"Python packages {first.package} to {last.package} =={first.version}"
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.quant.coded import Coded
+from quire.quant.load_forms import E2M1_TABLE
 
 BLOCK = 32  # weights that share a scale
 BYTES = BLOCK // 2
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-DOUBLED = tuple(int(2 * v) for v in (*_POSITIVE, *(-v for v in _POSITIVE)))
 _BIAS = 127  # of the scales' exponent; 255 stands for no number
 _RUN = 1 << 22  # weights made at once: what lies between stays in cache
 
@@ -49,7 +49,7 @@ def mxfp4_codes(blocks: Tensor, scales: Tensor, name: str) -> Coded | None:
     nibbles = torch.stack((blocks & 15, blocks >> 4), -1)  # the low one is the first
     codes = nibbles.view(len(blocks), -1)
     # Values of the table are doubled: 2**(e - 127) of theirs is 2**(e - 128) of these.
-    return Coded(codes, 4, BLOCK, scales.contiguous(), table=DOUBLED, are_powers=True)
+    return Coded(codes, 4, BLOCK, scales.contiguous(), table=E2M1_TABLE, are_powers=True)
 
 
 def _check(blocks: Tensor, scales: Tensor, name: str) -> None:

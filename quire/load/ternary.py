@@ -78,6 +78,8 @@ class TernaryReader:
             return {}
         shape = self._stored.shape(name)
         if name + SCALE in self._names:
+            if len(shape) != 2 or 0 in shape:
+                raise CheckpointError(f"tensor {name} has shape {shape}, want two dimensions")
             if self._stored.read(name).dtype is torch.uint8:
                 shape = (shape[0] * PER_BYTE, *shape[1:])
             ternary = partial(self._scaled, name)

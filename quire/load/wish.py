@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from quire.quant.rtn import RtnForm
+from quire.quant.load_forms import LoadForm
 
 HEADS = ("embed.weight", "head.weight")
 
@@ -12,10 +12,10 @@ HEADS = ("embed.weight", "head.weight")
 @dataclass(frozen=True, slots=True)
 class Wish:
     keep_packed: bool = False  # weights that multiply stay as they are stored
-    form: RtnForm | None = None  # they are brought into this form
+    form: LoadForm | None = None  # they are brought into this form
 
-    def form_of(self, name: str) -> RtnForm | None:
+    def form_of(self, name: str) -> LoadForm | None:
         """For one parameter. Embeddings and heads are worth eight bits, routers all they have."""
         if self.form is None or ".router." in name or name == "score.weight":
             return None
-        return replace(self.form, bits=8) if name in HEADS else self.form
+        return self.form.for_heads() if name in HEADS else self.form

@@ -210,7 +210,7 @@ class Decoder:
         return self.score(hidden)
 
     def finish(self, ops: Ops) -> None:
-        ropes = self._ropes()
+        ropes = self.ropes()
         for block in self.blocks:
             block.attn.finish(ops, ropes)
             block.mlp.finish(ops)
@@ -225,7 +225,9 @@ class Decoder:
         if self.score is not None:
             self.score.finish(ops)
 
-    def _ropes(self) -> Ropes:
+    def ropes(self) -> Ropes:
+        """Rotations of its layers, as `Attention.finish` takes them."""
+
         def tables(rope: RopeSpec | None) -> RopeTables:
             if rope is None:
                 return RopeTables(None, None)

@@ -14,8 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.native import float_panels
 from quire.native.library import Matrix
+from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
+from quire.quant.scaled import Scaled
 from quire.quant.weight import Dense, Weight
 
 PANEL = 16
@@ -53,6 +56,8 @@ class Panels:
         bits = int(self.weight.bits)
         if bits in FLOAT_NAMES:
             return FLOAT_NAMES[bits]
+        if bits in float_panels.NAMES:
+            return float_panels.NAMES[bits]
         return "4 bits by a table" if bits == TABLE_CODES else f"{bits} bits"
 
     @property
@@ -64,6 +69,8 @@ def can_be_panels(weight: Weight) -> bool:
     """Whether the library has kernels for the form; see products.c."""
     if isinstance(weight, Dense):
         return weight.tensor.dtype in FLOAT_CODES
+    if float_panels.can_be_float_panels(weight):
+        return True
     if not isinstance(weight, Coded) or weight.order is not None or weight.shape[1] % 32:
         return False
     bits = weight.bits if weight.table is None else TABLE_CODES
@@ -74,8 +81,16 @@ def can_be_panels(weight: Weight) -> bool:
 def pack(weight: Weight, bias: Tensor | None = None) -> Panels:
     if isinstance(weight, Coded):
         return pack_codes(weight, bias)
+    if isinstance(weight, Scaled):
+        return _panels(*float_panels.pack_scaled(weight, _wide_bias(bias)))
+    if isinstance(weight, Codebook):
+        return _panels(*float_panels.pack_codebook(weight, _wide_bias(bias)))
     assert isinstance(weight, Dense), f"no panels for {type(weight).__name__}"
     return pack_floats(weight.tensor, bias)
+
+
+def _panels(tensors: tuple[Tensor | None, ...], shape: tuple[int, ...]) -> Panels:
+    return Panels(Matrix(*map(_address, tensors), *shape), tensors)
 
 
 def pack_floats(weight: Tensor, bias: Tensor | None = None) -> Panels:
@@ -84,7 +99,7 @@ def pack_floats(weight: Tensor, bias: Tensor | None = None) -> Panels:
     panels = _padded(weight).view(-1, PANEL, num_in).transpose(1, 2).contiguous()
     tensors = (panels, None, None, None, None, None, _wide_bias(bias), None)
     shape = (num_out, num_in, FLOAT_CODES[weight.dtype], 1, 0, FLOAT_SCALES, 1, 1, 0)
-    return Panels(Matrix(*map(_address, tensors), *shape), tensors)
+    return _panels(tensors, shape)
 
 
 def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
@@ -103,7 +118,7 @@ def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
     bits = coded.bits if table is None else TABLE_CODES
     shape = (*coded.shape, bits, coded.block, coded.zero, _scale_kind(coded), coded.super_size)
     rules = (coded.share, coded.inputs == "int8-row")
-    return Panels(Matrix(*map(_address, tensors), *shape, *rules), tensors)
+    return _panels(tensors, (*shape, *rules))
 
 
 def _planes(coded: Coded) -> Tensor:

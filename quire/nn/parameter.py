@@ -67,6 +67,8 @@ class Parameter:
 
     def keep(self, part: str | None, weight: Weight) -> None:
         """Fill the part with a weight in the form it has."""
+        if part is None and len(self.parts) == 1:
+            (part,) = self.parts
         self.packed[part or WHOLE] = weight
 
     def weights(self) -> list[Weight]:

@@ -27,6 +27,7 @@ METHODS = Registry(
         "auto-round": "quire.load.auto_round:AutoRoundReader",
         "intel/auto-round": "quire.load.auto_round:AutoRoundReader",
         "mxfp4": "quire.load.gpt_oss:ExpertReader",
+        "codebook": "quire.load.codebook:CodebookReader",
     },
 )
 

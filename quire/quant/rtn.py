@@ -6,13 +6,13 @@ calibrated; what a checkpoint was quantised to with care is better kept as it is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from quire.quant.coded import Coded
-from quire.quant.rtn_name import GROUPS, parse_rtn
+from quire.quant.form_name import GROUPS, parse_rtn
 
 BLOCK = 32
 
@@ -43,7 +43,7 @@ class RtnForm:
         if self.has_zeros:
             return self._with_zeros(groups, low, high)
         most = 2 ** (self.bits - 1)
-        scale = _half(torch.maximum(high, -low) / (most - 0.5))
+        scale = half(torch.maximum(high, -low) / (most - 0.5))
         codes = (groups / _nonzero(scale)).round_().clamp_(-most, most - 1)
         share = group // BLOCK
         if self.bits == 8:
@@ -52,12 +52,15 @@ class RtnForm:
         packed = (codes + most).byte().view(weight.shape)
         return Coded(packed, self.bits, BLOCK, scale, zero=most, share=share)
 
+    def for_heads(self) -> RtnForm:
+        return replace(self, bits=8)
+
     def _with_zeros(self, groups: Tensor, low: Tensor, high: Tensor) -> Coded:
         """Whole numbers from the least to the most of each group, zero among them."""
         # Codes of eight bits are signed, and so are their zeros.
         most, middle = 2**self.bits - 1, 128 if self.bits == 8 else 0
         low, high = low.clamp(max=0.0), high.clamp(min=0.0)
-        scale = _half((high - low) / most)
+        scale = half((high - low) / most)
         zero = (-low / _nonzero(scale).squeeze(-1)).round_().clamp_(0, most)
         codes = (groups / _nonzero(scale)).round_().add_(zero.unsqueeze(-1)).clamp_(0, most)
         kind = torch.int8 if middle else torch.uint8
@@ -68,7 +71,8 @@ class RtnForm:
         return Coded(packed, self.bits, BLOCK, scale, zeros=zeros, share=share)
 
 
-def _half(values: Tensor) -> Tensor:
+def half(values: Tensor) -> Tensor:
+    """fp16, the largest of it for what is larger."""
     most = torch.finfo(torch.float16).max
     return values.clamp(-most, most).half()
 

@@ -9,6 +9,7 @@ returns a pending result and does not wait for the device. The one exception is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from quire.forward import Batch, ForwardContext, Tail
 from quire.grammar.live import LiveMatchers
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
+from quire.request import RequestId
 from quire.runner import rows as bits
 from quire.runner.gather import StepShape, decode_batches, fed_batches, ragged_batches
 from quire.runner.graphs import GraphCache
@@ -39,6 +41,10 @@ from quire.sample.sampler import Sampler
 from quire.step import StepPlan, Work
 
 PROMPT_LOGPROB_CHUNK = 256  # positions whose logits exist at once
+
+# Whose prompt, its first position here, hidden states [positions, hidden] (good until the next
+# step) and the tokens that follow them [positions].
+PromptReader = Callable[[RequestId, int, Tensor, Tensor], None]
 
 
 class ModelRunner:
@@ -65,6 +71,7 @@ class ModelRunner:
         self.pools = Pools(rows, model.classify)
         self.min_dropped = min_dropped(model.device)  # rows, for a step to have a tail
         self.tapes: Tapes | None = None  # on a CPU; set by the engine
+        self.prompt_reader: PromptReader | None = None  # takes the place of prompt logprobs
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -102,7 +109,7 @@ class ModelRunner:
             has_tail = self._has_tail(plan, shape)
             hidden = self.tapes.run(self._batches(shape, sent), sent, has_tail)
             if not has_tail and self._reads_hidden(plan.works):
-                prompts = self._prompt_parts(shape, hidden)
+                prompts = self._prompt_parts(plan.works, shape, hidden)
                 pooled = self.pools.take(shape, hidden)
             if not has_tail and len(shape.sampled) < shape.num_tokens:
                 hidden = hidden[sent["sample_index"]]
@@ -112,7 +119,7 @@ class ModelRunner:
             tail = self._tail(plan, shape, sent, ctx.batch)
             hidden = self.model.read_out(q, residual, ctx, tail)
             if tail is None:
-                prompts = self._prompt_parts(shape, hidden)
+                prompts = self._prompt_parts(plan.works, shape, hidden)
                 pooled = self.pools.take(shape, hidden)
                 hidden = hidden[sent["sample_index"]]
             logits = self.model.logits(hidden)
@@ -330,7 +337,9 @@ class ModelRunner:
             nums = [info.params.logprobs if info else None for info in infos]
         return Draw(shape.sampled.tolist(), drawn, nums, judge)
 
-    def _prompt_parts(self, shape: StepShape, hidden: Tensor) -> list[PromptPart]:
+    def _prompt_parts(
+        self, works: tuple[Work, ...], shape: StepShape, hidden: Tensor
+    ) -> list[PromptPart]:
         """Logprobs of prompt tokens, for the rows that want them and positions fed in this step."""
         parts = []
         for work in np.flatnonzero(self.rows.needs[shape.rows] & bits.PROMPT_LOGPROBS):
@@ -342,8 +351,12 @@ class ModelRunner:
                 continue
             first = int(shape.query_ends[work] - shape.query_lens[work])
             targets = self.rows.tokens[row, start + 1 : stop + 1].long()
+            states = hidden[first : first + stop - start]
+            if self.prompt_reader is not None:
+                self.prompt_reader(works[work].request_id, start, states, targets)
+                continue
             found = prompt_logprobs(
-                hidden[first : first + stop - start],
+                states,
                 targets,
                 self.model.logits,
                 info.params.prompt_logprobs,

@@ -18,88 +18,106 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from quire.request import Request, RequestId
-from quire.sched.queue import WaitingLine
+from quire.sched.queue import BEHIND_ALL, WaitingLine
+
+BACKGROUND = "\0background"  # a line of its own, behind all; no key is called so
 
 
 class FairLine(WaitingLine):
     def __init__(self) -> None:
-        super().__init__(key=lambda request: request.turn)
+        super().__init__(lambda r: r.turn + (BEHIND_ALL if r.is_background else 0.0))
         self._lines: dict[str, list[tuple[float, int, Request]]] = {}  # heaps, none empty
         self._served: dict[str, float] = {}  # tokens over weight, by key
         self._clock = 0.0  # service of the key that was next last time
 
     def __iter__(self) -> Iterator[Request]:
         """In order of service, as if every request cost its prompt and nothing else."""
-        lines = {tenant: sorted(line, reverse=True) for tenant, line in self._lines.items()}
-        heads = [(self._served[tenant], *line[-1][:2], tenant) for tenant, line in lines.items()]
+        lines = {name: sorted(line, reverse=True) for name, line in self._lines.items()}
+        heads = [(*self._place(name, line[-1][2]), name) for name, line in lines.items()]
         heapq.heapify(heads)
         while heads:
-            served, _, _, tenant = heads[0]
-            request = lines[tenant].pop()[2]
+            is_last, served, _, _, name = heads[0]
+            request = lines[name].pop()[2]
             yield request
-            if line := lines[tenant]:
-                heapq.heapreplace(heads, (served + _price(request), *line[-1][:2], tenant))
+            if line := lines[name]:
+                head = line[-1][2]
+                served += _price(request)
+                heapq.heapreplace(heads, (is_last, served, head.timing.arrival, head.id, name))
             else:
                 heapq.heappop(heads)
 
     def push(self, request: Request) -> None:
         self._note(request)
-        tenant = request.tenant
-        if tenant not in self._lines:
-            self._lines[tenant] = []
-            self._served[tenant] = max(self._served.get(tenant, 0.0), self._clock)
-        heapq.heappush(self._lines[tenant], (request.timing.arrival, request.id, request))
+        name = _line_name(request)
+        if name not in self._lines:
+            self._lines[name] = []
+            self._served[name] = max(self._served.get(name, 0.0), self._clock)
+        heapq.heappush(self._lines[name], (request.timing.arrival, request.id, request))
 
     def peek(self) -> Request:
-        lines, served = self._lines, self._served
-        tenant = min(lines, key=lambda t: (served[t], *lines[t][0][:2]))
-        return lines[tenant][0][2]
+        lines = self._lines
+        name = min(lines, key=lambda name: self._place(name, lines[name][0][2]))
+        return lines[name][0][2]
+
+    def _place(self, name: str, head: Request) -> tuple[bool, float, float, int]:
+        """Of a line among the others: background last, then by service, then by arrival."""
+        return head.is_background, self._served[name], head.timing.arrival, head.id
 
     def pop(self, num_cached: int = 0) -> Request:
         request = self.peek()
-        tenant = request.tenant
-        self._clock = max(self._clock, self._served[tenant])
+        name = _line_name(request)
+        self._clock = max(self._clock, self._served[name])
         if request.timing.scheduled is None:
             request.turn = self._clock
-        self._served[tenant] += _price(request, num_cached)
-        heapq.heappop(self._lines[tenant])
-        self._drop_if_empty(tenant)
+        self._served[name] += _price(request, num_cached)
+        heapq.heappop(self._lines[name])
+        self._drop_if_empty(name)
         self._forget(request)
         return request
 
     def remove(self, request: Request) -> None:
-        line = self._lines[request.tenant]
+        name = _line_name(request)
+        line = self._lines[name]
         line[:] = [item for item in line if item[2] is not request]
         heapq.heapify(line)
-        self._drop_if_empty(request.tenant)
+        self._drop_if_empty(name)
         self._forget(request)
 
-    def _drop_if_empty(self, tenant: str) -> None:
-        if not self._lines[tenant]:
-            del self._lines[tenant]
+    def _drop_if_empty(self, name: str) -> None:
+        if not self._lines[name]:
+            del self._lines[name]
 
     def ended(self, request: Request) -> None:
         if request.timing.scheduled is not None:
-            self._served[request.tenant] += request.num_output / request.weight
+            self._served[_line_name(request)] += request.num_output / request.weight
 
     def victim(self, running: Mapping[RequestId, Request]) -> Request:
-        """As in `displaced`; where nobody has two, the last to start. The first never is."""
-        return self.displaced(running) or super().victim(running)
+        """Of the background first; then of a key that has several; then the last to start."""
+        last = super().victim(running)
+        return last if last.is_background else _of_the_richest(running) or last
 
     def is_owed(self, running: Mapping[RequestId, Request]) -> bool:
         """Whether the next key has nothing running, while others have."""
-        if not self._lines:
+        if not self._lines or not running:
             return False
-        tenant = self.peek().tenant
-        return bool(running) and all(other.tenant != tenant for other in running.values())
+        first = self.peek()
+        return not first.is_background and all(
+            other.tenant != first.tenant for other in running.values()
+        )
 
     def displaced(self, running: Mapping[RequestId, Request]) -> Request | None:
-        """The last to start of the key that runs most for its weight; nobody's only one."""
-        counts = Counter(request.tenant for request in running.values())
-        rich = [request for request in running.values() if counts[request.tenant] > 1]
-        if not rich:
-            return None
-        return max(rich, key=lambda r: (counts[r.tenant] / r.weight, r.turn, r.id))
+        return _of_the_richest(running) if self.is_owed(running) else None
+
+
+def _line_name(request: Request) -> str:
+    return BACKGROUND if request.is_background else request.tenant
+
+
+def _of_the_richest(running: Mapping[RequestId, Request]) -> Request | None:
+    """The last to start of the key that runs most for its weight; nobody's only one."""
+    counts = Counter(request.tenant for request in running.values())
+    rich = [request for request in running.values() if counts[request.tenant] > 1]
+    return max(rich, key=lambda r: (counts[r.tenant] / r.weight, r.turn, r.id), default=None)
 
 
 def _price(request: Request, num_cached: int = 0) -> float:

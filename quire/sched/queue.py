@@ -16,6 +16,9 @@ from quire.request import Request, RequestId
 OrderKey = Callable[[Request], float]
 
 
+BEHIND_ALL = 1e15  # more than any arrival, priority or turn
+
+
 class WaitingLine:
     """A heap with a fixed key, and the same requests by id."""
 
@@ -65,7 +68,7 @@ class WaitingLine:
         return False
 
     def displaced(self, running: Mapping[RequestId, Request]) -> Request | None:
-        """The running request that makes room for one that is owed it."""
+        """The running request that makes room for the first in line, where that is owed it."""
         return None
 
     def _note(self, request: Request) -> None:

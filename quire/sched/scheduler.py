@@ -19,6 +19,7 @@ from operator import attrgetter
 from quire.config import SchedConfig
 from quire.kv.manager import KVManager
 from quire.request import NOT_RUNNING, Request, RequestId
+from quire.sched.background import gives_way, turns
 from quire.sched.finish import Finish, finish_of
 from quire.sched.policies import waiting_line
 from quire.sched.stats import SchedStats
@@ -85,8 +86,7 @@ class Scheduler:
         works: dict[RequestId, Work] = {}
         preempted = self._num_preempted
         budget, late = self._plan_decodes(self.config.max_num_batched_tokens, works)
-        is_owed = self.waiting.is_owed(self.running)
-        held = budget // 2 if is_owed else 0
+        held = budget // 2 if self.waiting.is_owed(self.running) else 0
         for request in late:
             if budget <= held:
                 break
@@ -94,8 +94,6 @@ class Scheduler:
         admissions: list[Admission] = []
         if self._num_preempted == preempted and not self._holds_admissions():
             self._admit(budget, works, admissions)
-            if is_owed and not admissions:
-                self._displace(works)
         writes, copies = self.kv.take_edits()
         if works:
             self._num_steps += 1
@@ -134,7 +132,7 @@ class Scheduler:
         """
         late: list[Request] = []
         max_len, reserve = self.config.max_model_len, self.kv.reserve
-        for request in list(self.running.values()):
+        for request in turns(self.running.values(), self.waiting):
             start = request.num_computed + request.num_inflight
             known = len(request.tokens) + request.num_pending
             if known - start > 1:
@@ -181,16 +179,6 @@ class Scheduler:
         if num_tokens >= self.kv.page_size:
             self._reading.append(request)
 
-    def _displace(self, works: dict[RequestId, Work]) -> None:
-        """One running request makes room for the first in line, which enters in a later step."""
-        first = self.waiting.peek()
-        has_pages = self._room_for(first) and self.kv.num_available >= self.kv.pages_for(
-            first.num_known
-        )
-        is_full = len(self.running) >= self.max_running or not has_pages
-        if is_full and (victim := self.waiting.displaced(self.running)) is not None:
-            self._preempt(victim, works)
-
     def _preempt(self, victim: Request, works: dict[RequestId, Work]) -> int:
         work = works.pop(victim.id, None)
         refund = work.num_tokens if work else 0
@@ -214,13 +202,28 @@ class Scheduler:
     def _admit(
         self, budget: int, works: dict[RequestId, Work], admissions: list[Admission]
     ) -> None:
-        while len(self.waiting) and budget > 0 and len(self.running) < self.max_running:
+        while len(self.waiting) and budget > 0:
             request = self.waiting.peek()
-            spent = self._try_admit(request, budget, works)
+            has_row = len(self.running) < self.max_running
+            spent = self._try_admit(request, budget, works) if has_row else 0
             if spent == 0:
+                self._make_way(request, works)
                 break
             budget -= spent
             admissions.append(self._admission(request))
+
+    def _make_way(self, newcomer: Request, works: dict[RequestId, Work]) -> None:
+        """Preempt who must leave for the newcomer; the next step admits it."""
+        need, line = self.kv.pages_for(newcomer.num_known), self.waiting
+        is_full = len(self.running) >= self.max_running or not self._room_for(newcomer)
+        while self.running and gives_way(victim := line.victim(self.running), newcomer):
+            self._preempt(victim, works)
+            if self.kv.num_available >= need:
+                return
+        if is_full or self.kv.num_available < need:
+            owing = line.displaced(self.running)
+            if owing is not None:
+                self._preempt(owing, works)
 
     def _try_admit(self, request: Request, budget: int, works: dict[RequestId, Work]) -> int:
         """Give the request a row and pages for all it knows; 0 and no change if none are free."""

@@ -28,15 +28,17 @@ from quire.models.sequence_head import Verdict
 from quire.obs.log import configure_logging, log_event
 from quire.obs.trace import make_tracer
 from quire.server.app import App
+from quire.server.batch_runner import BatchRunner
 from quire.server.engine_main import SOCKET
 from quire.server.http_servers import make_http_server, stop_http_server
 from quire.server.inside import Inside
 from quire.server.lifeline import begin
 from quire.server.link import EngineLink
 from quire.server.problems import Problem
-from quire.server.routes import routes
+from quire.server.routes import batch_handlers, routes
 from quire.server.server import Server
 from quire.server.settings import ServeSettings
+from quire.server.shelf import Shelf
 from quire.server.siblings import Siblings
 from quire.text.tokenizer import Tokenizer
 
@@ -101,6 +103,8 @@ def build_server(
     tracer = make_tracer(settings.otlp_traces_endpoint)
     server = Server(settings, tokenizer, link, tracer=tracer, verdict=verdict)
     server.inside, server.card = Inside(server), card
+    if settings.store_folder:
+        server.shelf = Shelf(Path(settings.store_folder))
     if settings.api_processes > 1:
         server.siblings = Siblings(server, server.abort)
         server.siblings.restore()
@@ -126,6 +130,9 @@ async def _serve(
         asyncio.ensure_future(server.link.run()): "engine link",
         asyncio.ensure_future(server.watchman.run()): "watchman",
     }
+    if server.shelf is not None:
+        runner = BatchRunner(server, server.shelf, batch_handlers())
+        tasks[asyncio.ensure_future(runner.run())] = "batches"
     if server.siblings is not None:
         tasks[asyncio.ensure_future(server.siblings.run())] = "siblings"
     stopping = asyncio.ensure_future(_until(stop))

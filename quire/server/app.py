@@ -36,6 +36,7 @@ from quire.server.http import (
     read_head,
     send_reply,
     send_stream,
+    spool_body,
     wait_gone,
 )
 from quire.server.keys import Caller
@@ -57,6 +58,7 @@ class Route:
     handler: Handler
     access: str = KEY
     style: str = "openai"  # of error bodies
+    spools: bool = False  # the body goes to a file: it may be larger than any other
 
 
 class App:
@@ -141,10 +143,7 @@ class Exchange:
                 return await self._reply(preflight(request, self.server))
             check_browser(request, self.server)
             route = self._admit(request)
-            request.body = await read_body(
-                request, self._receive, self.server.limits, self.app.room
-            )
-            check_values(request.body, self.server.limits)
+            await self._read(request, route)
             return await self._handle(request, route)
         except ClientGone:
             await self._end_unread()
@@ -154,6 +153,17 @@ class Exchange:
         finally:
             if self.request is not None:
                 self.app.room.release(self.request)
+                if self.request.spool is not None:
+                    self.request.spool.unlink(missing_ok=True)
+
+    async def _read(self, request: HttpRequest, route: Route) -> None:
+        server = self.server
+        if route.spools and server.shelf is not None:
+            request.spool = server.shelf.files.new_spool()
+            await spool_body(request, self._receive, server.limits)
+            return
+        request.body = await read_body(request, self._receive, server.limits, self.app.room)
+        check_values(request.body, server.limits)
 
     def _admit(self, request: HttpRequest) -> Route:
         """Caller before route: a stranger learns nothing of what exists."""

@@ -8,6 +8,7 @@ uses.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -22,7 +23,7 @@ from quire.obs.report import FinishReport
 from quire.obs.trace import finish_attributes, request_attributes
 from quire.outputs import RequestOutput, StreamEvent
 from quire.params import SamplingParams
-from quire.server.admission import Size, Ticket
+from quire.server.admission import Admission, Size, Ticket
 from quire.server.problems import Expired, Failed, Problem
 from quire.step import TokenEvent
 
@@ -45,9 +46,10 @@ class Generation:
     def __init__(self, server: Server, request: HttpRequest, job: Job) -> None:
         self.server, self.http = server, request
         self.ticket: Ticket | None = None  # of the request this is a part of; None: it is alone
-        self.timeout_s = min(
-            job.timeout_s or server.limits.request_timeout_s, server.limits.request_timeout_s
-        )
+        self.timeout_s = math.inf  # a batch has a window of its own
+        if not request.is_background:
+            longest = server.limits.request_timeout_s
+            self.timeout_s = min(job.timeout_s or longest, longest)
         if server.verdict is not None and job.params.pooling is None:
             raise NotSupported(
                 f"{server.model_names[0]} classifies and cannot generate; use /classify, /pooling,"
@@ -68,6 +70,11 @@ class Generation:
             request.headers.get("traceparent"),
             request_attributes(server.model_names[0], request.id, params.n, params.max_tokens),
         )
+
+    @property
+    def admission(self) -> Admission:
+        server = self.server
+        return server.background if self.http.is_background else server.admission
 
     @property
     def num_prompt(self) -> int:
@@ -93,11 +100,11 @@ class Generation:
         server, caller = self.server, self.http.caller
         if server.is_draining:
             raise Problem(503, "the server is shutting down", code="draining", retry_after_s=5)
-        return server.admission.enter(caller.salt if caller else "", self.size)
+        return self.admission.enter(caller.salt if caller else "", self.size)
 
     async def join(self, ticket: Ticket) -> None:
         """Wait for room behind the other parts of a request."""
-        await self.server.admission.enter_part(ticket, self.size)
+        await self.admission.enter_part(ticket, self.size)
         self.ticket = ticket
 
     async def __aenter__(self) -> Generation:
@@ -122,9 +129,9 @@ class Generation:
 
     def _give_back(self, ticket: Ticket) -> None:
         if self._is_alone:
-            self.server.admission.leave(ticket)
+            self.admission.leave(ticket)
         else:
-            self.server.admission.leave_part(ticket, self.size)
+            self.admission.leave_part(ticket, self.size)
 
     async def __aexit__(
         self,

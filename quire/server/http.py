@@ -8,9 +8,11 @@ released by its own `finally`. Routing and error bodies are `app.py`'s.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -44,9 +46,11 @@ class HttpRequest:
     headers: Mapping[str, str]
     id: str
     body: bytes = b""
+    spool: Path | None = None  # a body that went to a file; removed when the exchange ends
     has_body: bool = False  # all of it was read, or there is no point in reading on
     num_held_bytes: int = 0  # of a `BodyRoom`
     caller: Caller | None = None
+    is_background: bool = False  # a line of a batch: nobody waits, it takes what others leave
     client: tuple[str, int] | None = None  # address of the other end
     path_value: str = ""  # what a route's trailing {} matched
     begun: float = field(default_factory=time.monotonic)
@@ -140,13 +144,34 @@ async def read_body(
     request: HttpRequest, receive: Receive, limits: Limits, room: BodyRoom
 ) -> bytes:
     """Raises Problem 413, 415, 408 or 503; ClientGone when the client left in the middle."""
+    body = bytearray()  # not a list: a body may come in millions of parts of a byte
+    deadline = time.monotonic() + limits.body_total_s
+    async for part in _parts(request, receive, limits, limits.max_body_bytes, deadline):
+        room.take(request, len(part))
+        body += part
+    return bytes(body)
+
+
+async def spool_body(request: HttpRequest, receive: Receive, limits: Limits) -> None:
+    """As `read_body`, into `request.spool`; a slow upload has as long as it keeps coming."""
+    assert request.spool is not None
+    try:
+        with request.spool.open("xb") as file:
+            async for part in _parts(request, receive, limits, limits.max_file_bytes, math.inf):
+                file.write(part)
+    except OSError as error:
+        raise Problem(507, f"the file cannot be stored: {error.strerror}") from None
+
+
+async def _parts(
+    request: HttpRequest, receive: Receive, limits: Limits, most: int, deadline: float
+) -> AsyncIterator[bytes]:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Problem(415, "compressed bodies are not accepted; send it plain")
     declared = request.headers.get("content-length", "0")
-    if declared.isascii() and declared.isdigit() and int(declared[:20]) > limits.max_body_bytes:
-        raise _too_large(declared[:20], limits)
-    body = bytearray()  # not a list: a body may come in millions of parts of a byte
-    deadline = time.monotonic() + limits.body_total_s
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > most:
+        raise _too_large(declared[:20], most)
+    size = 0
     while True:
         patience = min(limits.body_idle_s, deadline - time.monotonic())
         try:
@@ -157,13 +182,15 @@ async def read_body(
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")
-        room.take(request, len(part))
-        body += part
-        if len(body) > limits.max_body_bytes:
-            raise _too_large(f"over {limits.max_body_bytes}", limits)
-        if not message.get("more_body", False):
+        size += len(part)
+        if size > most:
+            raise _too_large(f"over {most}", most)
+        is_last = not message.get("more_body", False)
+        if is_last:
             request.has_body = True
-            return bytes(body)
+        yield part
+        if is_last:
+            return
 
 
 def check_values(body: bytes, limits: Limits) -> None:
@@ -199,10 +226,8 @@ async def discard_body(request: HttpRequest, receive: Receive, limits: Limits) -
             return
 
 
-def _too_large(size: str, limits: Limits) -> Problem:
-    return Problem(
-        413, f"got a body of {size} bytes, want at most {limits.max_body_bytes}", code="too_large"
-    )
+def _too_large(size: str, most: int) -> Problem:
+    return Problem(413, f"got a body of {size} bytes, want at most {most}", code="too_large")
 
 
 class ClientGone(Exception):

@@ -91,4 +91,4 @@ async def _run(
         raise failed.exceptions[0] from None
     finally:
         if ticket is not None:
-            generation.server.admission.leave(ticket)
+            generation.admission.leave(ticket)

@@ -13,6 +13,8 @@ import msgspec
 
 from quire.server import fields, ollama_input, sse
 from quire.server.app import ADMIN, PUBLIC, Route
+from quire.server.batches import BatchFields
+from quire.server.files import PURPOSES
 from quire.server.http import JSON_TYPE, NDJSON_TYPE, HttpRequest, Reply
 from quire.server.messages_input import CountTokensFields, MessagesFields
 from quire.server.openapi_schemas import INSIDES, Schema, narrow
@@ -39,6 +41,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v2/rerank": fields.RerankFields,
     "/classify": fields.ClassifyFields,
     "/pooling": fields.PoolingFields,
+    "/v1/batches": BatchFields,
     "/tokenize": fields.TokenizeFields,
     "/detokenize": fields.DetokenizeFields,
     "/api/generate": ollama_input.OllamaGenerateFields,
@@ -62,11 +65,13 @@ MEDIA: dict[str, tuple[str, ...]] = {
     "/api/chat": (JSON_TYPE, NDJSON_TYPE),
     "/inside": (EVENTS,),
     "/metrics": ("text/plain",),
+    "/v1/files/{}": (JSON_TYPE, "application/octet-stream"),
     "/": ("text/html",),
     "/page/{}": ("text/html", "text/javascript", "text/css", "image/svg+xml"),
 }
 SCORED = ("id", "object", "created", "model", "data", "usage")
 RANKED = ("id", "model", "results", "usage")
+BATCH = ("id", "object", "endpoint", "status", "input_file_id", "request_counts", "created_at")
 # Keys of a JSON answer that are always there.
 ANSWERS: dict[str, tuple[str, ...]] = {
     "/v1/chat/completions": ("id", "object", "created", "model", "choices", "usage"),
@@ -85,6 +90,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "/pooling": SCORED,
     "/v1/models": ("object", "data"),
     "/v1/models/{}": ("id", "object", "created", "owned_by"),
+    "/v1/batches/{}": BATCH,
     "/tokenize": ("count", "max_model_len", "tokens"),
     "/detokenize": ("prompt",),
     "/health": ("status",),
@@ -108,14 +114,29 @@ QUERIES: dict[str, Schema] = {
         "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 10, "default": 5},
     }
 }
+UPLOAD: Schema = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file", "purpose"],
+                "properties": {
+                    "file": {"type": "string", "format": "binary"},
+                    "purpose": {"type": "string", "enum": list(PURPOSES)},
+                },
+            }
+        }
+    },
+}
 STATUSES = {
     400: "The request is wrong; the message says what and why.",
     401: "The API key is missing or wrong.",
     403: "This needs an admin key.",
-    404: "No such model, or no such path.",
+    404: "No such model, path, file or batch.",
     405: "The path is there, for another method.",
     408: "The body did not arrive in time.",
-    409: "Not in the state the engine is in; the message says why.",
+    409: "Not in the state the engine or the batch is in; the message says why.",
     413: "The body is too large.",
     415: "Bodies must not be compressed.",
     429: "The server is full; Retry-After says when to try again.",
@@ -123,6 +144,7 @@ STATUSES = {
     500: "This request failed on our side; others go on.",
     503: "The engine is loading, restarting or shutting down.",
     504: "The request's deadline passed.",
+    507: "The disk cannot take it.",
 }
 ERRORS = {"anthropic": "AnthropicError", "ollama": "OllamaError"}  # by style; else "Error"
 ALWAYS = (405, 408, 413, 415, 431, 500)  # from what happens around every handler
@@ -133,6 +155,10 @@ EXTRA = {
     "/page/{}": (404,),
     "/v1/models/{}": (404,),
     "/admin/profile": (409,),
+    "/v1/files": (404, 507),
+    "/v1/files/{}": (404,),
+    "/v1/batches": (404,),
+    "/v1/batches/{}": (404, 409),
 }
 
 
@@ -181,7 +207,7 @@ def _operation(route: Route) -> Schema:
     if route.access == PUBLIC:
         made["security"] = []
     if route.method == "POST":
-        made["requestBody"] = _body(route.path)
+        made["requestBody"] = UPLOAD if route.spools else _body(route.path)
     return made
 
 

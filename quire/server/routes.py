@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.server import admin, looking, ollama, ollama_models, page_files
-from quire.server.app import ADMIN, KEY, PUBLIC, Route
+from quire.server import admin, batches, files, looking, ollama, ollama_models, page_files
+from quire.server.app import ADMIN, KEY, PUBLIC, Handler, Route
 from quire.server.chat import chat_completions
 from quire.server.classify import classify, pooling
 from quire.server.completions import completions
@@ -34,6 +34,7 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("POST", "/v2/rerank", rerank),
         Route("POST", "/classify", classify),
         Route("POST", "/pooling", pooling),
+        *_stored(),
         *_ollama(),
         Route("GET", "/v1/models", looking.models),
         Route("GET", "/v1/models/{}", looking.model),
@@ -55,6 +56,29 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("GET", "/", page_files.index, PUBLIC),
         Route("GET", "/page/{}", page_files.asset, PUBLIC),
     ]
+
+
+def _stored() -> list[Route]:
+    return [
+        Route("POST", "/v1/files", files.upload, spools=True),
+        Route("GET", "/v1/files", files.files),
+        Route("GET", "/v1/files/{}", files.file),
+        Route("DELETE", "/v1/files/{}", files.delete_file),
+        Route("POST", "/v1/batches", batches.create_batch),
+        Route("GET", "/v1/batches", batches.batches),
+        Route("GET", "/v1/batches/{}", batches.batch),
+        Route("POST", "/v1/batches/{}", batches.cancel_batch),
+    ]
+
+
+def batch_handlers() -> dict[str, Handler]:
+    """What a line of a batch may ask for."""
+    return {
+        "/v1/chat/completions": chat_completions,
+        "/v1/completions": completions,
+        "/v1/embeddings": embeddings,
+        "/v1/responses": responses,
+    }
 
 
 def _ollama() -> list[Route]:

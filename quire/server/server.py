@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from quire.models.sequence_head import Verdict
     from quire.server.http import HttpRequest
     from quire.server.inside import Inside
+    from quire.server.shelf import Shelf
     from quire.server.siblings import Siblings
     from quire.text.tokenizer import Tokenizer
 
@@ -67,11 +69,14 @@ class Server:
         self.metrics = ServerMetrics(self.model_names[0], settings.engine.max_model_len or 0)
         is_fair = settings.engine.scheduling_policy == "fair"
         self.admission = Admission(settings.limits, is_fair, _board(settings, self.keys))
+        # Lines of batches have places of their own, so that they take none from anybody.
+        self.background = Admission(replace(settings.limits, max_requests_per_key=0))
         self.watchman = Watchman(settings.limits)
         self.is_draining = False
         self.inside: Inside | None = None  # set by the composition root
         self.siblings: Siblings | None = None  # the same; None: there is one API process
         self.card: ModelCard | None = None  # the same
+        self.shelf: Shelf | None = None  # the same; None: nothing is stored
         self._intake: Intake | None = None
         self._ids = itertools.count(1)
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="text")
@@ -95,7 +100,7 @@ class Server:
         # Ids go on across engines, so that no old one can be mistaken for a new one.
         ids = (hello.first_id + number for number in self._ids)
         self._intake = Intake(self.tokenizer, limits, eos, self.settings.engine.seed, ids)
-        self.admission.max_running = hello.max_num_seqs
+        self.admission.max_running = self.background.max_running = hello.max_num_seqs
         log_event("engine_ready", pid=hello.pid, load_seconds=round(hello.load_seconds, 2))
 
     def _engine_pid(self) -> int:
@@ -196,6 +201,8 @@ class Server:
         if self._checker is not None:
             await self._checker.aclose()
         self.tracer.close()
+        if self.shelf is not None:
+            self.shelf.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 

@@ -20,6 +20,7 @@ class Limits:
     """Bounds on what one request may ask; past them it is refused before any work."""
 
     max_body_bytes: int = 8 * MIB
+    max_file_bytes: int = 200 * MIB  # of an upload to /v1/files
     max_messages: int = 2_000
     max_prompts: int = 64  # in one /v1/completions request
     max_inputs: int = 2_048  # texts in one /v1/embeddings request
@@ -62,6 +63,7 @@ class ServeSettings:
     default_sampling: dict[str, int | float] = field(default_factory=dict)
     tool_call_parser: str | None = None  # None: from the model's template
     reasoning_parser: str | None = None
+    store_folder: str = ""  # files and batches; "": none are kept
     cors_origins: tuple[str, ...] = ()
     page: bool = True
     drain_s: float = 30.0

@@ -46,6 +46,8 @@ class Served:
         words = [sys.executable, "-m", "quire", "serve", str(model), "--port", str(self.port)]
         # A seed: what a random model draws must end in time, today and tomorrow.
         words += ["--seed", "0", "--log-format", "json", "--served-model-name", "tiny", *flags]
+        if not {"--store", "--no-store"} & set(flags):
+            words += ["--store", tempfile.mkdtemp(prefix="quire-store-")]
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 words,

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from quire import LLM, SamplingParams
 from quire.errors import NotSupported
 from quire.models.tiny import tiny_model
-from quire.quant.rtn import RtnForm
+from quire.quant.load_forms import load_form
 
 SMALL = {"device": "cpu", "num_threads": 1, "max_model_len": 64, "kv_cache_memory": 1 << 22}
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=3)
@@ -30,23 +30,31 @@ def answers(folder: Path, **more: object) -> list[list[int]]:
     return [list(made.token_ids) for made in completions(folder, **more)]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3"])
-def test_rounded_weights_are_those_of_the_name(family: str, tmp_path: Path) -> None:
-    """Red when other weights are multiplied with than `RtnForm` makes: a plain checkpoint of those
+@pytest.mark.parametrize(
+    "family, name",
+    [
+        *(("qwen3", NAME), ("qwen3_moe", NAME), ("deepseek_v3", NAME)),
+        *(("qwen3", "fp8"), ("qwen3", "int8"), ("qwen3", "nf4"), ("qwen3", "mxfp4")),
+        *(("qwen3_moe", "fp8"), ("qwen3_moe", "mxfp4"), ("deepseek_v3", "nf4")),
+    ],
+)
+def test_rounded_weights_are_those_of_the_name(family: str, name: str, tmp_path: Path) -> None:
+    """Red when other weights are multiplied with than the form makes: a plain checkpoint of those
     gives the same logprobs in the reference mode, up to the rounding of activations."""
     tiny_model(family, tmp_path / "plain", seed=3, tokenizer=False, hidden_size=64)
-    form = RtnForm.parse(NAME)
+    form = load_form(name)
     tensors = load_file(tmp_path / "plain" / "model.safetensors")
-    for name, tensor in tensors.items():
-        if tensor.ndim == 2 and not name.endswith("mlp.gate.weight"):
-            made = form.of(tensor)
-            tensors[name] = tensor if made is None else made.dequantize()
+    for key, tensor in tensors.items():
+        if tensor.ndim == 2 and not key.endswith("mlp.gate.weight"):
+            is_head = key.endswith(("embed_tokens.weight", "lm_head.weight"))
+            made = (form.for_heads() if is_head else form).of(tensor)
+            tensors[key] = tensor if made is None else made.dequantize()
     (tmp_path / "rounded").mkdir()
     config = (tmp_path / "plain" / "config.json").read_text()
     (tmp_path / "rounded" / "config.json").write_text(config)
     save_file(tensors, tmp_path / "rounded" / "model.safetensors", metadata={"format": "pt"})
     wanted = completions(tmp_path / "rounded", dtype="float32")
-    for got, want in zip(completions(tmp_path / "plain", quantization=NAME), wanted, strict=True):
+    for got, want in zip(completions(tmp_path / "plain", quantization=name), wanted, strict=True):
         theirs = {token: value.logprob for token, value in got.logprobs[0].items()}
         ours = {token: value.logprob for token, value in want.logprobs[0].items()}
         both = theirs.keys() & ours.keys()
@@ -67,7 +75,7 @@ def test_sixteen_bits_stay_and_change_nothing(tmp_path: Path) -> None:
 
 def test_a_word_that_means_nothing(tmp_path: Path) -> None:
     folder = tiny_model("llama", tmp_path, tokenizer=False)
-    with pytest.raises(NotSupported, match=r"got quantization='int3', want rtn-int4-g32"):
+    with pytest.raises(NotSupported, match=r"got quantization='int3', want fp8, int8, nf4"):
         answers(folder, quantization="int3")
 
 
@@ -76,6 +84,21 @@ def test_a_word_for_what_is_stored(tmp_path: Path) -> None:
     folder = tiny_model("llama", tmp_path, seed=2, tokenizer=False)
     with pytest.raises(NotSupported, match="got quantization='awq_marlin', the weights are stored"):
         answers(folder, quantization="awq_marlin")
+
+
+def test_a_form_for_weights_on_a_gpu() -> None:
+    """Red when rounding at load is promised where it does not run."""
+    from quire.config import EngineArgs
+    from quire.engine.build import _form
+    from tests.load.held import Held
+
+    for name in ("fp8", "int8", "nf4", "mxfp4", "rtn-int4-g128"):
+        args, cuda = EngineArgs(model="x", quantization=name), torch.device("cuda")
+        with pytest.raises(NotSupported, match=f"got quantization='{name}' on cuda.*CPUs only"):
+            _form(args, Held({}, {}), cuda)
+        assert _form(args, Held({}, {}), torch.device("cpu")) is not None
+    stored = Held({"quantization_config": {"quant_method": "fp8"}}, {})
+    assert _form(EngineArgs(model="x", quantization="fp8"), stored, torch.device("cuda")) is None
 
 
 def test_torch_serves_rounded_weights_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

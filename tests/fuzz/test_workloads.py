@@ -17,7 +17,7 @@ from quire.kv.check import check
 from quire.kv.groups import PageNeeds, Window
 from quire.kv.manager import KVManager
 from quire.params import SamplingParams
-from quire.request import Request
+from quire.request import BACKGROUND, Request
 from quire.sched.scheduler import Scheduler
 from tests.doubles import PageContentRunner, oracle_next
 
@@ -88,6 +88,7 @@ def run(
     overlap: bool,
     caching: bool = True,
     windows: tuple[Window, ...] = (None,),
+    background: bool = False,
     is_fair: bool = False,
 ) -> dict[str, int]:
     rng = random.Random(seed)
@@ -112,6 +113,10 @@ def run(
     scheduler = Scheduler(config, kv, clock=lambda: now[0])
     core = EngineCore(scheduler, runner, overlap)
     todo = make_requests(rng)
+    for family in todo if background else ():
+        if family.id % 3 == 0:
+            for member in [family, *family.children]:
+                member.priority = BACKGROUND
     everyone = {r.id: r for family in todo for r in [family, *family.children]}
     finished: dict[int, str] = {}
     aborted: set[int] = set()
@@ -195,3 +200,11 @@ def test_random_workloads_with_groups(windows: tuple[Window, ...], overlap: bool
 def test_groups_without_prefix_cache() -> None:
     for seed in range(30):
         run(seed, overlap=True, caching=False, windows=(None, 9, 9))
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
+def test_with_requests_in_the_background(overlap: bool) -> None:
+    for seed in range(60):
+        windows = (None, 9) if seed % 2 else (None,)
+        is_fair = seed % 3 == 0
+        run(seed, overlap=overlap, background=True, windows=windows, is_fair=is_fair)

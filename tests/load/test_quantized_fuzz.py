@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.errors import QuireError
+from quire.errors import CheckpointError, NotSupported, QuireError
 from tests.load.held import Vector, plain, vectors
 from tests.load.hostile import VALUES
 
 FILES = ("gptq", "awq", "auto-round", "compressed-tensors", "bitsandbytes")
+# Refused by name, in words that say what is read.
+NOT_READ = ("torchao", "hqq", "exl3", "aqlm", "vptq", "quark", "higgs", "spqr", "eetq", "", 4, None)
 FIELDS = ("dynamic", "extra_config", "version", "checkpoint_format", "ignore", "sparsity_config")
 MAX_MESSAGE = 600
 
@@ -43,21 +45,78 @@ def changed(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield from ({**said, key: other} for other in changed(inner))
 
 
+def made() -> dict[str, dict[str, Vector]]:
+    """Layouts that no package here writes, from their definitions."""
+    draw = torch.Generator().manual_seed(0)
+    eight = torch.randn(40, 64, generator=draw).to(torch.float8_e4m3fn)
+    codes = torch.randint(0, 256, (40, 32), generator=draw, dtype=torch.uint8)
+    ternary = torch.randint(0, 3, (8, 32), generator=draw, dtype=torch.uint8)
+    blocks = torch.randint(0, 256, (2, 6, 2, 16), generator=draw, dtype=torch.uint8)
+    small = torch.randint(118, 130, (2, 6, 2), generator=draw, dtype=torch.uint8)
+    nothing = torch.empty(0)
+    fp8, ones = {"quant_method": "fp8"}, torch.ones(3, 2)
+    floats = {
+        "w.weight": eight,
+        "w.weight_scale": torch.ones(40, 1),
+        "w.input_scale": torch.ones(1),
+    }
+    nvfp4 = {"w.weight": codes, "w.weight_scale": torch.ones(40, 4).to(torch.float8_e4m3fn)}
+    nvfp4 |= {"w.weight_scale_2": torch.tensor(0.5)}
+    experts = {"w.experts.down_proj_blocks": blocks, "w.experts.down_proj_scales": small}
+    return {
+        "fp8": {
+            "blocks": Vector(
+                {**fp8, "weight_block_size": [16, 32]},
+                {"w.weight": eight, "w.weight_scale_inv": ones},
+                nothing,
+            ),
+            "rows": Vector({**fp8, "activation_scheme": "static"}, floats, nothing),
+        },
+        "modelopt": {
+            "fp8": Vector({"quant_method": "modelopt", "quant_algo": "FP8"}, floats, nothing),
+            "nvfp4": Vector({"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4, nothing),
+        },
+        "mxfp4": {"experts": Vector({"quant_method": "mxfp4"}, experts, nothing)},
+        "bitnet": {
+            "packed": Vector(
+                {"quant_method": "bitnet", "linear_class": "bitlinear"},
+                {"w.weight": ternary, "w.weight_scale": torch.tensor([0.5])},
+                nothing,
+            )
+        },
+    }
+
+
+MADE = made()
+
+
+def every(name: str) -> dict[str, Vector]:
+    return MADE[name] if name in MADE else vectors(name)
+
+
 def some(name: str) -> Iterator[Vector]:
-    yield from list(vectors(name).values())[-3:]
+    yield from list(every(name).values())[-3:]
 
 
-@pytest.mark.parametrize("name", FILES)
+def test_layouts_from_definitions_load() -> None:
+    """Red when a case of the damage below is refused from the start."""
+    for cases in MADE.values():
+        for vector in cases.values():
+            stored = plain(vector.said, vector.tensors)
+            assert all(stored.read(name).isfinite().all() for name in stored.names())
+
+
+@pytest.mark.parametrize("name", (*FILES, *MADE))
 def test_any_config(name: str) -> None:
     for vector in some(name):
         for said in changed(vector.said):
             load(said, vector.tensors)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", (*FILES, *MADE))
 def test_any_damage(name: str) -> None:
     draw = random.Random(0)
-    for vector in vectors(name).values():
+    for vector in every(name).values():
         for path, tensor in vector.tensors.items():
             for hurt in damaged(tensor, draw):
                 load(vector.said, {**vector.tensors, path: hurt})
@@ -77,3 +136,30 @@ def damaged(tensor: Tensor, draw: random.Random) -> Iterator[Tensor]:
     yield tensor[:-1] if tensor.ndim else tensor.reshape(1, 1)
     for dtype in (torch.float32, torch.int32, torch.uint8, torch.int8, torch.float8_e4m3fn):
         yield torch.ones(tensor.shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("method", NOT_READ)
+def test_what_is_not_read_is_refused_by_name(method: object) -> None:
+    """Red when such weights would load as noise, or the answer does not say what does load."""
+    with pytest.raises(NotSupported, match=r"quant_method=.*only bitnet, gptq, awq, .* are read"):
+        plain({"quant_method": method}, {"w.weight": torch.ones(4, 4)})
+
+
+@pytest.mark.parametrize(
+    "name, case, changes, words",
+    [
+        ("fp8", "rows", {"w.weight_scale": torch.full((40, 1), torch.nan)}, "has nan among"),
+        ("fp8", "rows", {"w.weight_scale": torch.ones(39, 1)}, r"w.weight_scale has shape"),
+        ("modelopt", "nvfp4", {"w.weight_scale_2": torch.tensor(torch.inf)}, "has inf among"),
+        ("modelopt", "nvfp4", {"w.weight_scale": torch.ones(40, 3)}, r"want \(40, 4\)"),
+        ("mxfp4", "experts", {"w.experts.down_proj_scales": torch.zeros(1, 6, 2).byte()}, "more"),
+        ("bitnet", "packed", {"w.weight_scale": torch.zeros(1)}, "want one number, not 0"),
+        ("bitnet", "packed", {"w.weight_scale": torch.ones(3)}, "want one number"),
+    ],
+)
+def test_damage_is_named(name: str, case: str, changes: dict[str, Tensor], words: str) -> None:
+    vector = MADE[name][case]
+    with pytest.raises(CheckpointError, match=words):
+        stored = plain(vector.said, {**vector.tensors, **changes})
+        for each in stored.names():
+            stored.read(each)

@@ -109,6 +109,10 @@ static const form FORMS[] = {
     {"fp32", CODES_FLOAT32, 1, 0, SCALES_FLOAT, 0},
     {"fp16", CODES_FLOAT16, 1, 0, SCALES_FLOAT, 0},
     {"bf16", CODES_BFLOAT16, 1, 0, SCALES_FLOAT, 0},
+    {"e4m3", CODES_E4M3, 1, 0, SCALES_FLOAT, 0},
+    {"e4m3, a scale a panel", CODES_E4M3, 1, 0, SCALES_PANEL, 0},
+    {"e5m2", CODES_E5M2, 1, 0, SCALES_FLOAT, 0},
+    {"16 values", CODES_VALUES4, 1, 0, SCALES_FLOAT, 0},
 };
 static const int SHAPES[][2] = {{16, 32}, {33, 96}, {72, 192}};
 
@@ -139,6 +143,18 @@ static qn_weight weight_of(const form *f, int num_out, int num_in) {
     qn_weight w = {.num_out = num_out, .num_in = num_in, .bits = f->bits, .block = f->block,
                    .zero = f->zero, .scale_kind = f->scale_kind};
     w.bias = num_out % 2 ? floats(height) : 0;
+    if (f->bits >= CODES_E4M3) { /* groups of 24 inputs, the last one smaller */
+        uint8_t *codes = bytes(size);
+        for (int64_t i = 0; f->bits == CODES_E4M3 && i < size; i++) /* no NaN */
+            if ((codes[i] & 0x7f) == 0x7f) codes[i] ^= 1;
+        for (int64_t i = 0; f->bits == CODES_E5M2 && i < size; i++) /* nor infinities */
+            if ((codes[i] & 0x7c) == 0x7c) codes[i] ^= 0x40;
+        w.codes = codes;
+        w.share = 24;
+        w.scales = (uint8_t *)floats(height * ((num_in + 23) / 24));
+        w.table = (int8_t *)floats(16);
+        return w;
+    }
     if (f->bits >= 100) {
         if (f->bits == CODES_FLOAT32) w.codes = (uint8_t *)floats(size);
         else w.codes = (uint8_t *)halves(size); /* small numbers as bf16 too */

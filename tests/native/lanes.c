@@ -90,11 +90,15 @@ int main(void) {
     WHOLES(vi_set(i < 128 ? -7 : 7));
     WHOLES(vi_add(n, n));
     WHOLES(vi_shl(n, 23));
+    WHOLES(vi_shr(n, 5));
+    WHOLES(vi_and(n, vi_set(0x5a5a5a)));
+    WHOLES(vi_of_u8(signs + i));
     WHOLES(vp_end(n, vp_dot(vp_begin(n), u, s)));
     WHOLES(vi_mul(n, n));
     WHOLES(without_bias(vi_dot8(n, s, u), codes + 4 * i));
     FLOATS(vf_of_vi(vi_of_vf(z)));
     FLOATS(vf_bits(vi_of_vf(y)));
+    FLOATS(vf_pick(c + 3, vi_and(vi_of_u8(signs + i), vi_set(15))));
     BYTES(vb_set(200));
     BYTES(vb_and(u, s));
     BYTES(vb_or(u, s));

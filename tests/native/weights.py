@@ -8,7 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
+from quire.quant.scaled import Scaled, ceil
 from quire.quant.weight import Dense, Inputs, Weight
 
 Form = Callable[[int, int], Weight]  # (outputs, inputs) -> a weight
@@ -93,6 +95,29 @@ def floats(dtype: torch.dtype) -> Form:
     return lambda num_out, num_in: Dense(torch.randn(num_out, num_in).to(dtype))
 
 
+def eight_bits(dtype: torch.dtype, block: tuple[int, int]) -> Form:
+    """All numbers of eight bits, the smallest and the zeros too; (0, 0): one scale for all."""
+
+    def make(num_out: int, num_in: int) -> Scaled:
+        height, width = block[0] or num_out, block[1] or num_in
+        whole = torch.arange(256, dtype=torch.uint8).view(dtype)
+        finite = torch.arange(256)[whole.half().isfinite()]
+        bytes_ = finite[torch.randint(0, len(finite), (num_out, num_in))].byte()
+        scales = torch.rand(ceil(num_out, height), ceil(num_in, width)) * 0.01
+        return Scaled(bytes_.view(dtype), scales, (height, width))
+
+    return make
+
+
+def values(block: int) -> Form:
+    def make(num_out: int, num_in: int) -> Codebook:
+        numbers = tuple(torch.randn(16).tolist())
+        scales = torch.rand(num_out, num_in // block)
+        return Codebook(codes(4, num_out, num_in), numbers, scales)
+
+    return make
+
+
 FORMS: dict[str, Form] = {
     "2 bits": blocks(2, 32, 1, False),
     "2 bits, offsets, two levels": two_levels(2, 16, 0, torch.uint8, True),
@@ -114,6 +139,12 @@ FORMS: dict[str, Form] = {
     "2 bits, rounded rows": groups(2, 2, False, "int8-row"),
     "table": table,
     "table, powers": powers,
+    "e4m3, rows": eight_bits(torch.float8_e4m3fn, (1, 0)),
+    "e4m3, blocks": eight_bits(torch.float8_e4m3fn, (32, 48)),
+    "e4m3, narrow blocks": eight_bits(torch.float8_e4m3fn, (24, 16)),
+    "e5m2, one scale": eight_bits(torch.float8_e5m2, (0, 0)),
+    "16 values in 32": values(32),
+    "16 values in 8": values(8),
     "fp32": floats(torch.float32),
     "fp16": floats(torch.float16),
     "bf16": floats(torch.bfloat16),

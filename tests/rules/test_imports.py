@@ -25,9 +25,11 @@ LAYERS: list[set[str]] = [
     {"runner"},
     {"resolve"},
     {"engine"},
-    {"offline"},
+    {"offline", "batches"},
     {"llm"},
     {"bench"},
+    {"evaluate"},
+    {"compress"},
     {"server"},
     {"cli"},
 ]
@@ -81,6 +83,8 @@ TORCH_FREE = [
     "quire.bench.cpu.llama_cpp_peer",
     "quire.bench.cpu.llama_server_peer",
     "quire.bench.cpu.openvino_peer",
+    "quire.batches.store",
+    "quire.batches.output",
     "quire.cli.main",
 ]
 

@@ -24,6 +24,7 @@ LONG_FUNCTIONS = {
 LARGE_PROTOCOLS: set[str] = set()
 BROAD_HANDLERS = {
     "quire/server/app.py",  # the server boundary: any bug is a 500, and the log has it
+    "quire/server/batch_runner.py",  # the same boundary, for lines of a batch
 }
 TYPE_IGNORES = {
     "quire/cli/parser.py",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +22,10 @@ class Scripted:
     def __init__(self, words: str, failure: Exception | None = None) -> None:
         self.words, self.failure = words, failure
         self.is_cancelled = False
-        self.server = SimpleNamespace(admission=Admission(Limits()))
+        self.admission = Admission(Limits())
 
     def admit(self) -> Ticket:
-        return self.server.admission.enter("", Size(1, 1))
+        return self.admission.enter("", Size(1, 1))
 
     async def join(self, ticket: Ticket) -> None:
         pass

@@ -1,5 +1,5 @@
 /* Rows of a packed weight as floats: an embedding. Compiled once for each instruction set. */
-#include "codes.h"
+#include "floats.h"
 #include "kernels.h"
 
 static int code_at(const qn_weight *w, const uint8_t *block, int input, int lane) {
@@ -34,8 +34,10 @@ void KERNEL(expand_row)(const qn_weight *w, int64_t row, float *out) {
     if (w->bits >= 100) {
         for (int k = 0; k < w->num_in; k++) {
             float lanes[LANES];
-            const int64_t at = (panel * w->num_in + k) * PANEL + lane / LANES * LANES;
-            vf_store(lanes, weights_at(w->codes, w->bits, at));
+            const int from = lane / LANES * LANES;
+            vf v = float_weights(w, w->bits, panel, k, from);
+            if (has_scales(w->bits)) v = vf_mul(v, float_scales(w, panel, k, from));
+            vf_store(lanes, v);
             out[k] = lanes[lane % LANES];
         }
         return;

@@ -1,8 +1,9 @@
 /* Products of float rows with float weights, compiled once for each instruction set.
  *
- * Every output is one chain of fp32 fused multiply-adds over increasing inputs.
+ * Every output is one chain of fp32 fused multiply-adds over increasing inputs. Floats with scales
+ * are made on the way, so their products have the bits of those with the same weights in fp32.
  */
-#include "codes.h"
+#include "floats.h"
 #include "kernels.h"
 
 #define MOST_ROWS (LANES == 16 ? 8 : 4) /* of a tile: more sums than registers are slow */
@@ -13,13 +14,16 @@ INLINE void float_tile(const qn_weight *w, const float *x, int64_t stride, int64
     const int num_in = w->num_in, width = panels * PANEL / LANES;
     vf acc[16];
     for (int i = 0; i < rows * width; i++) acc[i] = vf_set(0.0f);
-    const int64_t first = panel * num_in * PANEL, next = (int64_t)num_in * PANEL;
-    for (int k = 0; k < num_in; k++) {
-        vf v[8];
+    vf v[8], scale[8];
+    for (int k = 0, left = 0; k < num_in; k++, left--) {
+        if (has_scales(bits) && left == 0) {
+            left = w->share;
+            for (int i = 0; i < width; i++)
+                scale[i] = float_scales(w, panel + i * LANES / PANEL, k, i * LANES % PANEL);
+        }
         for (int i = 0; i < width; i++) {
-            const int lane = i * LANES;
-            v[i] = weights_at(w->codes, bits,
-                              first + (lane / PANEL) * next + (int64_t)k * PANEL + lane % PANEL);
+            v[i] = float_weights(w, bits, panel + i * LANES / PANEL, k, i * LANES % PANEL);
+            if (has_scales(bits)) v[i] = vf_mul(v[i], scale[i]);
         }
         for (int r = 0; r < rows; r++) {
             const vf xs = vf_set(x[r * stride + k]);
@@ -47,6 +51,13 @@ INLINE void float_tile(const qn_weight *w, const float *x, int64_t stride, int64
 FLOAT_TILES(float32_tiles, CODES_FLOAT32)
 FLOAT_TILES(float16_tiles, CODES_FLOAT16)
 FLOAT_TILES(bfloat16_tiles, CODES_BFLOAT16)
+FLOAT_TILES(e4m3_tiles, CODES_E4M3)
+FLOAT_TILES(e5m2_tiles, CODES_E5M2)
+FLOAT_TILES(values4_tiles, CODES_VALUES4)
+
+typedef void (*float_tiles)(const qn_weight *, const float *, int64_t, int64_t, int, int, float *);
+static const float_tiles TILES[] = {float32_tiles, float16_tiles, bfloat16_tiles,
+                                    e4m3_tiles,    e5m2_tiles,    values4_tiles};
 
 void KERNEL(multiply_floats)(const qn_weight *w, const qn_operand *x, int64_t begin, int64_t end) {
     const int64_t rows = x->rows, stride = x->x_stride, out_stride = x->out_stride;
@@ -56,12 +67,7 @@ void KERNEL(multiply_floats)(const qn_weight *w, const qn_operand *x, int64_t be
         for (int64_t row = 0, count; row < rows; row += count) {
             for (count = panels == 4 ? 1 : MOST_ROWS; count > rows - row;) count /= 2;
             const float *at = x->x + row * stride;
-            if (w->bits == CODES_FLOAT32)
-                float32_tiles(w, at, stride, panel, (int)count, (int)panels, acc);
-            else if (w->bits == CODES_FLOAT16)
-                float16_tiles(w, at, stride, panel, (int)count, (int)panels, acc);
-            else
-                bfloat16_tiles(w, at, stride, panel, (int)count, (int)panels, acc);
+            TILES[w->bits - CODES_FLOAT32](w, at, stride, panel, (int)count, (int)panels, acc);
             for (int i = 0; i < panels; i++)
                 write_out(w, panel + i, acc + i * 8 * PANEL, (int)count, x->out + row * out_stride,
                           out_stride);

@@ -54,7 +54,15 @@ static inline vi vi_set(int32_t a) { return _mm512_set1_epi32(a); }
 static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 static inline vi vi_mul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
 static inline vi vi_shl(vi a, int n) { return _mm512_slli_epi32(a, n); }
+static inline vi vi_shr(vi a, int n) { return _mm512_srli_epi32(a, n); } /* zeros come in */
+static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+static inline vi vi_of_u8(const uint8_t *p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
 static inline vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
+static inline vf vf_pick(const float *table, vi index) { /* of 16 */
+    return _mm512_permutexvar_ps(index, _mm512_loadu_ps(table));
+}
 static inline vb vb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
 static inline vb vb_set(int a) { return _mm512_set1_epi8((char)a); }
 static inline vb vb_and(vb a, vb b) { return _mm512_and_si512(a, b); }
@@ -127,7 +135,17 @@ static inline vi vi_set(int32_t a) { return _mm256_set1_epi32(a); }
 static inline vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
 static inline vi vi_mul(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
 static inline vi vi_shl(vi a, int n) { return _mm256_slli_epi32(a, n); }
+static inline vi vi_shr(vi a, int n) { return _mm256_srli_epi32(a, n); }
+static inline vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
+static inline vi vi_of_u8(const uint8_t *p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
 static inline vf vf_bits(vi a) { return _mm256_castsi256_ps(a); }
+static inline vf vf_pick(const float *table, vi index) { /* the third bit chooses a half */
+    const vf low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), index);
+    const vf high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), index);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
+}
 static inline vb vb_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 static inline vb vb_set(int a) { return _mm256_set1_epi8((char)a); }
 static inline vb vb_and(vb a, vb b) { return _mm256_and_si256(a, b); }
@@ -253,7 +271,11 @@ static inline vi vi_set(int32_t a) { EACH(vi, a); }
 static inline vi vi_mul(vi a, vi b) { EACH(vi, (int32_t)((uint32_t)a.at[i] * (uint32_t)b.at[i])); }
 static inline vi vi_add(vi a, vi b) { EACH(vi, (int32_t)((uint32_t)a.at[i] + (uint32_t)b.at[i])); }
 static inline vi vi_shl(vi a, int n) { EACH(vi, (int32_t)((uint32_t)a.at[i] << n)); }
+static inline vi vi_shr(vi a, int n) { EACH(vi, (int32_t)((uint32_t)a.at[i] >> n)); }
+static inline vi vi_and(vi a, vi b) { EACH(vi, a.at[i] & b.at[i]); }
+static inline vi vi_of_u8(const uint8_t *p) { EACH(vi, p[i]); }
 static inline vf vf_bits(vi a) { EACH(vf, bits_to_float((uint32_t)a.at[i])); }
+static inline vf vf_pick(const float *table, vi index) { EACH(vf, table[index.at[i] & 15]); }
 static inline vb vb_load(const uint8_t *p) { EACH_BYTE(p[i]); }
 static inline vb vb_set(int a) { EACH_BYTE(a); }
 static inline vb vb_and(vb a, vb b) { EACH_BYTE(a.at[i] & b.at[i]); }

@@ -65,7 +65,24 @@ static inline vi vi_set(int32_t a) { BOTH(vi, vdupq_n_s32(a)); }
 static inline vi vi_add(vi a, vi b) { BOTH(vi, vaddq_s32(a.val[i], b.val[i])); }
 static inline vi vi_mul(vi a, vi b) { BOTH(vi, vmulq_s32(a.val[i], b.val[i])); }
 static inline vi vi_shl(vi a, int n) { BOTH(vi, vshlq_s32(a.val[i], vdupq_n_s32(n))); }
+static inline vi vi_shr(vi a, int n) {
+    BOTH(vi, vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a.val[i]), vdupq_n_s32(-n))));
+}
+static inline vi vi_and(vi a, vi b) { BOTH(vi, vandq_s32(a.val[i], b.val[i])); }
+static inline vi vi_of_u8(const uint8_t *p) {
+    const uint16x8_t wide = vmovl_u8(vld1_u8(p));
+    const vi r = {{vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(wide))),
+                  vreinterpretq_s32_u32(vmovl_high_u16(wide))}};
+    return r;
+}
 static inline vf vf_bits(vi a) { BOTH(vf, vreinterpretq_f32_s32(a.val[i])); }
+static inline vf vf_pick(const float *table, vi index) {
+    int32_t at[LANES];
+    float found[LANES];
+    memcpy(at, &index, sizeof at);
+    for (int i = 0; i < LANES; i++) found[i] = table[at[i] & 15];
+    return vf_load(found);
+}
 static inline vb vb_load(const uint8_t *p) { BOTH(vb, vld1q_u8(p + 16 * i)); }
 static inline vb vb_set(int a) { BOTH(vb, vdupq_n_u8((uint8_t)a)); }
 static inline vb vb_and(vb a, vb b) { BOTH(vb, vandq_u8(a.val[i], b.val[i])); }

@@ -15,6 +15,9 @@
 
 /* How codes are kept. The number of bits, except: */
 enum { CODES_FLOAT32 = 100, CODES_FLOAT16 = 101, CODES_BFLOAT16 = 102, CODES_TABLE4 = 40 };
+/* Floats with scales: an input of 16 outputs is 16 bytes; of 4 bits, two inputs are, the first one
+ * low. `share` neighbouring inputs have one scale, the last ones maybe fewer. */
+enum { CODES_E4M3 = 103, CODES_E5M2 = 104, CODES_VALUES4 = 105 };
 
 /* How scales and offsets are kept, for each panel and group, 16 of them side by side. */
 enum {
@@ -22,7 +25,8 @@ enum {
     SCALES_FLOAT = 1, /* fp32 */
     SCALES_U8 = 2,    /* uint8 times an fp16 for every `super` groups */
     SCALES_S8 = 3,    /* int8 times the same */
-    SCALES_POWER = 4  /* uint8 e: 2^(e - 128), for tables of doubled values */
+    SCALES_POWER = 4, /* uint8 e: 2^(e - 128), for tables of doubled values */
+    SCALES_PANEL = 5  /* one fp32 for all 16, of floats with scales */
 };
 
 typedef struct {
@@ -33,7 +37,7 @@ typedef struct {
     const uint16_t *super_scales; /* [panels, groups / super, 16] fp16 */
     const uint16_t *super_offsets;
     const float *bias;            /* [outputs rounded up to panels] or NULL */
-    const int8_t *table;          /* of CODES_TABLE4: 16 values */
+    const int8_t *table;          /* of CODES_TABLE4: 16 values; of CODES_VALUES4: 16 floats */
     int32_t num_out, num_in;      /* num_in is a multiple of the block */
     int32_t bits, block, zero;
     int32_t scale_kind, super, share;

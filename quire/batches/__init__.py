@@ -1,0 +1,1 @@
+"""Batches of requests that outlive the process: files, their lines, and what became of each."""

@@ -1,0 +1,86 @@
+"""AWQ: weights that meet large inputs are scaled up before rounding, so that they lose less.
+
+The scale of an input is a power of its mean magnitude; which power, is searched for each product
+(Lin et al., arXiv 2306.00978). Its inverse is folded into the norm or product before. Then every
+group's range is cut by as much as moves the outputs least, but for queries and keys, whose product
+suffers more than the search can see.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.compress.block import BlockTensors, Matrix
+from quire.compress.folds import folds_of
+from quire.compress.grid import Grid
+from quire.compress.layouts import awq as layout
+from quire.compress.passes.recipe import Kept, Pass, Recipe, check_groups
+from quire.compress.passes.search import LEAST, best_scale, loudest
+from quire.compress.seen import Needs, Seen
+from quire.models.spec import ModelSpec
+
+POWERS = 20  # tried, from 0 to 1
+CUTS = 10  # tried of each group's range, down to half of it
+ROWS = 2048  # outputs whose ranges are searched at once
+
+
+class Awq(Pass):
+    needs = Needs(rows=True)
+
+    def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
+        recipe.refuse(
+            static_inputs="--static-inputs",
+            storage="--type",
+            asymmetric="--asymmetric: its zeros are always its own",
+            act_order="--no-act-order",
+            static_groups="--no-static-groups",
+        )
+        bits = recipe.bits_among((4,), 4)
+        self.grid = Grid(bits, recipe.group_size(), True, torch.float16)
+
+    def check(self, module: str, shape: tuple[int, int]) -> None:
+        check_groups(module, shape[1], self.grid)
+        layout.check(module, shape)
+
+    def fold(self, block: BlockTensors, seen: dict[str, Seen], spec: ModelSpec) -> None:
+        for fold in folds_of(spec, block):
+            if (heard := loudest(fold, seen)) is None:
+                continue
+            mean = heard.mean.clamp(min=LEAST)
+            tried = (mean ** (i / POWERS) for i in range(1, POWERS + 1))
+            scale = best_scale(fold, tried, block, seen, self._outputs)
+            if scale is not None:
+                fold.apply(scale, block, seen, spec.norm_offset)
+
+    def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
+        weight = block.tensors[matrix.name]
+        cut: Tensor | float = 1.0
+        if seen is not None and len(seen.rows) and not {"q", "k"} & matrix.parts.keys():
+            some = weight.split(ROWS)
+            cut = torch.cat([best_cuts(part, seen.rows, self.grid) for part in some])
+        return layout.pack(self.grid.nearest(weight, cut), self.grid)
+
+    def said(self, kept: Kept) -> dict[str, object]:
+        return layout.said(self.grid, list(kept.modules))
+
+    def _outputs(self, rows: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        return rows @ (self.grid.rounded(weight * scale) / scale).t()
+
+
+def best_cuts(weight: Tensor, rows: Tensor, grid: Grid) -> Tensor:
+    """[out, groups]: how much of each group's range is best kept, judged by the group's share of
+    the outputs on these rows."""
+    split = grid.split(weight)  # [out, groups, group]
+    inputs = rows.view(len(rows), split.shape[1], -1).transpose(0, 1)  # [groups, rows, group]
+    gram = inputs.transpose(1, 2) @ inputs  # [groups, group, group]
+    best = torch.ones(split.shape[:2], device=weight.device)
+    least = torch.full_like(best, float("inf"))
+    for i in range(CUTS):
+        cut = 1.0 - i / (2 * CUTS)
+        moved = grid.split(grid.rounded(weight, cut)) - split
+        moved = moved.transpose(0, 1)  # [groups, out, group]
+        cost = ((moved @ gram) * moved).sum(-1).t()  # [out, groups]
+        better = cost < least
+        best, least = torch.where(better, cut, best), torch.where(better, cost, least)
+    return best

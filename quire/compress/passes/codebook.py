@@ -1,0 +1,90 @@
+"""Codebook: sixteen values of its own for each few rows, where the weights that matter lie.
+
+Values are found by k-means, each weight counting as much as its input's Hessian diagonal: how far
+an error of it moves the output (SqueezeLLM's idea, arXiv 2306.07629). Four bits a weight, like
+NF4, whose values are the same everywhere. The layout is our own; `load/codebook.py` reads it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.compress.block import BlockTensors, Matrix
+from quire.compress.layouts.words import to_bytes
+from quire.compress.passes.recipe import Kept, Pass, Recipe
+from quire.compress.seen import Needs, Seen
+from quire.errors import NotSupported
+
+NUM_VALUES = 16
+ROWS = 1  # that share their values
+ROUNDS = 25
+AT_ONCE = 1 << 22  # weights clustered at once
+
+
+class CodebookPass(Pass):
+    needs = Needs(rows=True)
+
+    def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
+        recipe.bits_among((4,), 4)
+        recipe.refuse(
+            static_inputs="--static-inputs",
+            storage="--type",
+            asymmetric="--asymmetric",
+            group="--group-size: rows share values, inputs do not",
+            act_order="--no-act-order",
+            static_groups="--no-static-groups",
+        )
+
+    def check(self, module: str, shape: tuple[int, int]) -> None:
+        if shape[0] % ROWS or shape[1] % 2:
+            raise NotSupported(
+                f"{module} is {shape[0]} by {shape[1]}, codebooks want rows in multiples of {ROWS}"
+                " and an even number of inputs; name it in --keep"
+            )
+
+    def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
+        weight = block.tensors[matrix.name]
+        energy = torch.ones(weight.shape[1], device=weight.device)
+        if seen is not None and seen.num_tokens:
+            energy = seen.energy / seen.energy.mean().clamp(min=1e-30)
+        energy = energy.clamp(min=1e-4).repeat(ROWS)
+        grouped = weight.view(-1, ROWS * weight.shape[1])
+        some = grouped.split(max(1, AT_ONCE // grouped.shape[1]))
+        values = torch.cat([cluster(part, energy) for part in some])
+        codes = torch.cat(
+            [nearest(part, own) for part, own in zip(some, values.split(len(some[0])), strict=True)]
+        )
+        return {
+            "weight_codes": to_bytes(codes.view(weight.shape), 4),
+            "weight_values": values.half(),
+        }
+
+    def said(self, kept: Kept) -> dict[str, object]:
+        return {"quant_method": "codebook", "bits": 4, "modules_to_not_convert": list(kept.modules)}
+
+
+def cluster(points: Tensor, energy: Tensor) -> Tensor:
+    """[groups, points] with weights [points] -> [groups, 16] values, fp16 numbers in rising order.
+
+    Lloyd's rounds from quantiles of the weighted points; the last values are rounded to fp16."""
+    ordered, order = points.sort(1)
+    share = energy[order].double().cumsum(1)
+    share = share / share[:, -1:]
+    places = (torch.arange(NUM_VALUES, device=points.device) + 0.5) / NUM_VALUES
+    at = torch.searchsorted(share, places.double().expand(len(points), -1).contiguous())
+    values = ordered.gather(1, at.clamp(max=points.shape[1] - 1))
+    values[:, 0], values[:, -1] = ordered[:, 0], ordered[:, -1]  # outliers have values of their own
+    weights = energy.expand_as(points).contiguous()
+    for _ in range(ROUNDS):
+        codes = nearest(points, values).long()
+        mass = torch.zeros_like(values).scatter_add_(1, codes, weights)
+        total = torch.zeros_like(values).scatter_add_(1, codes, weights * points)
+        values = torch.where(mass > 0, total / mass.clamp(min=1e-30), values).sort(1).values
+    return values.half().float()
+
+
+def nearest(points: Tensor, values: Tensor) -> Tensor:
+    """uint8 codes of the nearest of rising values [groups, 16]."""
+    middles = ((values[:, 1:] + values[:, :-1]) / 2).contiguous()
+    return torch.searchsorted(middles, points.contiguous()).byte()

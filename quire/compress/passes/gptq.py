@@ -1,0 +1,132 @@
+"""GPTQ: round one input after the other, and let those not yet rounded make up for the error.
+
+What a change of the weights does to the outputs is told by the Hessian, the inputs' outer products.
+Its inverse says how the error of one column is best spread over the columns to come; the Cholesky
+factor of the inverse has that for every column at once (Frantar et al., arXiv 2210.17323). Columns
+go from the most to the least active (act order). Groups then keep the places and the scales that
+they had before (static groups), or are made in that order, and `g_idx` tells.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.compress.block import BlockTensors, Matrix
+from quire.compress.grid import Codes, Grid, Steps
+from quire.compress.layouts import gptq as layout
+from quire.compress.passes.recipe import Kept, Pass, Recipe, check_groups
+from quire.compress.seen import Needs, Seen
+from quire.errors import QuireError
+
+DAMP = 0.01  # of the mean diagonal, added to all of it
+MOST_DAMP = 10.0
+BLOCK = 128  # columns whose errors are spread at once
+
+
+class Gptq(Pass):
+    needs = Needs(rows=True, gram=True)
+
+    def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
+        recipe.refuse(static_inputs="--static-inputs", storage="--type")
+        bits = recipe.bits_among(layout.BITS, 4)
+        self.grid = Grid(bits, recipe.group_size(), recipe.asymmetric, torch.float16)
+        self.act_order, self.static_groups = recipe.act_order, recipe.static_groups
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether the inputs of a group are no neighbours."""
+        return self.act_order and not self.static_groups and self.grid.group is not None
+
+    def check(self, module: str, shape: tuple[int, int]) -> None:
+        check_groups(module, shape[1], self.grid)
+        layout.check(module, shape, self.grid.bits)
+
+    def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
+        assert seen is not None and seen.gram is not None
+        weight = block.tensors[matrix.name]
+        order = None
+        if self.act_order:
+            order = seen.gram.diagonal().argsort(descending=True, stable=True)
+        factor = inverse_factor(seen.gram, order, matrix.module)
+        rounding = Rounding(self.grid, order, self.static_groups or not self.act_order)
+        return layout.pack(rounding.of(weight, factor), self.grid)
+
+    def said(self, kept: Kept) -> dict[str, object]:
+        modules = [name for name in kept.modules if name != "lm_head"]
+        return layout.said(self.grid, self.is_scattered, modules, kept.quantises_head)
+
+
+def inverse_factor(gram: Tensor, order: Tensor | None, module: str) -> Tensor:
+    """Upper Cholesky factor of the damped Hessian's inverse. Inputs that were always 0 get a
+    Hessian of their own, so that their weights are rounded to nearest."""
+    hessian = gram.clone() if order is None else gram[order][:, order]
+    diagonal = hessian.diagonal()
+    mean = diagonal.mean().item() or 1.0
+    diagonal[diagonal == 0] = mean
+    damp = DAMP
+    while damp <= MOST_DAMP:
+        damped = hessian.clone()
+        damped.diagonal().add_(damp * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not int(failed):
+            inverse = torch.cholesky_inverse(lower)
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            if not int(failed) and bool(upper.isfinite().all()):
+                return upper
+        damp *= 10.0
+    raise QuireError(
+        f"the Hessian of {module} has no Cholesky factor even when damped by {MOST_DAMP} times its"
+        " mean diagonal: give more calibration text (--calibration FILE, --samples), or name the"
+        " module in --keep"
+    )
+
+
+class Rounding:
+    """One matrix, column by column in `order`."""
+
+    def __init__(self, grid: Grid, order: Tensor | None, is_static: bool) -> None:
+        self.grid, self.order, self.is_static = grid, order, is_static or grid.group is None
+
+    def of(self, weight: Tensor, factor: Tensor) -> Codes:
+        """[out, in], with the upper factor [in, in] in the same order."""
+        num_in, device = weight.shape[1], weight.device
+        order = torch.arange(num_in, device=device) if self.order is None else self.order
+        columns = weight.t()[order].contiguous()  # [in, out]: a column is a row here
+        static = self.grid.steps(self.grid.split(weight)) if self.is_static else None
+        places = self.grid.groups(num_in, device)
+        groups = places[order] if self.is_static else places  # by column
+        numbers = groups.tolist()
+        codes = torch.empty_like(columns, dtype=torch.uint8)
+        made: dict[int, Steps] = {}
+        for begin in range(0, num_in, BLOCK):
+            end = min(begin + BLOCK, num_in)
+            errors = torch.empty_like(columns[begin:end])
+            for j in range(begin, end):
+                if static is None and numbers[j] not in made:
+                    made[numbers[j]] = self._steps_at(columns, j)
+                steps = _column(static, numbers[j]) if static else made[numbers[j]]
+                found = self.grid.codes(columns[j], steps)
+                codes[j] = found.byte()
+                error = (columns[j] - (found - steps.zeros) * steps.scales) / factor[j, j]
+                columns[j + 1 : end].addr_(factor[j, j + 1 : end], error, alpha=-1.0)
+                errors[j - begin] = error
+            columns[end:].addmm_(factor[begin:end, end:].t(), errors, alpha=-1.0)
+        if static is None:
+            ordered = [made[i] for i in range(len(made))]
+            static = Steps(
+                torch.stack([s.scales for s in ordered], 1),
+                torch.stack([s.zeros for s in ordered], 1),
+            )
+        back = order.argsort()
+        return Codes(codes[back].t().contiguous(), static, groups[back])
+
+    def _steps_at(self, columns: Tensor, begin: int) -> Steps:
+        """Of the group that begins here, from the weights as they are by now."""
+        assert self.grid.group is not None
+        some = columns[begin : begin + self.grid.group].t().unsqueeze(1)  # [out, 1, group]
+        return _column(self.grid.steps(some), 0)
+
+
+def _column(steps: Steps, group: int) -> Steps:
+    return Steps(steps.scales[:, group], steps.zeros[:, group])

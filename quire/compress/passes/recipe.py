@@ -1,0 +1,94 @@
+"""Recipe: what a user asks for. Pass: what a method does with one block.
+
+A pass says what it must know of inputs (`needs`), may move scales between products (`fold`), and
+turns one matrix into the tensors that are stored for it (`pack`). `methods.py` lists them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.compress.block import BlockTensors, Matrix
+from quire.compress.grid import Grid
+from quire.compress.seen import Needs, Seen
+from quire.errors import BadRequest, NotSupported
+from quire.models.spec import ModelSpec
+
+GROUP = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    method: str
+    bits: int | None = None  # None: what is usual for the method
+    group: int | None = None  # inputs that share a scale; 0: all of a row; None: as usual
+    asymmetric: bool = False
+    act_order: bool = True
+    static_groups: bool = True
+    static_inputs: bool = False  # fp8: scales of inputs come from calibration
+    storage: str = "Q4_K"  # gguf: the type of most tensors
+
+    def bits_among(self, known: tuple[int, ...], usual: int) -> int:
+        bits = usual if self.bits is None else self.bits
+        if bits not in known:
+            raise NotSupported(
+                f"got --bits {bits} with --method {self.method}, which writes"
+                f" {' or '.join(map(str, known))} bits"
+            )
+        return bits
+
+    def refuse(self, **fields: str) -> None:
+        """Raises BadRequest where one of these, by its option, was asked for in vain."""
+        for name, option in fields.items():
+            if getattr(self, name) != getattr(Recipe(self.method), name):
+                raise BadRequest(f"--method {self.method} has no use for {option}; leave it out")
+
+    def group_size(self, usual: int | None = GROUP) -> int | None:
+        return usual if self.group is None else self.group or None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Modules that stay plain, by stored name, for the config."""
+
+    modules: tuple[str, ...]
+    quantises_head: bool
+
+
+class Pass(ABC):
+    needs = Needs()
+
+    def check(self, module: str, shape: tuple[int, int]) -> None:
+        """Raises NotSupported where the matrix does not fit the form it would be stored in."""
+        return
+
+    def fold(self, block: BlockTensors, seen: dict[str, Seen], spec: ModelSpec) -> None:
+        """Change the block's tensors without changing what it computes. Mutates both."""
+        return
+
+    @abstractmethod
+    def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
+        """Tensors to store, by the last part of their names. Must not change the block."""
+
+    @abstractmethod
+    def said(self, kept: Kept) -> dict[str, object]:
+        """`quantization_config` of config.json."""
+
+
+def check_groups(module: str, num_in: int, grid: Grid) -> None:
+    if grid.group is not None and num_in % grid.group:
+        fits = [size for size in (256, 128, 64, 32, 16) if num_in % size == 0]
+        way = f"take --group-size {fits[0]}, or" if fits else ""
+        raise NotSupported(
+            f"{module} has {num_in} inputs, no multiple of the group size {grid.group}: {way}"
+            f" --group-size 0 for one scale a row".replace(":  --", ": take --")
+        )
+
+
+def scale_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What scales are stored in beside plain tensors of this dtype."""
+    return dtype if dtype in (torch.float16, torch.bfloat16) else torch.float32

@@ -1,0 +1,248 @@
+"""The pipeline: one block after the other is read, observed, changed, written and left behind.
+
+Calibration text runs through the blocks as they were *written*: what the next block sees is what
+it will see when the model runs, and taking up a run that died gives the same bits. Memory holds one
+block and the text. What is done to a block is the pass's (`passes/`), what is written where
+`output.py`'s. GGUF files are `gguf_export.py`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.compress.block import BlockTensors
+from quire.compress.calibration import Calibration
+from quire.compress.files import config_of, files_of
+from quire.compress.judge import Verdict, judge, mean_error, record, remarks, verdicts_of
+from quire.compress.methods import PASSES
+from quire.compress.output import Output
+from quire.compress.passes.recipe import Kept, Pass, Recipe
+from quire.compress.seen import Seen
+from quire.compress.source import HEAD, Source
+from quire.compress.stream import Stream
+from quire.errors import NotSupported
+from quire.load.checkpoint import Checkpoint
+from quire.load.safetensors_checkpoint import SafetensorsCheckpoint, Shard
+from quire.load.unpack import readable
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that was asked for."""
+
+    model: str
+    out: Path
+    recipe: Recipe
+    calibration: Calibration
+    keep: tuple[str, ...]
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """After each shard."""
+
+    done: int
+    total: int
+    what: str
+    error: float | None  # the mean of its projections
+    is_resumed: bool = False
+
+
+Listen = Callable[[Progress], None]
+
+
+def quantise(job: Job, listen: Listen) -> dict[str, Any]:
+    """Writes the model and returns the report. Raises QuireError."""
+    source = Source.open(job.model)
+    kept = source.kept_modules(list(job.keep))
+    if job.recipe.method == "gguf":
+        from quire.compress.gguf_export import export
+
+        return export(job, source, kept, listen)
+    source.check_layout()
+    with torch.inference_mode():
+        return Run(job, source, kept, listen).all()
+
+
+class Run:
+    def __init__(self, job: Job, source: Source, kept: frozenset[str], listen: Listen) -> None:
+        self.job, self.source, self.kept, self.listen = job, source, kept, listen
+        self.work: Pass = PASSES.get(job.recipe.method)(job.recipe, source.dtype)
+        self.modules = {m: s for m, s in source.modules().items() if m not in kept}
+        for module, shape in self.modules.items():
+            self.work.check(module, shape)
+        self.head = next((n for n in source.places if source.places[n].target.name == HEAD), None)
+        self.has_head = self.head is not None and self._module(self.head) in self.modules
+        self.said = self.work.said(Kept(self._plain_modules(), self.has_head))
+        self.num_layers = source.spec.num_layers
+        self.output = Output.open(job.out, self._asked(), 1 + self.num_layers + self.has_head)
+        self.stream: Stream | None = None
+
+    def all(self) -> dict[str, Any]:
+        begun = time.perf_counter()
+        self._begin_calibration()
+        if 0 not in self.output.records:
+            self._check_room()
+            outer = self._outer()
+            self.output.note(0, self.output.write_shard(0, outer), outer, {})
+        for layer in range(self.num_layers):
+            self._layer(layer)
+        if self.has_head:
+            self._head(self.num_layers + 1)
+        verdicts = verdicts_of(self.output.records.values())
+        size = sum(r["bytes"] for r in self.output.records.values())
+        report: dict[str, Any] = {
+            **self._asked(),
+            "bytes": size,
+            "seconds": time.perf_counter() - begun,
+            "mean_error": mean_error(verdicts),
+            "remarks": remarks(verdicts),
+            "kept": sorted(self.kept),
+            "projections": record(verdicts),
+        }
+        config = config_of(self.source, self.said)
+        self.output.finish(config, files_of(self.source), report)
+        return report
+
+    # ------------------------------------------------------------ steps
+
+    def _begin_calibration(self) -> None:
+        if not self.work.needs.calibration:
+            return
+        source, spec = self.source, self.source.spec
+        if source.tokenizer is None:
+            raise NotSupported(
+                f"--method {self.job.recipe.method} calibrates on text, and {source.path} has no"
+                " tokenizer; take rtn, nf4, mxfp4, nvfp4 or fp8"
+            )
+        if self.job.calibration.length > spec.max_positions:
+            raise NotSupported(
+                f"got --length {self.job.calibration.length}, the model has {spec.max_positions}"
+                " positions"
+            )
+        ids = self.job.calibration.sequences(source.tokenizer)
+        self.stream = Stream(spec, ids, self.job.device)
+        outer = {source.places[name].target.name: name for name in source.of_layer(None)}
+        at = outer.get("positions.weight")
+        positions = None if at is None else source.read(at)
+        self.stream.enter(source.read(outer["embed.weight"]), positions)
+
+    def _layer(self, layer: int) -> None:
+        shard = layer + 1
+        is_done = shard in self.output.records
+        if not is_done:
+            self._quantise_layer(layer, shard)
+        if self.stream is not None and (layer + 1 < self.num_layers or self.has_head):
+            self.stream.load(layer, self._written(shard), self.source.names)
+            self.stream.advance(layer)
+            self.stream.unload(layer)
+        self._tell(shard, f"block {layer}", is_done)
+
+    def _quantise_layer(self, layer: int, shard: int) -> None:
+        seen: dict[str, Seen] = {}
+        if self.stream is not None:
+            self.stream.load(layer, self.source.checkpoint, self.source.names)
+            seen = self.stream.observe(layer, self.work.needs)
+            self.stream.unload(layer)
+        block = self.source.block(layer, self.kept, self.job.device)
+        for matrix in block.matrices:
+            if matrix.site in seen and matrix.module in self.modules:
+                seen[matrix.site].check(matrix.module)
+        self.work.fold(block, seen, self.source.spec)
+        self._write(shard, block, seen)
+
+    def _head(self, shard: int) -> None:
+        is_done = shard in self.output.records
+        if not is_done:
+            seen: dict[str, Seen] = {}
+            if self.stream is not None:
+                by_ours = {self.source.places[n].target.name: n for n in self.source.places}
+                norm = self.source.read(by_ours["norm.weight"])
+                bias = by_ours.get("norm.bias")
+                added = None if bias is None else self.source.read(bias)
+                seen["head"] = self.stream.observe_head(norm, added, self.work.needs)
+            self._write(shard, self.source.head(self.job.device), seen)
+        self._tell(shard, "head", is_done)
+
+    def _write(self, shard: int, block: BlockTensors, seen: Mapping[str, Seen]) -> None:
+        tensors: dict[str, Tensor] = {}
+        packed = {}
+        for matrix in block.matrices:
+            if matrix.module in self.modules:
+                packed[matrix.name] = matrix
+                stored = self.work.pack(matrix, block, seen.get(matrix.site))
+                tensors |= {f"{matrix.module}.{last}": t.cpu() for last, t in stored.items()}
+        for name, tensor in block.tensors.items():
+            if name not in packed:
+                tensors[name] = tensor.to("cpu", self.source.dtype)
+        size = self.output.write_shard(shard, tensors)
+        written = self._written(shard)
+        verdicts: dict[str, Verdict] = {}
+        for name, matrix in packed.items():
+            near = written.read(name).to(self.job.device, torch.float32)
+            verdicts[matrix.module] = judge(block.tensors[name], near, seen.get(matrix.site))
+        self.output.note(shard, size, tensors, {"verdicts": record(verdicts)})
+
+    def _outer(self) -> dict[str, Tensor]:
+        """What is in no block and stays plain."""
+        names = [n for n in self.source.of_layer(None) if self._module(n) not in self.modules]
+        return {name: self.source.read(name).to(self.source.dtype) for name in names}
+
+    # ------------------------------------------------------------ facts
+
+    def _written(self, shard: int) -> Checkpoint:
+        file = Shard(self.output.path(shard))
+        config = {**self.source.config, "quantization_config": self.said}
+        stored = SafetensorsCheckpoint(config, dict.fromkeys(file.entries, file))
+        return readable(stored, self.job.device)
+
+    def _tell(self, shard: int, what: str, is_resumed: bool) -> None:
+        verdicts = verdicts_of([self.output.records[shard]])
+        error = mean_error(verdicts) if verdicts else None
+        total = self.output.num_shards - 1
+        self.listen(Progress(shard, total, what, error, is_resumed))
+
+    def _asked(self) -> dict[str, Any]:
+        """What makes two runs the same one."""
+        asked = {"model": str(self.source.path.resolve()), **asdict(self.job.recipe)}
+        files = (
+            [self.source.path]
+            if self.source.path.is_file()
+            else sorted(self.source.path.glob("*.safetensors"))
+        )
+        asked["files"] = [[file.name, file.stat().st_size] for file in files]
+        asked["keep"] = sorted(self.kept)
+        if self.work.needs.calibration:
+            text = self.job.calibration
+            asked["calibration"] = [text.sha256, text.samples, text.length]
+        return asked
+
+    def _plain_modules(self) -> tuple[str, ...]:
+        """Modules that readers would take for quantised ones if nobody told them."""
+        routers = {
+            self._module(name)
+            for name, place in self.source.places.items()
+            if place.target.name.endswith((".router.weight", "score.weight"))
+        }
+        head = {"lm_head"} if not self.has_head else set()
+        return tuple(sorted(self.kept | routers | head))
+
+    def _module(self, name: str) -> str:
+        return name.removesuffix(".weight")
+
+    def _check_room(self) -> None:
+        """By what is surely needed: four bits a quantised weight, and the others as they are."""
+        total = 0
+        for name, place in self.source.places.items():
+            size = torch.Size(self.source.parameters[place.target.name].shape_of(place.target.part))
+            is_packed = self._module(name) in self.modules
+            total += size.numel() // 2 if is_packed else size.numel() * self.source.dtype.itemsize
+        self.output.check_room(total)

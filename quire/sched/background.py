@@ -1,0 +1,30 @@
+"""Background requests take what others leave: lines of a batch, of the last priority.
+
+While anybody else waits or reads a prompt, background requests stand still: they keep their rows
+and pages, and no step is longer for them. One that holds a row or pages somebody needs gives them
+back at once and computes again later. Beside answers that are being written, they run along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from quire.request import Request
+from quire.sched.queue import WaitingLine
+
+
+def turns(running: Collection[Request], waiting: WaitingLine) -> list[Request]:
+    """Who may be planned in the next step."""
+    found = list(running)
+    if not any(request.is_background for request in found):
+        return found
+    others = [request for request in found if not request.is_background]
+    somebody_waits = len(waiting) > 0 and not waiting.peek().is_background
+    if somebody_waits or any(request.num_to_feed > 1 for request in others):
+        return others
+    return found
+
+
+def gives_way(victim: Request, newcomer: Request) -> bool:
+    """Whether a running request must leave for one that cannot be admitted otherwise."""
+    return victim.is_background and not newcomer.is_background

@@ -1,0 +1,292 @@
+"""BatchRunner: lines of batches through the server's own handlers, behind all other requests.
+
+A line is an ordinary request of the lowest priority: the engine gives it what others leave. Its
+answer is written once, in one transaction with the batch's counts, so a batch goes on wherever it
+was when something died: nothing is lost, nothing is answered twice. Lines of several batches take
+turns. A line under which the engine died runs alone the next time, and fails after some such times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import sqlite3
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from quire.batches.lines import LineError, check_lines, read_body
+from quire.batches.output import NEVER_RAN, write_outputs
+from quire.batches.store import Answer, Batch, OpenLine
+from quire.obs.log import log_event
+from quire.request import BACKGROUND
+from quire.server import sse
+from quire.server.http import EventStream, HttpRequest, Reply
+from quire.server.keys import Caller
+from quire.server.problems import Problem, problem_of
+from quire.server.server import Server
+from quire.server.shelf import Shelf
+
+Handler = Callable[[HttpRequest, Server], Awaitable[Reply | EventStream]]
+
+POLL_S = 0.5
+OWN_S = 2.0  # between two looks whether the process that works on batches is gone
+SWEEP_S = 600.0
+TROUBLE_S = 5.0
+PAGE = 256  # lines read from the database at once
+MAX_FAULTS = 5
+AGAIN = (429, 503)  # answers that say nothing about the line
+EXPIRED = sse.encode({"code": "batch_expired", "message": "the batch's window ended before it ran"})
+
+
+@dataclass(slots=True)
+class Feed:
+    """Lines of one batch that are to run."""
+
+    batch: Batch
+    lines: deque[OpenLine] = field(default_factory=deque)
+    last_read: int = -1
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+
+
+class BatchRunner:
+    def __init__(self, server: Server, shelf: Shelf, handlers: Mapping[str, Handler]) -> None:
+        """`handlers`: by endpoint."""
+        self.server, self.shelf, self.handlers = server, shelf, handlers
+        self._feeds: dict[str, Feed] = {}
+        self._answers: list[Answer] = []
+        self._has_answers = asyncio.Event()
+        self._is_solo = False  # a line that must run alone is under way
+
+    async def run(self) -> None:
+        """As long as the process."""
+        while not self.shelf.try_own():
+            await asyncio.sleep(OWN_S)
+        writer = asyncio.create_task(self._write_answers())
+        next_sweep, loop = 0.0, asyncio.get_running_loop()
+        try:
+            while True:
+                if loop.time() >= next_sweep:
+                    next_sweep = loop.time() + SWEEP_S
+                    await self.shelf.files.sweep()
+                await self._turn_or_wait()
+                self.shelf.wake.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.shelf.wake.wait(), POLL_S)
+        finally:
+            writer.cancel()
+            for feed in self._feeds.values():
+                await _stop(feed)
+
+    # ------------------------------------------------------------ batches
+
+    async def _turn_or_wait(self) -> None:
+        """A full disk, or a database somebody holds: batches stand still and go on later."""
+        try:
+            await self._turn()
+        except (sqlite3.Error, OSError) as error:
+            log_event("batches_stand_still", severity=logging.ERROR, reason=str(error))
+            await asyncio.sleep(TROUBLE_S)
+
+    async def _turn(self) -> None:
+        batches = await self.shelf.batches.open_batches()
+        for batch in batches:
+            await self._advance(batch)
+        await self._fill()
+
+    async def _advance(self, batch: Batch) -> None:
+        store = self.shelf.batches
+        if batch.status == "validating":
+            await self._validate(batch)
+        elif batch.status == "cancelling":
+            await self._end_lines(batch.id)
+            await self._finish(batch, "cancelled")
+        elif batch.status == "finalizing":
+            await self._finish(batch, "expired" if batch.is_past_window else "completed")
+        elif batch.completed + batch.failed == batch.total:
+            self._feeds.pop(batch.id, None)
+            if await store.move(batch.id, ("in_progress",), "finalizing"):
+                await self._finish(batch, "completed")
+        elif batch.is_past_window:
+            await self._expire(batch)
+        else:
+            feed = self._feeds.setdefault(batch.id, Feed(batch))
+            feed.batch = batch
+
+    async def _validate(self, batch: Batch) -> None:
+        path = self.shelf.files.path(batch.input_file_id)
+        try:
+            checked = await asyncio.to_thread(check_lines, path, batch.endpoint)
+        except OSError as error:
+            await self.shelf.batches.fail(batch.id, [_gone(batch, error)])
+            return
+        if checked.errors:
+            await self.shelf.batches.fail(batch.id, checked.errors)
+            return
+        begun = await self.shelf.batches.begin(batch.id, checked.places)
+        if begun is not None:
+            self._feeds[batch.id] = Feed(begun)
+
+    async def _expire(self, batch: Batch) -> None:
+        await self._end_lines(batch.id)
+        store, after = self.shelf.batches, -1
+        while lines := await store.open_lines(batch.id, after, PAGE):
+            after = lines[-1].number
+            await store.answer([Answer(batch.id, x.number, NEVER_RAN, EXPIRED) for x in lines])
+        if await store.move(batch.id, ("in_progress",), "finalizing"):
+            await self._finish(batch, "expired")
+
+    async def _end_lines(self, batch_id: str) -> None:
+        """Stop what runs; what was answered stays so."""
+        feed = self._feeds.pop(batch_id, None)
+        if feed is not None:
+            await _stop(feed)
+        await self._flush()
+
+    async def _finish(self, batch: Batch, status: str) -> None:
+        store = self.shelf.batches
+        made = await write_outputs(batch, store, self.shelf.files)
+        before = ("finalizing", "cancelling")
+        done = await store.move(
+            batch.id, before, status, output_file_id=made.output, error_file_id=made.errors
+        )
+        if done is not None:
+            await store.forget_lines(batch.id)
+            log_event(
+                "batch_done",
+                batch=batch.id,
+                status=status,
+                completed=done.completed,
+                failed=done.failed,
+            )
+
+    # ------------------------------------------------------------ lines
+
+    @property
+    def _num_running(self) -> int:
+        return sum(len(feed.tasks) for feed in self._feeds.values())
+
+    async def _fill(self) -> None:
+        """Start lines, a batch in turn, until the engine has a full batch of them."""
+        server = self.server
+        room = server.background.max_running - self._num_running
+        for feed in itertools.cycle(list(self._feeds.values())):
+            if server.is_draining or not server.link.is_up or self._is_solo:
+                return
+            await self._read_on(feed)
+            if not any(feed.lines for feed in self._feeds.values()):
+                return
+            if room <= 0:
+                return
+            if feed.lines and self._may_start(feed.lines[0]):
+                self._start(feed, feed.lines.popleft())
+                room -= 1
+            elif feed.lines:
+                return  # it waits until it is alone
+
+    def _may_start(self, line: OpenLine) -> bool:
+        return line.num_faults == 0 or self._num_running == 0
+
+    async def _read_on(self, feed: Feed) -> None:
+        if feed.lines:
+            return
+        found = await self.shelf.batches.open_lines(feed.batch.id, feed.last_read, PAGE)
+        if found:
+            feed.last_read = found[-1].number
+            feed.lines.extend(found)
+
+    def _start(self, feed: Feed, line: OpenLine) -> None:
+        self._is_solo = line.num_faults > 0
+        task = asyncio.create_task(self._run_line(feed, line))
+        feed.tasks[line.number] = task
+
+        def done(_: asyncio.Task[None]) -> None:
+            feed.tasks.pop(line.number, None)
+            if line.num_faults:
+                self._is_solo = False
+            self.shelf.wake.set()
+
+        task.add_done_callback(done)
+
+    async def _run_line(self, feed: Feed, line: OpenLine) -> None:
+        batch = feed.batch
+        try:
+            status, body = await self._answer(batch, line)
+        except Exception as error:
+            problem = problem_of(error)
+            if problem is None:
+                trace = traceback.format_exc()
+                log_event("bug", severity=logging.ERROR, batch=batch.id, traceback=trace)
+                problem = Problem(500, "internal error; the log has it")
+            if problem.status in AGAIN and await self._tries_again(feed, line, problem):
+                return
+            status, body = problem.status, problem.body()
+        self._answers.append(Answer(batch.id, line.number, status, body))
+        self._has_answers.set()
+
+    async def _answer(self, batch: Batch, line: OpenLine) -> tuple[int, bytes]:
+        body = read_body(self.shelf.files.path(batch.input_file_id), line.begin, line.size)
+        body["priority"] = BACKGROUND
+        request = HttpRequest(
+            method="POST",
+            path=batch.endpoint,
+            query={},
+            headers={},
+            id=f"{batch.id}-{line.number}",
+            body=sse.encode(body),
+            has_body=True,
+            caller=Caller(batch.tenant, is_admin=False),
+            is_background=True,
+        )
+        reply = await self.handlers[batch.endpoint](request, self.server)
+        assert isinstance(reply, Reply), "lines that stream were refused"
+        return reply.status, reply.body
+
+    async def _tries_again(self, feed: Feed, line: OpenLine, problem: Problem) -> bool:
+        """Back into the line, unless the engine has died under it too often."""
+        if problem.code == "engine_unavailable":
+            faults = await self.shelf.batches.fault(feed.batch.id, line.number)
+            if faults >= MAX_FAULTS:
+                return False
+            line = line._replace(num_faults=faults)
+        else:
+            await asyncio.sleep(POLL_S)
+        feed.lines.append(line)
+        return True
+
+    # ------------------------------------------------------------ answers
+
+    async def _write_answers(self) -> None:
+        """All that came while the last were written go to the disk together."""
+        while True:
+            await self._has_answers.wait()
+            self._has_answers.clear()
+            await self._flush()
+            self.shelf.wake.set()
+
+    async def _flush(self) -> None:
+        answers, self._answers = self._answers, []
+        if not answers:
+            return
+        try:
+            await self.shelf.batches.answer(answers)
+        except (sqlite3.Error, OSError) as error:
+            log_event("batches_stand_still", severity=logging.ERROR, reason=str(error))
+            self._answers = answers + self._answers
+            await asyncio.sleep(TROUBLE_S)
+            self._has_answers.set()
+
+
+async def _stop(feed: Feed) -> None:
+    tasks = list(feed.tasks.values())
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _gone(batch: Batch, error: OSError) -> LineError:
+    text = f"the input file {batch.input_file_id} cannot be read: {error.strerror}"
+    return LineError("file_not_found", None, text, "input_file_id")

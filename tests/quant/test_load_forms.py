@@ -1,0 +1,107 @@
+"""Forms made at load: near the weights they stand for, and on the grids of reference packages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.errors import NotSupported
+from quire.load.wish import Wish
+from quire.quant.codebook import Codebook
+from quire.quant.coded import Coded
+from quire.quant.form_name import WORDS, is_form
+from quire.quant.load_forms import NF4, load_form
+from quire.quant.scaled import Scaled
+from tests.load.held import vectors
+
+KINDS = {"fp8": Scaled, "int8": Coded, "nf4": Codebook, "mxfp4": Coded}
+# Half the widest step between neighbours, over the largest number that shares its scale.
+HALF_STEPS = {"fp8": 1 / 28, "int8": 1 / 254, "nf4": 0.152, "mxfp4": 0.25}
+
+
+def weight() -> torch.Tensor:
+    torch.manual_seed(0)
+    made = torch.randn(10, 192) * torch.rand(10, 1)
+    made[3, :64] = 0.0  # groups of zeros
+    made[4] = 0.0  # a row of zeros
+    made[5, 40] = 30.0  # an outlier
+    return made
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_near_what_they_stand_for(name: str) -> None:
+    """Red when scales belong to other weights, a sign is lost, or a range is not covered."""
+    given, form = weight(), load_form(name)
+    made = form.of(given)
+    assert made is not None and type(made) is KINDS[name] and made.shape == (10, 192)
+    got = made.dequantize()
+    width = {"fp8": 192, "int8": 192, "nf4": 64, "mxfp4": 32}[name]
+    most = given.view(10, -1, width).abs().amax(-1, keepdim=True)
+    error = (got - given).view(10, -1, width).abs()
+    assert (error <= HALF_STEPS[name] * most * 1.002 + 1e-7).all()
+    assert (got[3, :32] == 0.0).all() and (got[4] == 0.0).all()
+    assert (got.sign() * given.sign() >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "name, file, case",
+    [
+        ("nf4", "bitsandbytes", "nf4"),
+        ("mxfp4", "compressed-tensors", "mxfp4"),
+    ],
+)
+def test_what_a_package_rounded_stays(name: str, file: str, case: str) -> None:
+    """Red when our grid is not the reference package's: its weights would move."""
+    want = vectors(file)[case].want.float()
+    made = load_form(name).of(want)
+    assert made is not None
+    torch.testing.assert_close(made.dequantize(), want, rtol=1e-6, atol=0)
+
+
+def test_eight_bit_floats_are_the_nearest() -> None:
+    """Red when another of the 253 numbers, times its row's scale, is nearer to a weight."""
+    given = weight()
+    made = load_form("fp8").of(given)
+    assert isinstance(made, Scaled) and torch.allclose(made.scales[:, 0] * 448, given.abs().amax(1))
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    grid = numbers[numbers.isfinite()] * made.scales.unsqueeze(-1)  # [out, 1, numbers]
+    best = (given.unsqueeze(-1) - grid).abs().amin(-1)
+    assert ((made.dequantize() - given).abs() <= best * 1.0001 + 1e-9).all()
+
+
+def test_four_bit_floats_round_to_even() -> None:
+    """Red when ties go another way than the microscaling specification's."""
+    row = torch.zeros(1, 32)
+    row[0, :9] = torch.tensor([6.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -0.75])
+    made = load_form("mxfp4").of(row)
+    assert made is not None
+    assert made.dequantize()[0, :9].tolist() == [6.0, 0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, -1.0]
+
+
+def test_values_are_those_of_the_package() -> None:
+    stored = vectors("bitsandbytes")["nf4"].tensors["w.weight.quant_map"]
+    assert tuple(stored.tolist()) == NF4
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_what_no_form_fits_stays_as_it_is(name: str) -> None:
+    assert load_form(name).of(torch.full((4, 64), torch.nan)) is None
+    odd = load_form(name).of(torch.randn(4, 39))
+    assert (odd is not None) == (name == "fp8")
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_heads_get_eight_bits(name: str) -> None:
+    """Red when an embedding is kept in four bits, or a router is rounded at all."""
+    wish = Wish(form=load_form(name))
+    assert wish.form_of("layers.0.router.weight") is None
+    for head in ("embed.weight", "head.weight"):
+        form = wish.form_of(head)
+        made = form.of(torch.randn(4, 64)) if form else None
+        assert made is not None and made.num_bytes >= 4 * 64
+
+
+def test_words_that_mean_nothing() -> None:
+    assert all(map(is_form, WORDS)) and not is_form("int3")
+    with pytest.raises(NotSupported, match="got quantization='int3', want fp8, int8, nf4, mxfp4"):
+        load_form("int3")
