@@ -21,6 +21,7 @@ class SchedConfig:
     batch_wait_ms: float = 0.0  # hold admissions this long for company ...
     batch_wait_tokens: int = 0  # ... unless this many prompt tokens already wait
     chunked_prefill: bool = True  # False: a prompt enters only as a whole
+    target_gap_ms: float = 0.0  # prompts beside decodes shall not make a step longer; 0: they may
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class EngineArgs:
     priority_aging_s: float = 30.0
     batch_wait_ms: float = 0.0
     batch_wait_tokens: int = 0
+    target_gap_ms: float = 0.0
     seed: int | None = 0  # of requests without one of their own; None: each draws afresh
     skip_tokenizer_init: bool = False
     enforce_eager: bool = False

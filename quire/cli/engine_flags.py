@@ -30,6 +30,7 @@ FIELDS = {
     "kv_cache_memory": "kv_cache_memory",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "scheduling_policy": "scheduling_policy",
+    "target_gap_ms": "target_gap_ms",
     "engine_seed": "seed",
     "load_format": "load_format",
     "threads": "num_threads",
@@ -69,6 +70,7 @@ def add_engine_flags(parser: VerbParser) -> None:
     add("--kv-cache-memory", type=size_bytes, metavar="SIZE", help="such as 4GiB or 512MiB")
     add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
     add("--scheduling-policy", metavar="NAME", help="fcfs, priority, or fair among keys")
+    add("--target-gap-ms", type=float, metavar="MS", help="most that prompts may hold up a token")
     add("--seed", dest="engine_seed", type=int, metavar="N", help="makes what is drawn repeat")
     add("--load-format", metavar="NAME", help="auto, or dummy for random weights")
     add("--threads", type=positive, metavar="N", help="CPU threads")

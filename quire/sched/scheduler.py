@@ -20,7 +20,10 @@ from quire.config import SchedConfig
 from quire.kv.manager import KVManager
 from quire.request import NOT_RUNNING, Request, RequestId
 from quire.sched.background import gives_way, turns
+from quire.sched.costs import StepCosts
+from quire.sched.extras import with_extras
 from quire.sched.finish import Finish, finish_of
+from quire.sched.gap import prompt_budget
 from quire.sched.policies import waiting_line
 from quire.sched.stats import SchedStats
 from quire.sched.window import has_company, seconds_held
@@ -31,9 +34,14 @@ WORTH_SHARING_AMONG = 8  # decodes behind common prefixes, to attend those prefi
 
 class Scheduler:
     def __init__(
-        self, config: SchedConfig, kv: KVManager, clock: Callable[[], float] = time.monotonic
+        self,
+        config: SchedConfig,
+        kv: KVManager,
+        clock: Callable[[], float] = time.monotonic,
+        costs: StepCosts | None = None,
     ) -> None:
-        self.config, self.kv, self.clock = config, kv, clock
+        """`costs` are what a target for the gap between tokens goes by."""
+        self.config, self.kv, self.clock, self.costs = config, kv, clock, costs
         self.waiting = waiting_line(config)
         self.running: dict[RequestId, Request] = {}
         self.max_running = config.max_num_seqs  # lowered while a fault is being pinned down
@@ -86,6 +94,9 @@ class Scheduler:
         works: dict[RequestId, Work] = {}
         preempted = self._num_preempted
         budget, late = self._plan_decodes(self.config.max_num_batched_tokens, works)
+        if self.costs is not None and (late or len(self.waiting)):
+            fed = self.config.max_num_batched_tokens - budget
+            budget = prompt_budget(budget, fed, self.costs, self.config.target_gap_ms / 1e3)
         held = budget // 2 if self.waiting.is_owed(self.running) else 0
         for request in late:
             if budget <= held:
@@ -300,10 +311,7 @@ class Scheduler:
                 events.append(self._advance(request, tokens, now))
             else:
                 self.kv.commit(request)
-        extras = (result.logprobs, result.prompt_logprobs, result.pooled)
-        if any(extra is not None for extra in extras):
-            return self._with_extras(events, plan, result)
-        return events
+        return with_extras(events, plan, result, running)
 
     def _fail(self, plan: StepPlan, failed: dict[int, str]) -> list[TokenEvent]:
         """End requests that cannot go on; the rest of the step is settled as usual."""
@@ -313,24 +321,6 @@ class Scheduler:
             if request is not None:
                 events.append(self._end(request, (), Finish("error"))._replace(error=message))
         return events
-
-    def _with_extras(
-        self, events: list[TokenEvent], plan: StepPlan, result: StepResult
-    ) -> list[TokenEvent]:
-        """Attach what few requests ask for; works that only read a prompt get their own event."""
-        by_id = {event.request_id: event for event in events}
-        for index, embedding in (result.pooled or {}).items():
-            id = plan.works[index].request_id
-            if id in by_id:  # the token drawn along with it means nothing
-                by_id[id] = by_id[id]._replace(tokens=(), pooled=embedding)
-        for index, (id, _, start, _, _) in enumerate(plan.works):
-            chosen = result.logprobs[index] if result.logprobs is not None else ()
-            prompt = (result.prompt_logprobs or {}).get(index, ())
-            if (chosen or prompt) and (id in by_id or id in self.running):
-                by_id[id] = by_id.get(id, TokenEvent(id, ()))._replace(
-                    logprobs=chosen, prompt_logprobs=prompt, prompt_start=start
-                )
-        return list(by_id.values())
 
     def _advance(self, request: Request, tokens: Sequence[int], now: float) -> TokenEvent:
         timing = request.timing
