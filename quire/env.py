@@ -6,9 +6,14 @@ and what may be touched. Nothing else in the package reads the environment.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from quire.errors import NotSupported
+
+MAX_PACK_GIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,10 @@ VARIABLES = (
     Variable(
         "QUIRE_CPU_ISA",
         "instruction set of the native kernels, or torch for none of them; default: the best",
+    ),
+    Variable(
+        "QUIRE_PACK_GIB",
+        "GiB of packed weights kept in the cache folder, 0 for none of them; default: 16",
     ),
 )
 
@@ -48,6 +57,20 @@ def is_offline() -> bool:
 
 def cpu_isa() -> str | None:
     return os.environ.get("QUIRE_CPU_ISA", "").strip() or None
+
+
+def pack_limit() -> int:
+    """In bytes."""
+    asked = os.environ.get("QUIRE_PACK_GIB", "").strip() or "16"
+    try:
+        limit = float(asked)
+    except ValueError:
+        limit = math.nan
+    if not 0 <= limit <= MAX_PACK_GIB:
+        raise NotSupported(
+            f"got QUIRE_PACK_GIB={asked!r}, want a number of GiB from 0 to {MAX_PACK_GIB}"
+        )
+    return int(limit * (1 << 30))
 
 
 def ask_for_one_blas() -> None:

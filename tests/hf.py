@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ VOCAB = 199
 
 class StateDictCheckpoint:
     """A Hugging Face model in memory, seen as a checkpoint."""
+
+    files: Sequence[Path] = ()
 
     def __init__(self, model: Any) -> None:
         self.config: Mapping[str, Any] = {
@@ -96,6 +99,9 @@ def rope(kind: str, **more: Any) -> dict[str, Any]:
 
 FAMILIES: dict[str, Any] = {
     "llama-gqa": lambda: _llama_like("Llama", head_dim=16),
+    "llama-packable": lambda: _llama_like(
+        "Llama", hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2
+    ),
     "llama-mha-bias": lambda: _llama_like(
         "Llama", num_key_value_heads=6, attention_bias=True, mlp_bias=True, head_dim=16
     ),

@@ -16,8 +16,10 @@ import torch
 from quire.attn.backend import AttentionBackend, AttnSpec
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
+from quire.engine.collector import return_heap
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
+from quire.engine.pack_identity import packs_of
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
@@ -88,12 +90,17 @@ def build_engine(
     heads = heads_of(spec, args.page_size)
     groups = layer_groups(spec.windows, spec.num_layers)
     name, backend = select_backend(config.attention_backend, device, dtype, heads)
-    ops = ops_of(device, cpu.library if dtype == torch.float32 else None)
     form = _form(args, checkpoint, device)
     if form is not None:
         cpu = cpu.rounding_to(str(args.quantization))
     wish = Wish(cpu.keeps_packed, form)
+    library = cpu.library if dtype == torch.float32 else None
+    packs = None if library is None else packs_of(checkpoint, wish)
+    ops = ops_of(device, library, packs)
     model = _load(checkpoint, spec, heads, config, ops, wish, dtype, device)
+    if packs is not None:
+        packs.save()
+        return_heap()
     backend = cpu.attention(backend, ops)
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(

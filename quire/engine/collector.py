@@ -14,7 +14,9 @@ triggers a full collection, so a loop of small batches would never have one.
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -48,3 +50,11 @@ def no_collection() -> Iterator[None]:
             gc.freeze()
             gc.unfreeze()  # to the oldest generation, without a walk
         gc.enable()
+
+
+def return_heap() -> None:
+    """Give freed memory back to the system: loading frees much at once, and glibc keeps it."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(ctypes.c_size_t(0))

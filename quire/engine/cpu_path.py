@@ -60,7 +60,8 @@ class CpuPath:
         made = self.kernel_decisions()
         if isinstance(ops, NativeOps):
             forms = ", ".join(f"{name} {size_text(n)}" for name, n in ops.kept.most_common())
-            made.append(Decision("weights", forms, self.form_reason))
+            how = "" if ops.packs is None else f"; {ops.packs.note}"
+            made.append(Decision("weights", forms, self.form_reason + how))
         return made
 
     def attention(self, backend: AttentionBackend, ops: Ops) -> AttentionBackend:

@@ -8,6 +8,7 @@ and one tensor is in flight at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Stored(NamedTuple):
 
 class Checkpoint(Protocol):
     config: Mapping[str, Any]  # as in config.json
+    files: Sequence[Path]  # what tensors are read from; none: they are from no file
 
     def names(self) -> Sequence[str]:
         """All tensor names, Hugging Face style."""

@@ -178,6 +178,7 @@ class GGUFCheckpoint:
             reason = f"no such architecture here; known: {', '.join(_NAMINGS)}"
             raise bad_field(file.path, "general.architecture", arch, reason, "use another model")
         self.file = file
+        self.files: Sequence[Path] = (file.path,)
         self.config: Mapping[str, Any] = build_config(file, str(arch), naming.hf_class)
         self._sources = _translate(file, naming, self.config)
         _check_complete(file, naming, self.config["num_hidden_layers"])

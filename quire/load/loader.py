@@ -1,4 +1,4 @@
-"""Loader: read -> rename -> convert -> copy into the parameter, one tensor in flight.
+"""Loader: read -> rename -> convert -> into the parameter, one tensor in flight.
 
 Every parameter must be filled completely and with the right shape; what is missing or misshapen
 is named. `fill_random` does the same job without a disk, for benchmarks and tests.
@@ -6,7 +6,9 @@ is named. `fill_random` does the same job without a disk, for benchmarks and tes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -17,7 +19,9 @@ from quire.load.unpack import readable
 from quire.load.wish import Wish
 from quire.models.decoder import Decoder
 from quire.models.names import Target
-from quire.nn.parameter import Parameter
+from quire.nn.parameter import Index, Parameter
+from quire.quant.deferred import Deferred
+from quire.quant.load_forms import LoadForm
 from quire.quant.weight import Dense, Weight
 
 DUMMY_STD = 0.02
@@ -29,43 +33,81 @@ def load_weights(
     names: Mapping[str, Target],
     wish: Wish = Wish(),  # noqa: B008 (a value, never changed)
 ) -> None:
-    """Fill the model from the checkpoint; names it does not know are left alone."""
+    """Fill the model from the checkpoint; names it does not know are left alone. Weights that stay
+    packed are read when their kernel is made."""
     stored, parameters = readable(checkpoint, model.device), model.parameters()
     for theirs, target in match(parameters, stored, names).items():
         parameter = parameters[target.name]
-        packed = stored.packed(theirs) if parameter.can_pack else None
-        if packed is not None:
-            _check_shape(parameter, packed.shape, target, theirs)
-            _put(parameter, target.name, target.part, packed, wish)
-            continue
-        tensor = stored.read(theirs)
-        tensor = tensor.t() if target.transposed else tensor
-        _check_shape(parameter, tuple(tensor.shape), target, theirs)  # files may lie about it
-        _put_floats(parameter, target.name, target.part, tensor, wish)
+        source = Source(stored, theirs, target, parameter, wish)
+        if not parameter.can_pack:
+            parameter.put(target.part, source.read())
+        elif wish.is_packed:
+            for part, weight in source.deferred().items():
+                parameter.keep(part, weight)
+        else:
+            weight = source.weight()
+            parameter.put(target.part, weight.dequantize(), weight.inputs)
 
 
-def _put_floats(
-    parameter: Parameter, name: str, part: str | None, tensor: Tensor, wish: Wish
-) -> None:
-    if not parameter.can_pack:
-        parameter.put(part, tensor)
-    elif tensor.ndim == 2:
-        _put(parameter, name, part, Dense(tensor), wish)
-    else:  # all experts in one
-        for each, index in parameter.parts.items():
-            _put(parameter, name, each, Dense(tensor[index]), wish)
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One stored tensor and the place it is for."""
+
+    stored: Checkpoint
+    theirs: str
+    target: Target
+    parameter: Parameter
+    wish: Wish
+
+    def read(self) -> Tensor:
+        """Raises CheckpointError."""
+        tensor = self.stored.read(self.theirs)
+        tensor = tensor.t() if self.target.transposed else tensor
+        self._check_shape(tuple(tensor.shape))  # files may lie about it
+        return tensor
+
+    def weight(self) -> Weight:
+        packed = self.stored.packed(self.theirs)
+        if packed is None:
+            return Dense(self.read())
+        self._check_shape(packed.shape)
+        return packed
+
+    def deferred(self) -> dict[str | None, Weight]:
+        """By part: of this tensor's own, or of all where it holds several (all experts in one)."""
+        target, parameter = self.target, self.parameter
+        if target.part is not None or len(parameter.shape) == 2:
+            return {target.part: self._deferred(target.part, self.weight)}
+        read = cache(self.read)  # by the first that is made, and gone with the last
+
+        def of(index: Index) -> Weight:
+            return Dense(read()[index])
+
+        places = parameter.parts.items()
+        return {part: self._deferred(part, partial(of, index)) for part, index in places}
+
+    def _deferred(self, part: str | None, make: Callable[[], Weight]) -> Deferred:
+        name, (num_out, num_in) = self.target.name, self.parameter.shape_of(part)
+        return Deferred(
+            _label(name, part),
+            (num_out, num_in),
+            lambda: formed(make(), self.parameter, self.wish.form_of(name), self.wish.keep_packed),
+        )
+
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
+        _check_shape(self.parameter, shape, self.target, self.theirs)
 
 
-def _put(parameter: Parameter, name: str, part: str | None, weight: Weight, wish: Wish) -> None:
-    if (form := wish.form_of(name)) is not None:
-        made = form.of(weight.dequantize().to(parameter.device, torch.float32))
+def formed(weight: Weight, parameter: Parameter, form: LoadForm | None, keep: bool) -> Weight:
+    """The weight in the form that is asked for, else as it is stored, else in floats."""
+    device, dtype = parameter.device, parameter.dtype
+    if form is not None:
+        made = form.of(weight.dequantize().to(device, torch.float32))
         if made is not None:
-            parameter.keep(part, made)
-            return
-    if wish.keep_packed and _is_smaller(weight, parameter.dtype):
-        parameter.keep(part, weight)
-    else:
-        parameter.put(part, weight.dequantize(), weight.inputs)
+            return made
+    if keep and _is_smaller(weight, dtype):
+        return weight
+    return Dense(weight.dequantize().to(device, dtype), weight.inputs)
 
 
 def _is_smaller(weight: Weight, dtype: torch.dtype) -> bool:
@@ -133,6 +175,7 @@ def fill_random(model: Decoder, seed: int, wish: Wish = Wish()) -> None:  # noqa
             tensor.zero_()
         else:
             tensor.normal_(0.0, DUMMY_STD, generator=generator)
-        if wish.form_of(name) is not None and parameter.can_pack:
+        if (form := wish.form_of(name)) is not None and parameter.can_pack:
             for part in parameter.parts or (None,):
-                _put(parameter, name, part, Dense(parameter.view(part)), wish)
+                weight = formed(Dense(parameter.view(part)), parameter, form, wish.keep_packed)
+                parameter.keep(part, weight)

@@ -90,6 +90,8 @@ def _folder_tokenizer(path: Path) -> Tokenizer:
 class ConfigOnly:
     """A checkpoint with a config and no tensors: for load_format='dummy'."""
 
+    files: Sequence[Path] = ()
+
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 

@@ -62,6 +62,7 @@ class SafetensorsCheckpoint:
     def __init__(self, config: Mapping[str, Any], shards: Mapping[str, Shard]) -> None:
         self.config = config
         self._shards = shards  # tensor name -> the file it is in
+        self.files: Sequence[Path] = tuple(dict.fromkeys(shard.path for shard in shards.values()))
 
     @staticmethod
     def open(folder: str | Path) -> SafetensorsCheckpoint:

@@ -59,7 +59,7 @@ class PlainCheckpoint:
     """`Checkpoint` over another one and its reader."""
 
     def __init__(self, stored: Checkpoint, read: Reader) -> None:
-        self.config = stored.config
+        self.config, self.files = stored.config, stored.files
         self._stored = stored
         self._pieces: dict[str, Piece | None] = {}  # None: as stored
         for name in stored.names():

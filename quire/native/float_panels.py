@@ -43,7 +43,7 @@ def pack_scaled(weight: Scaled, bias: Tensor | None) -> FloatPanels:
     else:
         kind, scales = BY_LANE, _by_panel(weight.pick(slice(None)).scales)
     share = min(width, num_in)
-    tensors = (panels, scales, None, None, None, None, bias, None)
+    tensors = (panels, scales, None, None, None, None, bias, None, None)
     return tensors, (num_out, num_in, EIGHT_BITS[weight.tensor.dtype], 1, 0, kind, 1, share, 0)
 
 
@@ -53,7 +53,7 @@ def pack_codebook(weight: Codebook, bias: Tensor | None) -> FloatPanels:
     pairs = codes.view(-1, PANEL, (num_in + 1) // 2, 2)
     panels = (pairs[..., 0] | pairs[..., 1] << 4).transpose(1, 2).contiguous()
     values = torch.tensor(weight.values, dtype=torch.float32)
-    tensors = (panels, _by_panel(weight.scales), None, None, None, None, bias, values)
+    tensors = (panels, _by_panel(weight.scales), None, None, None, None, bias, values, None)
     return tensors, (num_out, num_in, VALUES4, 1, 0, BY_LANE, 1, weight.block, 0)
 
 

@@ -1,6 +1,6 @@
 """The native library as Python sees it: loaded once, called through ctypes without the GIL.
 
-`load_library` compiles it if need be, chooses the best instruction set this CPU has (or the one
+`find_library` compiles it if need be, chooses the best instruction set this CPU has (or the one
 QUIRE_CPU_ISA names), and multiplies once with it and with plain C: the results must agree to the
 last bit, or the next best is taken.
 """
@@ -23,7 +23,7 @@ class Matrix(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("codes", "scales", "offsets", "zeros")),
-        *((name, c_void_p) for name in ("super_scales", "super_offsets", "bias", "table")),
+        *((name, c_void_p) for name in ("super_scales", "super_offsets", "bias", "table", "order")),
         *((name, c_int32) for name in ("num_out", "num_in", "bits", "block", "zero")),
         *((name, c_int32) for name in ("scale_kind", "super_size", "share", "rounds_rows")),
     )
@@ -47,7 +47,10 @@ class Library:
 
     def use_isa(self, name: str) -> None:
         if self._c.qn_use_isa(name.encode()):
-            raise NotSupported(f"got QUIRE_CPU_ISA={name!r}, this CPU has {', '.join(self.isas)}")
+            raise NotSupported(
+                f"got QUIRE_CPU_ISA={name!r}, this CPU has {', '.join(self.isas)}; take one of"
+                " them, torch for none, or leave it out for the best"
+            )
         self.isa = name
 
     def set_threads(self, count: int) -> None:
@@ -109,30 +112,35 @@ class Found(NamedTuple):
 
 @cache
 def find_library() -> Found:
-    """The library, one for the process, or why there is none."""
+    """The library, one for the process, or why there is none. Raises NotSupported where
+    QUIRE_CPU_ISA names what this CPU has not: whoever asks for one does not want another."""
     if env.cpu_isa() == "torch":
         return Found(None, "QUIRE_CPU_ISA=torch: no native library")
     try:
-        library = load_library()
+        library = open_library()
     except NotSupported as error:
         return Found(None, str(error))
+    _choose_isa(library)
     return Found(library, f"the best of {', '.join(library.isas)} on this CPU")
 
 
-def load_library() -> Library:
-    """Raises NotSupported where there can be none."""
+def open_library() -> Library:
+    """With plain C. Raises NotSupported where there can be none."""
     try:
         library = Library(ensure_built())
     except OSError as error:
         raise NotSupported(f"the native library cannot be loaded: {error}") from None
     library.set_threads(1)  # until an engine asks for more
+    return library
+
+
+def _choose_isa(library: Library) -> None:
     if asked := env.cpu_isa():
         library.use_isa(asked)
-        return library
+        return
     from quire.native.check import agrees_with_plain  # which multiplies, with this very library
 
     for isa in library.isas:
         library.use_isa(isa)
         if agrees_with_plain(library, isa):
             break
-    return library

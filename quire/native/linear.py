@@ -51,10 +51,10 @@ class NativeLinear:
         out = torch.empty(num_rows, self.num_out)
         needed = max(library.scratch_bytes(part.weight, num_rows) for part in self.parts)
         scratch = torch.empty(needed, dtype=torch.uint8)
-        source = (x.data_ptr(), x.stride(0))
         column = out.data_ptr()
         for part in self.parts:
-            into = (column, self.num_out)
+            rows = x if part.order is None else x.index_select(1, part.order)
+            source, into = (rows.data_ptr(), rows.stride(0)), (column, self.num_out)
             library.product(part.weight, source, num_rows, into, scratch.data_ptr())
             column += 4 * part.num_out
         return out

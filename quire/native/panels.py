@@ -2,12 +2,15 @@
 
 Of whole numbers, a vector holds inputs 4j to 4j + 3 of 16 outputs: 64 codes. Narrow codes lie in
 planes of 4, 2 and 1 bits, several vectors of codes to one of bytes. Of floats, a vector holds one
-input of 16 outputs. Outputs are padded with zeros to whole panels. `src/quire_native.h` is the
-other side of this page.
+input of 16 outputs. Outputs are padded with zeros to whole panels. Where columns of codes are
+sorted by group (act order), rows are brought into that order before they are multiplied.
+`src/quire_native.h` is the other side of this page.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from ctypes import c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -35,12 +38,36 @@ KINDS |= {(2, 16, "zeros"), (2, 32, "zeros"), (4, 16, "zeros"), (4, 32, "zeros")
 KINDS |= {(TABLE_CODES, 16, ""), (TABLE_CODES, 32, "")}
 
 
-@dataclass(frozen=True, slots=True)
+ADDRESSES = tuple(field[0] for field in Matrix._fields_ if field[1] is c_void_p)
+NUMBERS = tuple(field[0] for field in Matrix._fields_ if field[1] is not c_void_p)
+
+
+@dataclass(slots=True)
 class Panels:
     """A weight and the tensors its addresses point into."""
 
     weight: Matrix
-    tensors: tuple[Tensor | None, ...]
+    tensors: tuple[Tensor | None, ...]  # in the order of ADDRESSES
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor | None], numbers: Sequence[int]) -> Panels:
+        """`numbers` are in the order of NUMBERS."""
+        return Panels(Matrix(*map(_address, tensors), *numbers), tuple(tensors))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(int(getattr(self.weight, name)) for name in NUMBERS)
+
+    def move(self, tensors: Sequence[Tensor | None]) -> None:
+        """Read the same numbers from elsewhere. Not while a product runs."""
+        for name, tensor in zip(ADDRESSES, tensors, strict=True):
+            setattr(self.weight, name, _address(tensor))
+        self.tensors = tuple(tensors)
+
+    @property
+    def order(self) -> Tensor | None:
+        """[in] int32: which input each column is for; None: its own."""
+        return self.tensors[ADDRESSES.index("order")]
 
     @property
     def num_out(self) -> int:
@@ -71,7 +98,7 @@ def can_be_panels(weight: Weight) -> bool:
         return weight.tensor.dtype in FLOAT_CODES
     if float_panels.can_be_float_panels(weight):
         return True
-    if not isinstance(weight, Coded) or weight.order is not None or weight.shape[1] % 32:
+    if not isinstance(weight, Coded) or weight.shape[1] % 32:
         return False
     bits = weight.bits if weight.table is None else TABLE_CODES
     added = "zeros" if weight.zeros is not None else "offsets" if weight.offsets is not None else ""
@@ -82,24 +109,21 @@ def pack(weight: Weight, bias: Tensor | None = None) -> Panels:
     if isinstance(weight, Coded):
         return pack_codes(weight, bias)
     if isinstance(weight, Scaled):
-        return _panels(*float_panels.pack_scaled(weight, _wide_bias(bias)))
+        return Panels.of(*float_panels.pack_scaled(weight, _wide_bias(bias)))
     if isinstance(weight, Codebook):
-        return _panels(*float_panels.pack_codebook(weight, _wide_bias(bias)))
+        return Panels.of(*float_panels.pack_codebook(weight, _wide_bias(bias)))
     assert isinstance(weight, Dense), f"no panels for {type(weight).__name__}"
     return pack_floats(weight.tensor, bias)
-
-
-def _panels(tensors: tuple[Tensor | None, ...], shape: tuple[int, ...]) -> Panels:
-    return Panels(Matrix(*map(_address, tensors), *shape), tensors)
 
 
 def pack_floats(weight: Tensor, bias: Tensor | None = None) -> Panels:
     """[out, in] fp32, fp16 or bf16, kept as it is."""
     num_out, num_in = weight.shape
     panels = _padded(weight).view(-1, PANEL, num_in).transpose(1, 2).contiguous()
-    tensors = (panels, None, None, None, None, None, _wide_bias(bias), None)
-    shape = (num_out, num_in, FLOAT_CODES[weight.dtype], 1, 0, FLOAT_SCALES, 1, 1, 0)
-    return _panels(tensors, shape)
+    tensors = (panels, None, None, None, None, None, _wide_bias(bias), None, None)
+    return Panels.of(
+        tensors, (num_out, num_in, FLOAT_CODES[weight.dtype], 1, 0, FLOAT_SCALES, 1, 1, 0)
+    )
 
 
 def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
@@ -114,11 +138,12 @@ def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
         _by_panel(coded.super_offsets),
         _wide_bias(bias),
         table,
+        None if coded.order is None else coded.order.int(),
     )
     bits = coded.bits if table is None else TABLE_CODES
     shape = (*coded.shape, bits, coded.block, coded.zero, _scale_kind(coded), coded.super_size)
     rules = (coded.share, coded.inputs == "int8-row")
-    return _panels(tensors, (*shape, *rules))
+    return Panels.of(tensors, (*shape, *rules))
 
 
 def _planes(coded: Coded) -> Tensor:

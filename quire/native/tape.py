@@ -19,7 +19,7 @@ from torch import Tensor
 from quire.native.library import Library
 from quire.native.panels import Panels
 
-EMBED, NORM, PRODUCT, STORE, ATTEND, GATE, SCALE, PICK = range(8)
+EMBED, NORM, PRODUCT, STORE, ATTEND, GATE, SCALE, PICK, REORDER = range(9)
 GATES = {"silu": 0, "gelu": 1, "relu2": 2}
 LANES = 16  # widths of rows that operations take are multiples of it
 
@@ -172,16 +172,24 @@ class Tape:
         for part in parts:
             needed = self.library.scratch_bytes(part.weight, self.max_rows)
             self._scratch_bytes = max(self._scratch_bytes, needed)
+            source = x if part.order is None else self.reorder(x, part)
             self.add(
                 PRODUCT,
                 x.of_samples,
-                x=x.address,
+                x=source.address,
                 out=out.address + 4 * column,
                 product=self._weight(part),
                 width=x.width,
                 out_stride=num_out,
             )
             column += part.num_out
+        return out
+
+    def reorder(self, x: Rows, panels: Panels) -> Rows:
+        """Rows in the order of the weight's columns."""
+        out = self.rows(x.width, x.of_samples)
+        at = {"x": x.address, "out": out.address, "product": self._weight(panels)}
+        self.add(REORDER, x.of_samples, **at, width=x.width)
         return out
 
     def _weight(self, panels: Panels) -> int:

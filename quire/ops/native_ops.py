@@ -16,6 +16,7 @@ from quire.models.spec import RouterSpec
 from quire.native.direct import gate_rows, norm_rows
 from quire.native.library import Library
 from quire.native.linear import NativeLinear
+from quire.native.packs import Packs
 from quire.native.panels import FLOAT_NAMES, can_be_panels
 from quire.native.tape import LANES, Rows, Tape
 from quire.nn.ops import (
@@ -30,6 +31,8 @@ from quire.nn.ops import (
 from quire.ops.expert_loop import ExpertLoop
 from quire.ops.int8_inputs import Int8Inputs
 from quire.ops.torch_ops import HeadLoop, TorchOps
+from quire.quant.coded import Coded
+from quire.quant.deferred import made, name_of
 from quire.quant.weight import Dense, Weight
 
 FLOATS = tuple(FLOAT_NAMES.values())
@@ -38,8 +41,9 @@ FLOATS = tuple(FLOAT_NAMES.values())
 class NativeOps:
     """`nn.ops.Ops`."""
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
+    def __init__(self, library: Library, packs: Packs | None = None) -> None:
+        """`packs`: weights under their names, packed at an earlier start."""
+        self.library, self.packs = library, packs
         self.kept: Counter[str] = Counter()  # bytes of weights by their form
         self._torch = TorchOps()
 
@@ -51,22 +55,29 @@ class NativeOps:
     def linear(
         self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None = None
     ) -> LinearKernel:
-        weights = [_expanded(weight) for weight in weights]
-        if not all(map(can_be_panels, weights)):
-            return self._torch.linear(weights, bias, gate)
-        kernel: LinearKernel = self._native(weights, bias)
-        if any(isinstance(w, Dense) and w.inputs == "int8-row" for w in weights):
-            kernel = Int8Inputs(kernel)  # floats are multiplied as they are
+        name = name_of(weights)
+        kernel: LinearKernel | None = self._packed_before(name)
+        if kernel is None:
+            weights = [_expanded(made(weight)) for weight in weights]
+            if not all(map(can_be_panels, weights)):
+                return self._torch.linear(weights, bias, gate)
+            kernel = self._pack(weights, bias, name)
         return GatedNative(kernel, self, GateForm(gate)) if gate else kernel
 
     def table(self, weight: Weight) -> Table:
         return self.tied(weight)[0]
 
     def tied(self, weight: Weight) -> tuple[Table, LinearKernel]:
-        weight = _expanded(weight)
-        if not can_be_panels(weight):
-            return self._torch.tied(weight)
-        kernel = self._native([weight], None)
+        name = name_of([weight])
+        kernel = self._packed_before(name)
+        if kernel is None:
+            weight = made(weight)
+            has_order = isinstance(weight, Coded) and weight.order is not None
+            weight = Dense(weight.dequantize()) if has_order else _expanded(weight)
+            if not can_be_panels(weight):
+                return self._torch.tied(weight)
+            kernel = self._native([weight], None)
+            self._keep(name, kernel)
         return NativeTable(kernel), kernel
 
     def head_product(self, weight: Tensor) -> HeadProduct:
@@ -102,8 +113,28 @@ class NativeOps:
     def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
         return self._torch.route(logits, rule, correction)
 
+    def _packed_before(self, name: str | None) -> NativeLinear | None:
+        if self.packs is None or name is None or (parts := self.packs.find(name)) is None:
+            return None
+        return self._counted(NativeLinear(parts, self.library))
+
+    def _pack(
+        self, weights: Sequence[Weight], bias: Tensor | None, name: str | None
+    ) -> LinearKernel:
+        kernel = self._native(weights, bias)
+        if any(isinstance(w, Dense) and w.inputs == "int8-row" for w in weights):
+            return Int8Inputs(kernel)  # floats are multiplied as they are
+        self._keep(name, kernel)
+        return kernel
+
+    def _keep(self, name: str | None, kernel: NativeLinear) -> None:
+        if self.packs is not None and name is not None:
+            self.packs.add(name, kernel.parts)
+
     def _native(self, weights: Sequence[Weight], bias: Tensor | None) -> NativeLinear:
-        kernel = NativeLinear.of(weights, bias, self.library)
+        return self._counted(NativeLinear.of(weights, bias, self.library))
+
+    def _counted(self, kernel: NativeLinear) -> NativeLinear:
         for part in kernel.parts:
             self.kept[part.form] += part.num_bytes
         return kernel

@@ -26,6 +26,7 @@ from quire.ops.expert_loop import ExpertLoop
 from quire.ops.int8_inputs import Int8Inputs
 from quire.ops.mkl_linear import PackedLinear, can_pack
 from quire.ops.route import choose_experts
+from quire.quant.deferred import made
 from quire.quant.weight import Dense, Weight, tensor_of
 
 
@@ -74,6 +75,7 @@ class TorchOps:
     def linear(
         self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None = None
     ) -> LinearKernel:
+        weights = [made(weight) for weight in weights]
         weight = tensor_of(weights)
         kernel: LinearKernel = (PackedLinear if can_pack(weight) else TorchLinear)(weight, bias)
         kernel = Int8Inputs(kernel) if weights[0].inputs == "int8-row" else kernel

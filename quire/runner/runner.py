@@ -37,6 +37,7 @@ from quire.runner.tapes import Tapes
 from quire.runner.upload import IntArray, Uploader
 from quire.sample.inputs import TokenMask
 from quire.sample.logprobs import prompt_logprobs
+from quire.sample.ops import sample_ops_of
 from quire.sample.sampler import Sampler
 from quire.step import StepPlan, Work
 
@@ -64,7 +65,7 @@ class ModelRunner:
         self.model, self.backend, self.spec = model, backend, spec
         self.pool, self.rows = pool, rows
         self._group_specs = [replace(spec, window=window) for window in pool.groups.windows]
-        self.sampler = Sampler()
+        self.sampler = Sampler(sample_ops_of(model.device))
         self.uploader = Uploader(model.device)
         self.matchers = LiveMatchers()  # filled by the engine, for requests with a grammar
         self.masks = GrammarMasks(self.matchers, model.spec.vocab_size, self.uploader)
@@ -361,6 +362,7 @@ class ModelRunner:
                 self.model.logits,
                 info.params.prompt_logprobs,
                 PROMPT_LOGPROB_CHUNK,
+                self.sampler.ops.best,
             )
             parts.append(PromptPart(int(work), info.params.prompt_logprobs, targets, found))
         return parts

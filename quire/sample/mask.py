@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 def apply_mask(logits: Tensor, mask: TokenMask) -> None:
-    """Writes -inf into [S, V] logits in place."""
-    if logits.is_cuda:
-        # Here and not above: CPU installs need no triton.
-        from quire.kernels.token_mask import ban_unset
-
-        ban_unset(logits, mask.rows, mask.bits)
-        return
+    """Writes -inf into [S, V] logits in place, on a CPU; `kernels/token_mask.py` is a GPU's."""
     vocab_size = logits.shape[1]
     octets = mask.bits.numpy().view(np.uint8)  # [M, 4 * words]
     allowed = np.unpackbits(octets, axis=1, count=vocab_size, bitorder="little")

@@ -7,6 +7,7 @@ that should not matter does: chunking, page size, preemption, prefix hits, overl
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -23,6 +24,7 @@ from tests.hf import VOCAB, greedy, tiny_engine, tiny_model
 
 NUM_TOKENS = 20
 LONGEST = 80  # prompt and output
+IF_LONG = ["llama-mha-bias"] if os.environ.get("QUIRE_LONG_TESTS") else []
 
 PLAIN = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)
 WISHES = {
@@ -76,10 +78,18 @@ def outputs(engine: Engine, requests: Sequence[Request]) -> dict[int, list[int]]
     return {request.id: request.output for request in requests}
 
 
+def engine_of(family: str, **changes: Any) -> Engine:
+    """`packed`: weights in four bits, in place of floats."""
+    if family != "packed":
+        return tiny_engine(model(family), **changes)
+    form = {"dtype": "auto", "quantization": "rtn-int4-g32"}
+    return tiny_engine(model("llama-packable"), **form, **changes)
+
+
 @cache
 def alone(family: str) -> dict[int, list[int]]:
     """Each request in an engine of its own history: nothing cached, nobody else, one chunk."""
-    engine = tiny_engine(model(family), page_size=16, enable_prefix_caching=False, max_num_seqs=1)
+    engine = engine_of(family, page_size=16, enable_prefix_caching=False, max_num_seqs=1)
     found: dict[int, list[int]] = {}
     for request in everyone():
         found |= outputs(engine, [request])
@@ -100,7 +110,7 @@ def records(engine: Engine, requests: Sequence[Request]) -> dict[int, list[Token
 
 @cache
 def records_alone(family: str) -> dict[int, list[TokenLogprobs]]:
-    engine = tiny_engine(model(family), page_size=16, enable_prefix_caching=False, max_num_seqs=1)
+    engine = engine_of(family, page_size=16, enable_prefix_caching=False, max_num_seqs=1)
     found: dict[int, list[TokenLogprobs]] = {}
     for request in everyone():
         found |= records(engine, [request])
@@ -142,7 +152,7 @@ EXACT = [name for name in ENGINES if name != "reference attention"]  # another o
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="the promise is MKL's")
-@pytest.mark.parametrize("family", ["llama-gqa", "llama-mha-bias"])
+@pytest.mark.parametrize("family", ["llama-gqa", "packed", *IF_LONG])
 @pytest.mark.parametrize("name", [*EXACT, "tiny pool"])
 def test_logprobs_do_not_depend_on_the_engine(name: str, family: str) -> None:
     """Equal tokens could be luck; equal floats cannot. `docs/decisions` promises them on a CPU."""
@@ -150,19 +160,26 @@ def test_logprobs_do_not_depend_on_the_engine(name: str, family: str) -> None:
         "max_model_len": LONGEST,
         "kv_cache_memory": small_pool(family, 4, LONGEST // 4 + 9),
     }
-    assert records(tiny_engine(model(family), **args), everyone()) == records_alone(family)
+    assert records(engine_of(family, **args), everyone()) == records_alone(family)
 
 
-@pytest.mark.parametrize("family", ["llama-gqa", "gpt2"])
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize(
+    ("family", "page_size"),
+    [
+        ("llama-gqa", 1),
+        ("llama-gqa", 4),
+        ("llama-gqa", 16),
+        ("gpt2", 4),
+        ("packed", 4),
+        ("packed", 16),
+    ],
+)
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
 def test_tokens_survive_preemption(family: str, page_size: int, overlap: bool) -> None:
     """A pool that holds little more than one request: everybody is preempted again and again."""
     num_pages = -(-LONGEST // page_size) + 1 + 32 // page_size
     small = small_pool(family, page_size, num_pages)
-    engine = tiny_engine(
-        model(family), page_size=page_size, max_model_len=LONGEST, kv_cache_memory=small
-    )
+    engine = engine_of(family, page_size=page_size, max_model_len=LONGEST, kv_cache_memory=small)
     engine.core.lag = int(overlap)
     assert outputs(engine, everyone()) == alone(family)
     stats = engine.core.scheduler.stats()
@@ -197,17 +214,18 @@ def test_prompt_logprobs_survive_preemption(overlap: bool) -> None:
 
 
 def small_pool(family: str, page_size: int, num_pages: int) -> int:
-    pool = tiny_engine(model(family), page_size=page_size).runner.pool
+    pool = engine_of(family, page_size=page_size).runner.pool
     return pool.data.nbytes // pool.num_pages * num_pages
 
 
+@pytest.mark.parametrize("family", ["llama-gqa", "packed"])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_tokens_are_the_same_on_hit_and_miss(page_size: int) -> None:
+def test_tokens_are_the_same_on_hit_and_miss(page_size: int, family: str) -> None:
     """Twice through one engine: the second time every prompt is in the cache to its last token."""
-    engine = tiny_engine(model("llama-gqa"), page_size=page_size, max_num_batched_tokens=64)
+    engine = engine_of(family, page_size=page_size, max_num_batched_tokens=64)
     first = outputs(engine, everyone())
     again = everyone()
-    assert outputs(engine, again) == first == alone("llama-gqa")
+    assert outputs(engine, again) == first == alone(family)
     for request in again:
         whole = request.num_prompt // page_size * page_size
         assert request.num_cached == min(whole, request.num_prompt - 1)

@@ -242,6 +242,7 @@ def test_classify_and_encode_with_a_head(tmp_path: Path) -> None:
     assert torch.allclose(torch.stack(numbers).softmax(-1), torch.stack(probs))
 
 
+@pytest.mark.parametrize("weights", ["float32"], indirect=True)
 def test_what_the_engine_is_asked(llm: LLM) -> None:
     config = llm.llm_engine.model_config
     assert config is not None and config == llm.llm_engine.get_model_config()
@@ -254,6 +255,7 @@ def test_what_the_engine_is_asked(llm: LLM) -> None:
 # ------------------------------------------------------------ arguments
 
 
+@pytest.mark.parametrize("weights", ["float32"], indirect=True)
 def test_arguments_that_change_nothing(make_llm: Callable[..., LLM], llm: LLM) -> None:
     """Red when a script fails over an argument it gives the value it has anyway."""
     same = make_llm(
@@ -319,6 +321,7 @@ def sums(model: Any, ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
 
 
+@pytest.mark.parametrize("weights", ["float32"], indirect=True)
 def test_beams_equal_transformers(llm: LLM) -> None:
     """Red when a beam is lost, misjudged or out of order."""
     model = random_llama()
@@ -345,6 +348,7 @@ def test_beams_equal_transformers(llm: LLM) -> None:
             assert beam.finish_reason == "length" and len(beam.logprobs) == 6
 
 
+@pytest.mark.parametrize("weights", ["float32"], indirect=True)
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
 def test_beams_that_end(llm: LLM, length_penalty: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a search over the whole vocabulary, written out: red when an end is missed, grows on,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
+from quire.quant.rtn import RtnForm
 from tests.text.tiny_tokenizers import byte_level
 
 BOS, EOS, PAD = 0, 1, 2  # as tiny_tokenizers orders its special tokens
@@ -58,3 +61,18 @@ def save_tiny_folder(folder: Path, model: Any = None) -> None:
         "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(special))
+
+
+def save_rounded_folder(source: Path, folder: Path, form: str) -> None:
+    """As `source`, its matrices rounded to `form` and in floats again."""
+    asked = RtnForm.parse(form)
+    eight = replace(asked, bits=8)  # of embeddings and heads
+    tensors = load_file(source / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.ndim == 2:
+            is_head = "lm_head" in name or "embed" in name
+            made = (eight if is_head else asked).of(tensor)
+            tensors[name] = tensor if made is None else made.dequantize()
+    for path in source.glob("*.json"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -13,6 +13,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
+from quire.sample.cuda_ops import CudaSampling
 from quire.sample.inputs import BadWords, History, Penalties, SampleInputs, TokenEdits
 from quire.sample.sampler import Sampler
 from tests.sample.cases import Row, chi_square, exact_probabilities, make_inputs, to_device
@@ -47,7 +48,7 @@ def _case(kind: str, vocab_size: int, copies: int) -> tuple[torch.Tensor, list[R
 
 
 def _draw(logits: torch.Tensor, rows: list[Row]) -> torch.Tensor:
-    return Sampler()(logits, to_device(make_inputs(rows), "cuda")).tokens
+    return Sampler(CudaSampling())(logits, to_device(make_inputs(rows), "cuda")).tokens
 
 
 @contextmanager
@@ -119,7 +120,7 @@ def _everything(rows: list[Row], vocab_size: int) -> SampleInputs:
 
 def test_never_waits() -> None:
     logits, rows = _case("normal", 32_000, copies=1)
-    sampler, inputs = Sampler(), _everything(rows, 32_000)
+    sampler, inputs = Sampler(CudaSampling()), _everything(rows, 32_000)
     want = sampler(logits.clone(), inputs)  # compiles, which may wait
     copy = logits.clone()
     with _no_sync():
@@ -131,7 +132,7 @@ def test_never_waits() -> None:
 @pytest.mark.parametrize("with_edits", [False, True])
 def test_can_be_captured(with_edits: bool) -> None:
     logits, rows = _case("normal", 32_000, copies=1)
-    sampler = Sampler()
+    sampler = Sampler(CudaSampling())
     inputs = to_device(make_inputs(rows), "cuda")
     if with_edits:
         inputs = _everything(rows, 32_000)
@@ -153,7 +154,7 @@ def test_can_be_captured(with_edits: bool) -> None:
 def test_edits_match_the_cpu() -> None:
     logits, rows = _case("normal", 32_000, copies=1)
     inputs = _everything(rows, 32_000)
-    out = Sampler()(logits.clone(), inputs)
+    out = Sampler(CudaSampling())(logits.clone(), inputs)
 
     def to_cpu(part: object) -> object:
         names = type(part).__slots__

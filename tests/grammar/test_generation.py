@@ -168,6 +168,7 @@ def test_several_answers(llm: LLM) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("weights", ["float32"], indirect=True)
 def test_greedy_takes_the_best_allowed_token(llm: LLM, tiny_folder: Path) -> None:
     """Oracle: transformers' logits, cut by a matcher of our own walk."""
     model = transformers.LlamaForCausalLM.from_pretrained(tiny_folder).eval()

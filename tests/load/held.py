@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import safe_open
@@ -26,6 +26,7 @@ class Held:
     """`Checkpoint`."""
 
     config: Mapping[str, Any]
+    files: ClassVar[tuple[Path, ...]] = ()
     tensors: dict[str, Tensor]
 
     def names(self) -> Sequence[str]:

@@ -190,5 +190,22 @@ def test_an_unknown_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     if build.find_compiler() is None:
         pytest.skip("no C compiler")
     monkeypatch.setenv("QUIRE_CPU_ISA", "avx9000")
-    with pytest.raises(NotSupported, match=r"QUIRE_CPU_ISA='avx9000', this CPU has .*plain"):
-        library.load_library()
+    library.find_library.cache_clear()
+    try:
+        with pytest.raises(NotSupported, match=r"QUIRE_CPU_ISA='avx9000', this CPU has .*plain"):
+            library.find_library()
+    finally:
+        library.find_library.cache_clear()
+
+
+def test_a_file_that_is_no_library(
+    empty_cache: Path, commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a file that the linker refuses ends the process, and not in a reason."""
+    library.find_library.cache_clear()
+    try:
+        found = library.find_library()
+        assert found.library is None
+        assert found.reason.startswith("the native library cannot be loaded: ")
+    finally:
+        library.find_library.cache_clear()

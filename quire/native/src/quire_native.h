@@ -38,6 +38,7 @@ typedef struct {
     const uint16_t *super_offsets;
     const float *bias;            /* [outputs rounded up to panels] or NULL */
     const int8_t *table;          /* of CODES_TABLE4: 16 values; of CODES_VALUES4: 16 floats */
+    const int32_t *order;         /* [inputs] the input of each column, for OP_REORDER; or NULL */
     int32_t num_out, num_in;      /* num_in is a multiple of the block */
     int32_t bits, block, zero;
     int32_t scale_kind, super, share;
@@ -96,7 +97,7 @@ typedef struct {
     int32_t joint;    /* which units' parts are joined */
 } qn_unit;
 
-enum { OP_EMBED, OP_NORM, OP_PRODUCT, OP_STORE, OP_ATTEND, OP_GATE, OP_SCALE, OP_PICK };
+enum { OP_EMBED, OP_NORM, OP_PRODUCT, OP_STORE, OP_ATTEND, OP_GATE, OP_SCALE, OP_PICK, OP_REORDER };
 enum { GATE_SILU, GATE_GELU, GATE_RELU2 };
 
 /* One operation on rows of floats; which fields it reads is said at its kernel. */

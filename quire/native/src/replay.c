@@ -53,6 +53,17 @@ static void pick_units(void *arg, int64_t begin, int64_t end) {
                (size_t)width * 4);
 }
 
+/* Rows in the order of a weight's columns. */
+static void reorder_units(void *arg, int64_t begin, int64_t end) {
+    const qn_op *op = ((job *)arg)->op;
+    const int32_t *order = op->product->order;
+    for (int64_t row = begin; row < end; row++) {
+        const float *x = op->x + row * op->width;
+        float *out = op->out + row * op->width;
+        for (int i = 0; i < op->width; i++) out[i] = x[order[i]];
+    }
+}
+
 /* Queries of a step's tokens, a few neighbours at a time. */
 static int64_t token_queries(const qn_step *s, qn_queries *into) {
     int64_t count = 0;
@@ -81,6 +92,7 @@ static void run_op(qn_pool *pool, job *j, int64_t rows) {
     case OP_STORE: qn_share(pool, store_units, j, rows, RUN); break; /* lines of the cache */
     case OP_GATE: qn_share(pool, gate_units, j, rows, ALONE); break;
     case OP_SCALE: qn_share(pool, scale_units, j, rows, 2 * ALONE); break;
+    case OP_REORDER: qn_share(pool, reorder_units, j, rows, ALONE); break;
     case OP_PICK: qn_share(pool, pick_units, j, rows, 4 * ALONE); break;
     case OP_ATTEND: qn_attend(pool, op, j->step, j->units, j->num_units); break;
     }
