@@ -16,9 +16,10 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.engine import commands as msg
@@ -42,6 +43,7 @@ IDLE_WAIT_S = 0.5
 CHECK_EVERY_S = 10.0  # idle bookkeeping checks walk every page: not after each short request
 CHECK_LATEST_S = 60.0  # a check this late does not stop when a command arrives
 STUCK = 71  # exit code
+NO_EXPERTS: Mapping[int, list[int]] = MappingProxyType({})
 
 
 class Patience(NamedTuple):
@@ -255,12 +257,12 @@ class EngineProcess:
     def _pause(self, peer: Peer, command: msg.Pause) -> None:
         self._is_paused = True
         peer.reply(command.number)
-        self._send_beat(0.0)
+        self._send_beat()
 
     def _resume(self, peer: Peer, command: msg.Resume) -> None:
         self._is_paused = False
         peer.reply(command.number)
-        self._send_beat(0.0)
+        self._send_beat()
 
     def _watch(self, peer: Peer, command: msg.Watch) -> None:
         peer.watch_hz = command.hz
@@ -332,17 +334,20 @@ class EngineProcess:
             if stalled > self.patience.dump_s and not has_dumped:
                 faulthandler.dump_traceback()
             has_dumped = stalled > self.patience.dump_s
-            self._send_beat(stalled)
+            experts = self._loads.take() if self._peers and self._loads is not None else {}
+            self._send_beat(stalled, experts)
 
-    def _send_beat(self, stalled: float) -> None:
+    def _send_beat(
+        self, stalled: float = 0.0, experts: Mapping[int, list[int]] = NO_EXPERTS
+    ) -> None:
         peers = [peer for peer in list(self._peers.values()) if not peer.is_gone]
         try:
             counts = self.core.scheduler.stats().as_dict() if peers else {}
         except RuntimeError:  # a dict changed size under our feet: the next beat will do
             return
-        experts = self._loads.take() if peers and self._loads is not None else {}
+        has_work, is_paused = self.core.has_work, self._is_paused
         for peer in peers:
-            peer.send(msg.Beat(counts, self.core.has_work, self._is_paused, stalled, experts))
+            peer.send(msg.Beat(counts, has_work, is_paused, stalled, dict(experts)))
 
     def _maybe_snapshot(self) -> None:
         now = time.monotonic()
