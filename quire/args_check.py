@@ -19,7 +19,7 @@ from quire.quant.methods import stored_method
 DEVICES = ("auto", "cpu", "cuda")
 DTYPE_NAMES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 LOAD_FORMATS = ("auto", "dummy")
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "fair")
 
 MAX_MODEL_LEN = 1 << 24
 MAX_SEQS = 1 << 14  # a row of the token table each
@@ -52,6 +52,12 @@ def check_args(args: EngineArgs) -> None:
     _number("gpu_memory_utilization", args.gpu_memory_utilization, 1.0)
     _number("priority_aging_s", args.priority_aging_s, MAX_AGING_S)
     _number("batch_wait_ms", args.batch_wait_ms, MAX_WAIT_MS, may_be_zero=True)
+    _number("target_gap_ms", args.target_gap_ms, MAX_WAIT_MS, may_be_zero=True)
+    if args.target_gap_ms and not args.enable_chunked_prefill:
+        raise NotSupported(
+            f"got target_gap_ms={args.target_gap_ms:g} with enable_chunked_prefill=False: steps"
+            " keep their time by cutting prompts into chunks; drop one of the two"
+        )
     if args.max_chunk and not args.enable_chunked_prefill:
         raise NotSupported(
             f"got max_chunk={args.max_chunk} with enable_chunked_prefill=False: prompts are either"

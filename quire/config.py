@@ -16,11 +16,12 @@ class SchedConfig:
     max_num_batched_tokens: int = 2048
     max_model_len: int = 2048
     max_chunk: int = 0  # most prompt tokens of one request in a step; 0: the whole budget
-    policy: str = "fcfs"  # or "priority"
+    policy: str = "fcfs"  # or "priority", or "fair" among keys
     priority_aging_s: float = 30.0  # seconds of waiting worth one level of priority
     batch_wait_ms: float = 0.0  # hold admissions this long for company ...
     batch_wait_tokens: int = 0  # ... unless this many prompt tokens already wait
     chunked_prefill: bool = True  # False: a prompt enters only as a whole
+    target_gap_ms: float = 0.0  # prompts beside decodes shall not make a step longer; 0: they may
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class EngineArgs:
     priority_aging_s: float = 30.0
     batch_wait_ms: float = 0.0
     batch_wait_tokens: int = 0
+    target_gap_ms: float = 0.0
     seed: int | None = 0  # of requests without one of their own; None: each draws afresh
     skip_tokenizer_init: bool = False
     enforce_eager: bool = False

@@ -51,6 +51,8 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     priority: int = 0  # lower runs earlier, as in vLLM
     cache_salt: str = ""
+    tenant: str = ""  # whose it is: the key that fair queueing and shares go by
+    weight: float = 1.0  # of that key
     children: list[Request] = field(default_factory=list)  # n > 1: start once our prompt is in
 
     row: int = NOT_RUNNING
@@ -60,6 +62,7 @@ class Request:
     num_cached: int = 0  # prompt tokens taken from the prefix cache at first admission
     cache_note: str = ""  # why there was no (or no longer) hit
     num_preempted: int = 0
+    turn: float = 0.0  # of a fair line's clock, when it first started
     num_lost: int = 0  # tokens whose keys and values a preemption threw away
     timing: Timing = field(default_factory=Timing)
 

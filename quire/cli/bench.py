@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.cli.bench_cpu import EXAMPLES as CPU
 from quire.cli.bench_cpu import cpu_flags, measure_cpu
+from quire.cli.bench_serve import EXAMPLES as SERVE
+from quire.cli.bench_serve import measure_serve, serve_flags
 from quire.cli.engine_flags import (
     add_engine_flags,
     add_model,
@@ -33,6 +35,7 @@ quire bench latency --prompt-len 512 --output-len 64
 quire bench startup
 quire bench ladder --quick
 quire bench cpu --against llama.cpp,transformers
+quire bench serve --rate 4 --lengths sharegpt
 quire bench h200 --rows decode-8b,prefill-8b
 quire bench profile --shape 8b --batches 1,32,256
 """
@@ -370,6 +373,7 @@ KINDS = {
     "startup": Kind("fresh process to first token", STARTUP, _startup_flags, _startup),
     "ladder": Kind("one technique after another on the same work", LADDER, _ladder_flags, _ladder),
     "cpu": Kind("beside other engines on this CPU", CPU, cpu_flags, measure_cpu, has_engine=False),
+    "serve": Kind("load on a running server", SERVE, serve_flags, measure_serve, "", False),
     "h200": Kind(
         "the suite of one H200, beside vLLM's figures", H200, _h200_flags, _h200, words=""
     ),

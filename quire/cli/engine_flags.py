@@ -32,6 +32,7 @@ FIELDS = {
     "kv_cache_dtype_skip_layers": "kv_cache_dtype_skip_layers",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "scheduling_policy": "scheduling_policy",
+    "target_gap_ms": "target_gap_ms",
     "engine_seed": "seed",
     "load_format": "load_format",
     "threads": "num_threads",
@@ -77,7 +78,8 @@ def add_engine_flags(parser: VerbParser) -> None:
         help="layers that keep floats, such as 0,29 or sliding_window",
     )
     add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
-    add("--scheduling-policy", metavar="NAME", help="fcfs or priority")
+    add("--scheduling-policy", metavar="NAME", help="fcfs, priority, or fair among keys")
+    add("--target-gap-ms", type=float, metavar="MS", help="most that prompts may hold up a token")
     add("--seed", dest="engine_seed", type=int, metavar="N", help="makes what is drawn repeat")
     add("--load-format", metavar="NAME", help="auto, or dummy for random weights")
     add("--threads", type=positive, metavar="N", help="CPU threads")

@@ -35,6 +35,7 @@ LOG_FORMATS = ("auto", "text", "json")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")  # as browsers send it
 MAX_REQUESTS = 1_000_000
 MAX_SECONDS = 31_536_000.0  # a year
+MAX_PROCESSES, MAX_AUTO_PROCESSES, CPUS_PER_PROCESS = 64, 8, 8
 
 
 def build_parser() -> VerbParser:
@@ -44,6 +45,13 @@ def build_parser() -> VerbParser:
     http.add_argument("--host", default="127.0.0.1", help="address to listen on")
     http.add_argument("--port", type=whole(1, 65_535), default=8000, help="port (default: 8000)")
     http.add_argument("--http-server", choices=("granian", "uvicorn"), default="granian")
+    http.add_argument(
+        "--api-processes",
+        type=api_processes,
+        default="auto",
+        metavar="N",
+        help="processes that speak HTTP on the port (default: auto, one for each 8 CPUs)",
+    )
     http.add_argument("--allowed-origins", nargs="*", default=(), metavar="URL", help="for CORS")
     http.add_argument("--no-page", action="store_true", help="do not serve the page at /")
     _add_key_flags(parser)
@@ -69,7 +77,9 @@ def build_parser() -> VerbParser:
 def _add_key_flags(parser: VerbParser) -> None:
     keys = parser.add_argument_group("keys")
     keys.add_argument("--api-key", action="append", default=[], metavar="KEY", help="may repeat")
-    keys.add_argument("--api-key-file", type=Path, metavar="FILE", help="one key a line")
+    keys.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="a key a line, or KEY weight=N"
+    )
     keys.add_argument("--admin-api-key", action="append", default=[], metavar="KEY")
     keys.add_argument(
         "--allow-unauthenticated",
@@ -125,6 +135,15 @@ def _add_limit_flags(parser: VerbParser) -> None:
     add("--stall-timeout", seconds, "S", "no step: restart engine", stall, default=stall)
 
 
+def api_processes(text: str) -> int:
+    """A number, or auto: one for each eight CPUs, up to eight."""
+    if text == "auto":
+        from quire.engine.usable_cpus import usable_cpus
+
+        return max(1, min(MAX_AUTO_PROCESSES, usable_cpus() // CPUS_PER_PROCESS))
+    return whole(1, MAX_PROCESSES)(text)
+
+
 def seconds(text: str) -> float:
     try:
         value = float(text)
@@ -152,7 +171,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
     from quire.server.server import model_name
     from quire.server.settings import Limits, ServeSettings, is_loopback
 
-    keys = _keys(args)
+    keys, weights = _keys(args)
     _check_names(args)
     if not is_loopback(args.host) and not keys and not args.allow_unauthenticated:
         raise BadRequest(
@@ -172,10 +191,12 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         host=args.host,
         port=args.port,
         http_server=args.http_server,
+        api_processes=args.api_processes,
         served_model_names=tuple(args.served_model_name) or (model_name(model_of(args)),),
         accept_any_model=args.accept_any_model,
         api_keys=keys,
         admin_keys=tuple(args.admin_api_key),
+        key_weights=weights,
         public_metrics=args.public_metrics,
         share_prefix_cache=args.share_prefix_cache,
         chat_template=template,
@@ -243,22 +264,26 @@ def _given_limits(args: Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _keys(args: Namespace) -> tuple[str, ...]:
+def _keys(args: Namespace) -> tuple[tuple[str, ...], dict[str, float]]:
+    """All keys, and the weights of those that have one."""
     from quire import env
+    from quire.server.keys import read_key
 
-    keys = [*args.api_key]
+    given = [*args.api_key]
     if args.api_key_file is not None:
         lines = _read(args.api_key_file, "--api-key-file").splitlines()
-        keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        if not keys:
+        given += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not given:
             raise BadRequest(f"--api-key-file {args.api_key_file} holds no key")
     if from_environment := env.api_key():
-        keys.append(from_environment)
+        given.append(from_environment)
+    weights = dict(map(read_key, given))
+    keys = tuple(read_key(text)[0] for text in given)
     if any(
         not key.isascii() or not key or key != key.strip() for key in [*keys, *args.admin_api_key]
     ):
         raise BadRequest("API keys must be ASCII, not empty, without blanks around them")
-    return tuple(keys)
+    return keys, {key: weight for key, weight in weights.items() if weight != 1.0}
 
 
 def _read(path: Path, flag: str) -> str:

@@ -50,10 +50,13 @@ from quire.quant.form_name import is_form
 from quire.quant.load_forms import LoadForm, load_form
 from quire.quant.methods import method_of, stored_method
 from quire.resolve import resolve
+from quire.runner.chunk_times import chunk_times
 from quire.runner.device import free_memory, peak_memory, reset_peak, total_memory
 from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
 from quire.runner.warmup import compile_ahead, largest_step
+from quire.sched.costs import StepCosts
+from quire.sched.gap import prompt_budget
 from quire.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -118,7 +121,7 @@ def build_engine(
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
     runner.tapes = cpu.record(model, backend, pool, config, decisions)
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows)
-    scheduler = Scheduler(config.sched, kv)
+    scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
     core = EngineCore(scheduler, runner, overlap=device.type == "cuda", grammars=grammars)
     sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
@@ -130,6 +133,20 @@ def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, cpu: CpuPath, dtype: 
     if cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
         return sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
     return spec.num_params * dtype.itemsize
+
+
+def _step_costs(
+    sched: SchedConfig, runner: ModelRunner, decisions: list[Decision]
+) -> StepCosts | None:
+    """What steps take here, measured where somebody asks for a gap between tokens."""
+    if not sched.target_gap_ms:
+        return None
+    costs = chunk_times(runner, sched.max_num_batched_tokens)
+    target_s = sched.target_gap_ms / 1e3
+    fit = prompt_budget(sched.max_num_batched_tokens, 1, costs, target_s)
+    why = f"{fit} prompt tokens beside one that decodes; one alone takes {costs.times[0] * 1e3:.1f}"
+    decisions.append(Decision("target gap", f"{sched.target_gap_ms:g} ms", f"{why} ms here"))
+    return costs
 
 
 def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> LoadForm | None:

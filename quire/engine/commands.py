@@ -42,11 +42,15 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     priority: int
     cache_salt: str
     arrival: float
+    tenant: str
+    weight: float
     children: list[Child] = []
 
     def __post_init__(self) -> None:
         if len(self.tokens) % ID_BYTES:
             raise ValueError(f"{len(self.tokens)} bytes of token ids")
+        if not self.weight > 0:
+            raise ValueError(f"a weight of {self.weight}")
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -103,6 +107,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     decisions: list[Decision]
     load_seconds: float
     num_params: int = 0
+    first_id: int = 0  # ids of requests on this connection count from here
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
@@ -165,6 +170,8 @@ def submit_of(leader: Request) -> Submit:
         priority=leader.priority,
         cache_salt=leader.cache_salt,
         arrival=leader.timing.arrival,
+        tenant=leader.tenant,
+        weight=leader.weight,
         children=[Child(c.id, c.seed, c.params) for c in leader.children],
     )
 
@@ -196,6 +203,7 @@ def requests_of(command: Submit) -> list[Request]:
             seed=seed,
         )
         made.timing = Timing(arrival=command.arrival)
+        made.tenant, made.weight = command.tenant, command.weight
         return made
 
     made = [request(command.id, command.seed, command.params)]

@@ -1,33 +1,33 @@
-"""EngineProcess: the engine's loop behind a unix socket. One API process is connected at a time.
+"""EngineProcess: the engine's loop behind a unix socket, for one API process or several.
 
-The main thread steps; a reader thread turns frames into commands; a writer thread sends reports, so
-that neither a slow peer nor a large frame ever holds a step; a beat thread says once a second that
-the process lives and how long ago the loop last turned. When the API process goes away all its
-requests are aborted and the next connection is awaited. Nothing here listens on the network.
+The main thread steps; each connected API process has a reader and a writer thread (`peer.py`); a
+beat thread says once a second that the process lives and how long ago the loop last turned. A
+connection has a range of request ids of its own, so whose news an event is can be read off its id.
+When an API process goes away its requests are aborted. Nothing here listens on the network.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import logging
 import os
-import queue
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.engine import commands as msg
-from quire.engine.commands import QUEUE_TIMEOUT, Command, Report
+from quire.engine.commands import QUEUE_TIMEOUT
 from quire.engine.guard import Guard
+from quire.engine.peer import ID_BITS, Peer
 from quire.engine.snapshot import Snapshots
-from quire.engine.wire import Codec, receive
-from quire.errors import EngineDead, QuireError
+from quire.errors import QuireError
 from quire.kv.check import check_in_slices
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
@@ -43,59 +43,7 @@ IDLE_WAIT_S = 0.5
 CHECK_EVERY_S = 10.0  # idle bookkeeping checks walk every page: not after each short request
 CHECK_LATEST_S = 60.0  # a check this late does not stop when a command arrives
 STUCK = 71  # exit code
-MAX_UNSENT = 256 << 20  # bytes a peer may leave unread before it counts as gone
-
-
-class Peer:
-    """One connected API process: a reader and a writer thread around a socket."""
-
-    def __init__(self, connection: socket.socket, wake: Callable[[], None]) -> None:
-        self.inbox: deque[Command] = deque()
-        self.is_gone = False
-        self._connection, self._wake = connection, wake
-        self._codec: Codec[Report] = Codec(Report)
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._unsent, self._counting = 0, threading.Lock()
-        for work in (self._read, self._write):
-            threading.Thread(target=work, name=work.__name__, daemon=True).start()
-
-    def send(self, report: Report) -> None:
-        frame = self._codec.frame(report)
-        with self._counting:
-            self._unsent += len(frame)
-        if self._unsent > MAX_UNSENT:
-            log_event("peer_too_slow", severity=logging.ERROR, unsent_bytes=self._unsent)
-            return self.close()
-        self._outbox.put(frame)
-        return None
-
-    def close(self) -> None:
-        self.is_gone = True
-        self._outbox.put(None)
-        with suppress(OSError):  # it may be gone already
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._wake()
-
-    def _read(self) -> None:
-        codec: Codec[Command] = Codec(Command)
-        try:
-            while (body := receive(self._connection)) is not None:
-                self.inbox.append(codec.decode(body))
-                self._wake()
-        except EngineDead as error:
-            log_event("bad_frame", severity=logging.ERROR, reason=str(error))
-        finally:
-            self.close()
-
-    def _write(self) -> None:
-        while (frame := self._outbox.get()) is not None:
-            try:
-                self._connection.sendall(frame)
-            except OSError:
-                break
-            with self._counting:
-                self._unsent -= len(frame)
-        self._connection.close()
+NO_EXPERTS: Mapping[int, list[int]] = MappingProxyType({})
 
 
 class Patience(NamedTuple):
@@ -111,6 +59,7 @@ class Patience(NamedTuple):
 class Profile:
     """A profile being taken."""
 
+    peer: Peer  # who asked
     number: int  # of the command to answer
     num_wanted: int
     profiler: Any
@@ -130,7 +79,8 @@ class EngineProcess:
         self.load_seconds, self.patience = load_seconds, patience
         self._wake = threading.Event()
         self._listener = _listen(address)
-        self._peer: Peer | None = None
+        self._peers: dict[int, Peer] = {}  # by number; changed by the main thread alone
+        self._arriving: deque[Peer] = deque()
         self._requests: dict[RequestId, Request] = {}
         self._guard = Guard(self.core)
         self._snapshots = Snapshots(self.core)
@@ -141,7 +91,7 @@ class EngineProcess:
         self._is_paused = False
         self._turned = time.monotonic()
         self._profile: Profile | None = None
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             msg.Submit: self._submit,
             msg.Abort: self._abort,
             msg.Flush: self._flush,
@@ -176,23 +126,27 @@ class EngineProcess:
         return self.core.has_work and not self._is_paused
 
     def _take_commands(self) -> None:
-        peer = self._peer
-        if peer is None:
-            return
-        while peer.inbox:
-            command = peer.inbox.popleft()
-            self._handlers[type(command)](command)
-        if peer.is_gone and not peer.inbox:
-            self._forget_peer()
+        while self._arriving:
+            peer = self._arriving.popleft()
+            self._peers[peer.number] = peer
+        for peer in list(self._peers.values()):
+            while peer.inbox:
+                command = peer.inbox.popleft()
+                self._handlers[type(command)](peer, command)
+            if peer.is_gone and not peer.inbox:
+                self._forget(peer)
 
-    def _forget_peer(self) -> None:
-        for request_id in list(self._requests):
+    def _forget(self, peer: Peer) -> None:
+        del self._peers[peer.number]
+        for request_id in [id for id in self._requests if id >> ID_BITS == peer.number]:
             self.core.abort(request_id)
-        self._requests.clear()
-        if self._profile is not None:  # nobody is left to tell
+            del self._requests[request_id]
+        if self._profile is not None and self._profile.peer is peer:  # nobody is left to tell
             self._profile.profiler.stop()
-        self._profile = None
-        self._peer, self._is_paused, self._watch_every = None, False, 0.0
+            self._profile = None
+        self._set_watch()
+        if not self._peers:  # nobody is left to resume it
+            self._is_paused = False
 
     def _step(self) -> None:
         begun = time.monotonic()
@@ -218,8 +172,25 @@ class EngineProcess:
                 about.append(msg.about(request))
             if event.finish is not None:
                 del self._requests[event.request_id]
-        if self._peer is not None:
-            self._peer.send(msg.Events(events, about))
+        if len(self._peers) == 1:
+            for peer in self._peers.values():
+                peer.send(msg.Events(events, about))
+        else:
+            self._share_out(events, about)
+
+    def _share_out(self, events: list[TokenEvent], about: list[msg.About]) -> None:
+        """To each its own."""
+        reports: dict[int, msg.Events] = {}
+        for event in events:
+            number = event.request_id >> ID_BITS
+            if number not in reports:
+                reports[number] = msg.Events([], [])
+            reports[number].events.append(event)
+        for one in about:
+            reports[one.id >> ID_BITS].about.append(one)
+        for number, report in reports.items():
+            if number in self._peers:
+                self._peers[number].send(report)
 
     def _rest(self) -> None:
         now = time.monotonic()
@@ -261,8 +232,11 @@ class EngineProcess:
 
     # ------------------------------------------------------------ commands
 
-    def _submit(self, command: msg.Submit) -> None:
+    def _submit(self, peer: Peer, command: msg.Submit) -> None:
         requests = msg.requests_of(command)
+        if any(request.id >> ID_BITS != peer.number for request in requests):
+            log_event("bad_id", severity=logging.ERROR, id=command.id)
+            return peer.close()
         self._requests.update({request.id: request for request in requests})
         try:
             msg.check_ids(requests[0], self.engine.spec.vocab_size)
@@ -270,38 +244,48 @@ class EngineProcess:
         except QuireError as error:
             events = [TokenEvent(r.id, (), finish="error", error=str(error)) for r in requests]
             self._report(events)
+        return None
 
-    def _abort(self, command: msg.Abort) -> None:
+    def _abort(self, peer: Peer, command: msg.Abort) -> None:
         for request_id in command.ids:
-            self._report(self.core.abort(RequestId(request_id)))
+            if request_id >> ID_BITS == peer.number:
+                self._report(self.core.abort(RequestId(request_id)))
 
-    def _flush(self, command: msg.Flush) -> None:
-        self._reply(command.number, self.core.scheduler.kv.flush())
+    def _flush(self, peer: Peer, command: msg.Flush) -> None:
+        peer.reply(command.number, self.core.scheduler.kv.flush())
 
-    def _pause(self, command: msg.Pause) -> None:
+    def _pause(self, peer: Peer, command: msg.Pause) -> None:
         self._is_paused = True
-        self._reply(command.number)
+        peer.reply(command.number)
+        self._send_beat()
 
-    def _resume(self, command: msg.Resume) -> None:
+    def _resume(self, peer: Peer, command: msg.Resume) -> None:
         self._is_paused = False
-        self._reply(command.number)
+        peer.reply(command.number)
+        self._send_beat()
 
-    def _watch(self, command: msg.Watch) -> None:
-        self._watch_every = 1.0 / command.hz if command.hz > 0 else 0.0
+    def _watch(self, peer: Peer, command: msg.Watch) -> None:
+        peer.watch_hz = command.hz
+        self._set_watch()
+
+    def _set_watch(self) -> None:
+        """Pictures come at the pace of whoever wants most."""
+        hz = max((peer.watch_hz for peer in self._peers.values()), default=0.0)
+        self._watch_every = 1.0 / hz if hz > 0 else 0.0
         self._next_snapshot = 0.0
 
-    def _start_profile(self, command: msg.Profile) -> None:
+    def _start_profile(self, peer: Peer, command: msg.Profile) -> None:
         if self._profile is not None:
-            return self._reply(command.number, error="a profile is being taken already")
+            return peer.reply(command.number, error="a profile is being taken already")
         if not self._can_step:
             state = "paused" if self._is_paused else "idle"
             error = f"the engine is {state}, so there are no steps to record; ask while it works"
-            return self._reply(command.number, error=error)
+            return peer.reply(command.number, error=error)
         import torch.profiler as tp
 
         profiler = tp.profile()
         profiler.start()
-        self._profile = Profile(command.number, command.num_steps, profiler)
+        self._profile = Profile(peer, command.number, command.num_steps, profiler)
         return None
 
     def _end_profile(self, profile: Profile) -> None:
@@ -309,26 +293,19 @@ class EngineProcess:
         profile.profiler.stop()
         path = Path.cwd() / f"quire-profile-{os.getpid()}-{profile.number}.json"
         profile.profiler.export_chrome_trace(str(path))
-        self._reply(profile.number, {"trace": path.name, "num_steps": profile.num_seen})
-
-    def _reply(self, number: int, value: msg.Value = None, error: str | None = None) -> None:
-        if self._peer is not None:
-            self._peer.send(msg.Reply(number, value, error))
+        profile.peer.reply(profile.number, {"trace": path.name, "num_steps": profile.num_seen})
 
     # ------------------------------------------------------------ other threads
 
     def _accept(self) -> None:
-        while True:
+        for number in itertools.count():
             connection, _ = self._listener.accept()
-            while self._peer is not None:  # the loop is still clearing up after the last one
-                self._wake.set()
-                time.sleep(0.01)
-            peer = Peer(connection, self._wake.set)
-            peer.send(self._hello())
-            self._peer = peer
+            peer = Peer(connection, self._wake.set, number)
+            peer.send(self._hello(peer))
+            self._arriving.append(peer)
             self._wake.set()
 
-    def _hello(self) -> msg.Hello:
+    def _hello(self, peer: Peer) -> msg.Hello:
         config, spec = self.engine.config, self.engine.spec
         return msg.Hello(
             pid=os.getpid(),
@@ -343,6 +320,7 @@ class EngineProcess:
             decisions=list(config.decisions),
             load_seconds=self.load_seconds,
             num_params=spec.num_params,
+            first_id=peer.number << ID_BITS,
         )
 
     def _memory(self) -> dict[str, float]:
@@ -361,22 +339,30 @@ class EngineProcess:
             if stalled > self.patience.dump_s and not has_dumped:
                 faulthandler.dump_traceback()
             has_dumped = stalled > self.patience.dump_s
-            peer = self._peer
-            if peer is None or peer.is_gone:
-                continue
-            try:
-                counts = self.core.scheduler.stats().as_dict() | self._memory()
-            except RuntimeError:  # a dict changed size under our feet: the next beat will do
-                continue
-            experts = self._loads.take() if self._loads is not None else {}
-            peer.send(msg.Beat(counts, self.core.has_work, self._is_paused, stalled, experts))
+            experts = self._loads.take() if self._peers and self._loads is not None else {}
+            self._send_beat(stalled, experts)
+
+    def _send_beat(
+        self, stalled: float = 0.0, experts: Mapping[int, list[int]] = NO_EXPERTS
+    ) -> None:
+        peers = [peer for peer in list(self._peers.values()) if not peer.is_gone]
+        try:
+            counts = self.core.scheduler.stats().as_dict() | self._memory() if peers else {}
+        except RuntimeError:  # a dict changed size under our feet: the next beat will do
+            return
+        has_work, is_paused = self.core.has_work, self._is_paused
+        for peer in peers:
+            peer.send(msg.Beat(counts, has_work, is_paused, stalled, dict(experts)))
 
     def _maybe_snapshot(self) -> None:
         now = time.monotonic()
-        if not self._watch_every or now < self._next_snapshot or self._peer is None:
+        if not self._watch_every or now < self._next_snapshot:
             return
         self._next_snapshot = now + self._watch_every
-        self._peer.send(msg.Snapshot(self._snapshots.take()))
+        picture = msg.Snapshot(self._snapshots.take())
+        for peer in self._peers.values():
+            if peer.watch_hz > 0:
+                peer.send(picture)
 
 
 def _listen(address: Path) -> socket.socket:
@@ -385,5 +371,5 @@ def _listen(address: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(address))
     os.chmod(address, 0o600)
-    listener.listen(1)
+    listener.listen(64)
     return listener

@@ -17,6 +17,13 @@ from quire.obs.expert_loads import ExpertLoads
 from quire.obs.exposition import Reading, render
 from quire.obs.histogram import Histogram
 from quire.obs.report import FinishReport
+from quire.obs.shared import (
+    HistogramState,
+    MetricsState,
+    add_histogram,
+    add_labelled,
+    labelled,
+)
 from quire.obs.table import HTTP_EDGES, METRICS, length_edges
 from quire.obs.totals import OTHER, EngineTotals, LabelledCounts, Rates
 from quire.version import __version__
@@ -24,6 +31,9 @@ from quire.version import __version__
 __all__ = ["FinishReport", "ServerMetrics"]
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
+ENGINE_HISTOGRAM = "iteration_tokens_total"
+LABELLED = ("_finished", "_rejected", "_http")
+SUMS = ("_num_accepted", "_num_prompt", "_num_cached", "_num_generated", "_num_disconnected")
 
 
 class ServerMetrics:
@@ -59,8 +69,9 @@ class ServerMetrics:
         self._engine_now: Mapping[str, float] = {}
         self._engine_totals = EngineTotals()
         self._experts = ExpertLoads(clock)
-        self._rates = Rates(clock)
-        self._rates.read(0, 0)  # so that the first look has something to compare with
+        self._rates, self._joined_rates = Rates(clock), Rates(clock)
+        for rates in (self._rates, self._joined_rates):
+            rates.read(0, 0)  # so that the first look has something to compare with
 
     # ------------------------------------------------------------ counting
 
@@ -131,7 +142,7 @@ class ServerMetrics:
         growth = self._engine_totals.update(counts, pid)
         if steps := int(growth.get("num_steps", 0)):
             mean = growth.get("num_fed_tokens", 0) / steps
-            self._histograms["iteration_tokens_total"].observe(mean, steps)
+            self._histograms[ENGINE_HISTOGRAM].observe(mean, steps)
         self._rates.read(self._num_generated, self._num_prompt)
 
     def experts(self, tokens: Mapping[int, Sequence[int]], pid: int) -> None:
@@ -142,6 +153,62 @@ class ServerMetrics:
         """The engine process is being started again: nothing runs or waits in it."""
         self._num_restarts += 1
         self._engine_now = {}
+
+    # ------------------------------------------------------------ several processes
+
+    def state(self) -> MetricsState:
+        """What this process counted; `joined` adds up several."""
+        return MetricsState(
+            sums={name: getattr(self, name) for name in SUMS},
+            histograms={name: HistogramState.of(h) for name, h in self._histograms.items()},
+            labelled={name: labelled(getattr(self, name)) for name in LABELLED},
+            http_seconds=[
+                (list(labels), HistogramState.of(h)) for labels, h in self._http_seconds.items()
+            ],
+            engine_sums=self._engine_totals.sums,
+            num_open=self._num_open,
+            num_restarts=self._num_restarts,
+        )
+
+    def add(self, state: MetricsState, is_open: bool = True) -> None:
+        """Count what another process counted too; `is_open`: it lives, and so do its streams."""
+        for name, count in state.sums.items():
+            setattr(self, name, getattr(self, name) + count)
+        own_steps, steps = self._engine_totals["num_steps"], state.engine_sums.get("num_steps", 0)
+        for name, histogram in state.histograms.items():
+            if name not in self._histograms:
+                continue
+            if name == ENGINE_HISTOGRAM:  # all heard the same engine
+                if steps <= own_steps:
+                    continue
+                self._histograms[name] = Histogram(self._histograms[name].edges)
+            add_histogram(self._histograms[name], histogram)
+        for name, states in state.labelled.items():
+            add_labelled(getattr(self, name), states)
+        for labels, histogram in state.http_seconds:
+            mine = self._http_seconds.setdefault(tuple(labels), Histogram(HTTP_EDGES))
+            add_histogram(mine, histogram)
+        self._engine_totals.raise_to(state.engine_sums)
+        self._num_open += state.num_open if is_open else 0
+        self._num_restarts = max(self._num_restarts, state.num_restarts)
+
+    def restore(self, state: MetricsState) -> None:
+        """Go on from what a process before us counted; its streams are gone."""
+        self.add(state, is_open=False)
+        self._rates, self._joined_rates = Rates(self._clock), Rates(self._clock)
+        for rates in (self._rates, self._joined_rates):
+            rates.read(self._num_generated, self._num_prompt)
+
+    def joined(self, others: Sequence[MetricsState]) -> ServerMetrics:
+        """A reading of this process and others together; rates are those of whoever looks here."""
+        made = ServerMetrics(self.model_name, 0, self.vllm_names, self._clock)
+        made._histograms = {n: Histogram(h.edges) for n, h in self._histograms.items()}
+        made._itl = made._histograms["inter_token_latency_seconds"]
+        made._began, made._rates = self._began, self._joined_rates
+        made._engine_now, made._experts = self._engine_now, self._experts
+        for state in (self.state(), *others):
+            made.add(state)
+        return made
 
     def _observe(self, name: str, value: float | None) -> None:
         if value is not None:

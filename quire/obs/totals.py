@@ -46,6 +46,15 @@ class EngineTotals:
     def __getitem__(self, key: str) -> float:
         return self._sums.get(key, 0)
 
+    @property
+    def sums(self) -> dict[str, float]:
+        return dict(self._sums)
+
+    def raise_to(self, sums: Mapping[str, float]) -> None:
+        """Somebody who listened longer knows of more."""
+        for key, value in sums.items():
+            self._sums[key] = max(self._sums.get(key, 0), value)
+
 
 class LabelledCounts:
     """A counter for each label set, at most MAX_SERIES of them."""
@@ -53,10 +62,10 @@ class LabelledCounts:
     def __init__(self, *known: tuple[str, ...]) -> None:
         self.counts: dict[tuple[str, ...], int] = dict.fromkeys(known, 0)
 
-    def add(self, *labels: str) -> None:
+    def add(self, *labels: str, times: int = 1) -> None:
         if labels not in self.counts and len(self.counts) >= MAX_SERIES:
             labels = (OTHER,) * len(labels)
-        self.counts[labels] = self.counts.get(labels, 0) + 1
+        self.counts[labels] = self.counts.get(labels, 0) + times
 
     @property
     def total(self) -> int:

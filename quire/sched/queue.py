@@ -1,4 +1,4 @@
-"""The waiting line: first come first served, or priority with aging.
+"""The waiting line: first come first served, or priority with aging. `fair.py` has the fair one.
 
 Aging needs no clock: every waiting request gains rank at the same rate, so the order by
 priority - waited / aging is the order by priority + arrival / aging, which never changes. Both
@@ -9,37 +9,21 @@ back near the front.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from quire.errors import NotSupported
 from quire.request import Request, RequestId
 
 OrderKey = Callable[[Request], float]
 
 
-BEHIND_ALL = 1e15  # more than any arrival or priority
-
-
-def order_key(policy: str, aging_s: float) -> OrderKey:
-    def fcfs(request: Request) -> float:
-        return request.timing.arrival + (BEHIND_ALL if request.is_background else 0.0)
-
-    def priority(request: Request) -> float:
-        own = BEHIND_ALL if request.is_background else request.priority
-        return own + request.timing.arrival / aging_s
-
-    if policy == "fcfs":
-        return fcfs
-    if policy == "priority":
-        return priority
-    raise NotSupported(f"got scheduling_policy={policy!r}, want 'fcfs' or 'priority'")
+BEHIND_ALL = 1e15  # more than any arrival, priority or turn
 
 
 class WaitingLine:
     """A heap with a fixed key, and the same requests by id."""
 
     def __init__(self, key: OrderKey) -> None:
-        self.key = key
+        self._key = key
         self._heap: list[tuple[float, int, Request]] = []
         self._by_id: dict[RequestId, Request] = {}
         self.num_tokens = 0  # still to be computed by everyone here, cache hits aside
@@ -55,15 +39,14 @@ class WaitingLine:
         return self._by_id.get(request_id)
 
     def push(self, request: Request) -> None:
-        assert request.id not in self._by_id, f"request {request.id} waits already"
-        self._by_id[request.id] = request
-        self.num_tokens += len(request.tokens)
-        heapq.heappush(self._heap, (self.key(request), request.id, request))
+        self._note(request)
+        heapq.heappush(self._heap, (self._key(request), request.id, request))
 
     def peek(self) -> Request:
         return self._heap[0][2]
 
-    def pop(self) -> Request:
+    def pop(self, num_cached: int = 0) -> Request:
+        """Take the first; `num_cached` tokens of it need not be computed."""
         request = heapq.heappop(self._heap)[2]
         self._forget(request)
         return request
@@ -72,6 +55,26 @@ class WaitingLine:
         self._heap = [item for item in self._heap if item[2] is not request]
         heapq.heapify(self._heap)
         self._forget(request)
+
+    def ended(self, request: Request) -> None:
+        """A request is over; a line that keeps accounts settles them."""
+
+    def victim(self, running: Mapping[RequestId, Request]) -> Request:
+        """The running request that would be served last; ties go to the youngest."""
+        return max(running.values(), key=lambda request: (self._key(request), request.id))
+
+    def is_owed(self, running: Mapping[RequestId, Request]) -> bool:
+        """Whether the first in line shall not wait until somebody ends. May be asked when empty."""
+        return False
+
+    def displaced(self, running: Mapping[RequestId, Request]) -> Request | None:
+        """The running request that makes room for the first in line, where that is owed it."""
+        return None
+
+    def _note(self, request: Request) -> None:
+        assert request.id not in self._by_id, f"request {request.id} waits already"
+        self._by_id[request.id] = request
+        self.num_tokens += len(request.tokens)
 
     def _forget(self, request: Request) -> None:
         del self._by_id[request.id]

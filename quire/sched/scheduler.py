@@ -20,9 +20,13 @@ from quire.config import SchedConfig
 from quire.kv.manager import KVManager
 from quire.request import NOT_RUNNING, Request, RequestId
 from quire.sched.background import gives_way, turns
+from quire.sched.costs import StepCosts
+from quire.sched.extras import with_extras
 from quire.sched.finish import Finish, finish_of
-from quire.sched.queue import WaitingLine, order_key
+from quire.sched.gap import prompt_budget
+from quire.sched.policies import waiting_line
 from quire.sched.stats import SchedStats
+from quire.sched.window import has_company, seconds_held
 from quire.step import Admission, StepPlan, StepResult, TokenEvent, Work
 
 WORTH_SHARING_AMONG = 8  # decodes behind common prefixes, to attend those prefixes together
@@ -30,10 +34,15 @@ WORTH_SHARING_AMONG = 8  # decodes behind common prefixes, to attend those prefi
 
 class Scheduler:
     def __init__(
-        self, config: SchedConfig, kv: KVManager, clock: Callable[[], float] = time.monotonic
+        self,
+        config: SchedConfig,
+        kv: KVManager,
+        clock: Callable[[], float] = time.monotonic,
+        costs: StepCosts | None = None,
     ) -> None:
-        self.config, self.kv, self.clock = config, kv, clock
-        self.waiting = WaitingLine(order_key(config.policy, config.priority_aging_s))
+        """`costs` are what a target for the gap between tokens goes by."""
+        self.config, self.kv, self.clock, self.costs = config, kv, clock, costs
+        self.waiting = waiting_line(config)
         self.running: dict[RequestId, Request] = {}
         self.max_running = config.max_num_seqs  # lowered while a fault is being pinned down
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
@@ -85,10 +94,14 @@ class Scheduler:
         works: dict[RequestId, Work] = {}
         preempted = self._num_preempted
         budget, late = self._plan_decodes(self.config.max_num_batched_tokens, works)
+        if self.costs is not None and (late or len(self.waiting)):
+            fed = self.config.max_num_batched_tokens - budget
+            budget = prompt_budget(budget, fed, self.costs, self.config.target_gap_ms / 1e3)
+        held = budget // 2 if self.waiting.is_owed(self.running) else 0
         for request in late:
-            if budget <= 0:
+            if budget <= held:
                 break
-            budget -= self._plan(request, self._chunk(request.num_to_feed, budget), works)
+            budget -= self._plan(request, self._chunk(request.num_to_feed, budget - held), works)
         admissions: list[Admission] = []
         if self._num_preempted == preempted and not self._holds_admissions():
             self._admit(budget, works, admissions)
@@ -159,7 +172,7 @@ class Scheduler:
         refund = 0
         start = request.num_computed + request.num_inflight
         while not self.kv.reserve(request, start, start + num_tokens):
-            victim = self._victim()
+            victim = self.waiting.victim(self.running)
             refund += self._preempt(victim, works)
             if victim is request:
                 return -refund
@@ -177,11 +190,6 @@ class Scheduler:
         if num_tokens >= self.kv.page_size:
             self._reading.append(request)
 
-    def _victim(self) -> Request:
-        """The running request that would be served last; ties go to the youngest."""
-        key = self.waiting.key
-        return max(self.running.values(), key=lambda r: (key(r), r.id))
-
     def _preempt(self, victim: Request, works: dict[RequestId, Work]) -> int:
         work = works.pop(victim.id, None)
         refund = work.num_tokens if work else 0
@@ -196,20 +204,11 @@ class Scheduler:
     # ------------------------------------------------------------ admission
 
     def _holds_admissions(self) -> bool:
-        """Dynamic batching: wait a little for company, unless enough is waiting already."""
-        config = self.config
-        if config.batch_wait_ms <= 0 or not len(self.waiting):
-            return False
-        if 0 < config.batch_wait_tokens <= self.waiting.num_tokens:
-            return False
-        return self.seconds_held() > 0
+        return self.seconds_held() > 0 and not has_company(self.config, self.waiting)
 
     def seconds_held(self) -> float:
         """How long admissions are still held back; 0 when they are not."""
-        if self.config.batch_wait_ms <= 0 or not len(self.waiting):
-            return 0.0
-        waited = self.clock() - self.waiting.oldest_arrival()
-        return max(0.0, self.config.batch_wait_ms / 1000 - waited)
+        return seconds_held(self.config, self.waiting, self.clock())
 
     def _admit(
         self, budget: int, works: dict[RequestId, Work], admissions: list[Admission]
@@ -225,12 +224,17 @@ class Scheduler:
             admissions.append(self._admission(request))
 
     def _make_way(self, newcomer: Request, works: dict[RequestId, Work]) -> None:
-        """Preempt background requests until there is room; the next step admits the newcomer."""
-        need = self.kv.pages_for(newcomer.num_known)
-        while self.running and gives_way(victim := self._victim(), newcomer):
+        """Preempt who must leave for the newcomer; the next step admits it."""
+        need, line = self.kv.pages_for(newcomer.num_known), self.waiting
+        is_full = len(self.running) >= self.max_running or not self._room_for(newcomer)
+        while self.running and gives_way(victim := line.victim(self.running), newcomer):
             self._preempt(victim, works)
             if self.kv.num_available >= need:
-                break
+                return
+        if is_full or self.kv.num_available < need:
+            owing = line.displaced(self.running)
+            if owing is not None:
+                self._preempt(owing, works)
 
     def _try_admit(self, request: Request, budget: int, works: dict[RequestId, Work]) -> int:
         """Give the request a row and pages for all it knows; 0 and no change if none are free."""
@@ -248,7 +252,7 @@ class Scheduler:
             request.row = NOT_RUNNING
             return 0
         self._free_rows.pop()
-        self.waiting.pop()
+        self.waiting.pop(cached)
         self._parents.pop(request.id, None)
         self.running[request.id] = request
         self.kv.admit(request, cached)
@@ -307,10 +311,7 @@ class Scheduler:
                 events.append(self._advance(request, tokens, now))
             else:
                 self.kv.commit(request)
-        extras = (result.logprobs, result.prompt_logprobs, result.pooled)
-        if any(extra is not None for extra in extras):
-            return self._with_extras(events, plan, result)
-        return events
+        return with_extras(events, plan, result, running)
 
     def _fail(self, plan: StepPlan, failed: dict[int, str]) -> list[TokenEvent]:
         """End requests that cannot go on; the rest of the step is settled as usual."""
@@ -320,24 +321,6 @@ class Scheduler:
             if request is not None:
                 events.append(self._end(request, (), Finish("error"))._replace(error=message))
         return events
-
-    def _with_extras(
-        self, events: list[TokenEvent], plan: StepPlan, result: StepResult
-    ) -> list[TokenEvent]:
-        """Attach what few requests ask for; works that only read a prompt get their own event."""
-        by_id = {event.request_id: event for event in events}
-        for index, embedding in (result.pooled or {}).items():
-            id = plan.works[index].request_id
-            if id in by_id:  # the token drawn along with it means nothing
-                by_id[id] = by_id[id]._replace(tokens=(), pooled=embedding)
-        for index, (id, _, start, _, _) in enumerate(plan.works):
-            chosen = result.logprobs[index] if result.logprobs is not None else ()
-            prompt = (result.prompt_logprobs or {}).get(index, ())
-            if (chosen or prompt) and (id in by_id or id in self.running):
-                by_id[id] = by_id.get(id, TokenEvent(id, ()))._replace(
-                    logprobs=chosen, prompt_logprobs=prompt, prompt_start=start
-                )
-        return list(by_id.values())
 
     def _advance(self, request: Request, tokens: Sequence[int], now: float) -> TokenEvent:
         timing = request.timing
@@ -364,6 +347,7 @@ class Scheduler:
         if request.children:
             self._release_children(request)
         self._parents.pop(request.id, None)
+        self.waiting.ended(request)
         if request.is_running:
             self._leave_row(request)
             request.row = NOT_RUNNING

@@ -8,7 +8,6 @@ from quire.engine import commands as msg
 from quire.errors import BadRequest
 from quire.server import sse
 from quire.server.http import HttpRequest, Reply
-from quire.server.problems import Problem
 from quire.server.server import Server
 
 MAX_PROFILE_STEPS = 1_000
@@ -37,14 +36,11 @@ async def abort(request: HttpRequest, server: Server) -> Reply:
     everyone, name = wanted.get("all") is True, wanted.get("request_id")
     if not everyone and not isinstance(name, str):
         raise BadRequest("want request_id, a string, or all=true", param="request_id")
-    found = [
-        generation
-        for generation in list(server.watchman.generations)
-        if everyone or generation.http.id == name
-    ]
-    for generation in found:
-        generation.tap.fail(Problem(503, "an operator ended this request", code="aborted"))
-    return Reply(sse.encode({"aborted": len(found)}))
+    target = None if everyone else str(name)
+    number = server.abort(target)
+    if server.siblings is not None:
+        number += await server.siblings.abort(target)
+    return Reply(sse.encode({"aborted": number}))
 
 
 async def profile(request: HttpRequest, server: Server) -> Reply:

@@ -1,4 +1,4 @@
-"""The API process: settings on stdin, HTTP on a port, the engine at the end of a unix socket.
+"""An API process: settings on stdin, HTTP on a port, the engine at the end of a unix socket.
 
 One event loop runs the HTTP server, the engine link and the watchman. SIGTERM drains: readiness
 goes first, nothing new is admitted, what runs finishes or meets the deadline, then exit 0.
@@ -39,6 +39,7 @@ from quire.server.routes import batch_handlers, routes
 from quire.server.server import Server
 from quire.server.settings import ServeSettings
 from quire.server.shelf import Shelf
+from quire.server.siblings import Siblings
 from quire.text.tokenizer import Tokenizer
 
 POLL_S, STOP_S = 0.05, 2.0
@@ -104,6 +105,9 @@ def build_server(
     server.inside, server.card = Inside(server), card
     if settings.store_folder:
         server.shelf = Shelf(Path(settings.store_folder))
+    if settings.api_processes > 1:
+        server.siblings = Siblings(server, server.abort)
+        server.siblings.restore()
     return server
 
 
@@ -129,6 +133,8 @@ async def _serve(
     if server.shelf is not None:
         runner = BatchRunner(server, server.shelf, batch_handlers())
         tasks[asyncio.ensure_future(runner.run())] = "batches"
+    if server.siblings is not None:
+        tasks[asyncio.ensure_future(server.siblings.run())] = "siblings"
     stopping = asyncio.ensure_future(_until(stop))
     done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in done - {stopping}:
@@ -138,6 +144,8 @@ async def _serve(
     stop_http_server(http)
     await asyncio.wait(tasks, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
     await server.aclose()
+    if server.siblings is not None:
+        server.siblings.save()
     # Idle connections would keep some servers waiting; everything that matters is done.
     with suppress(OSError):  # the terminal may be gone
         sys.stdout.flush()
@@ -182,7 +190,8 @@ def _own_decisions(settings: ServeSettings) -> list[Decision]:
 
 def _banner(settings: ServeSettings, server: Server, hello: Hello) -> None:
     """One table of what was decided and why, and where to go; on the first start only."""
-    if server.link.num_restarts > 0 or settings.log_format == "json":
+    is_first = server.link.num_restarts == 0 and settings.api_index == 0
+    if not is_first or settings.log_format == "json":
         return
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     url = f"http://{host}:{settings.port}"

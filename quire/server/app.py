@@ -66,7 +66,7 @@ class App:
 
     def __init__(self, server: Server, routes: list[Route]) -> None:
         self.server, self.routes = server, routes
-        self.room = BodyRoom(server.limits.max_open_body_bytes)
+        self.room = BodyRoom(server.limits.max_open_body_bytes // server.settings.api_processes)
         self._exact = {(r.method, r.path): r for r in routes if not r.path.endswith("{}")}
         self._open_ended = [r for r in routes if r.path.endswith("{}")]
 

@@ -19,8 +19,6 @@ from quire.server.usage import chat_logprobs, usage_of
 from quire.text.tools.parser import CallArguments, CallStart, TextPart
 from quire.text.tools.router import ReasoningPart
 
-HOLE = "\u241f"  # stands for the text in a prepared chunk
-
 
 async def chat_completions(request: HttpRequest, server: Server) -> Reply | EventStream:
     fields = decode(request, ChatFields)
@@ -150,24 +148,24 @@ class ChatAnswer:
             or (options is not None and options.continuous_usage_stats)
         )
         text_chunks = [
-            sse.TextChunk(head | {"choices": [_delta(i, {"content": HOLE})]}, HOLE)
+            sse.TextChunk(head | {"choices": [_delta(i, {"content": sse.HOLE})]})
             for i in range(self.plan.params.n)
         ]
         async with Generation(self.server, self.request, self.plan.job) as generation:
             for index in range(self.plan.params.n):
                 yield sse.data(head | self._beginning(index, generation))
             async for pieces in self.plan.choices(generation):
-                if not pieces:
-                    yield sse.PING
+                made = []
                 for piece in pieces:
                     self._see(piece)
                     parts = piece.parts
                     only = parts[0] if len(parts) == 1 else None
                     if plain and piece.finish is None and isinstance(only, TextPart):
-                        yield text_chunks[piece.index](only.text)
-                        continue
-                    for chunk in self._chunks_of(piece, generation, head):
-                        yield chunk
+                        made.append(text_chunks[piece.index](only.text))
+                    else:
+                        made += self._chunks_of(piece, generation, head)
+                if made or not pieces:
+                    yield b"".join(made) or sse.PING  # in one write, where the reader is behind
             if wants_usage:
                 usage = {"usage": self._usage(generation), "timings": generation.timings()}
                 yield sse.data(head | {"choices": []} | usage)

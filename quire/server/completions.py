@@ -196,24 +196,48 @@ class Completion:
         generations = [Generation(self.server, self.request, job) for job in jobs]
         shown = [[Shown(self, g, i) for i in range(self.params.n)] for g in generations]
         has_begun, num_sent = [False] * len(jobs), 0
-        async with aclosing(merged(generations)) as pieces:
-            async for index, piece in pieces:
-                if piece is None:
+        text_chunks = self._text_chunks(len(jobs) * self.params.n)
+        async with aclosing(merged(generations)) as found:
+            async for index, pieces in found:
+                if not pieces:
                     yield sse.PING
                     continue
+                made: list[bytes] = []
                 if not has_begun[index]:
                     # Not sooner: what the prompt's logprobs are is known with the first token.
                     has_begun[index] = True
                     for chunk in self._beginning(index, shown[index]):
-                        yield self._data(chunk, generations, num_sent)
-                num_sent += len(piece.token_ids)
-                if (found := self._news(index, piece, shown[index][piece.index])) is not None:
-                    yield self._data(found, generations, num_sent)
+                        made.append(self._data(chunk, generations, num_sent))
+                for piece in pieces:
+                    num_sent += len(piece.token_ids)
+                    if text_chunks and piece.finish_reason is None:
+                        if piece.text:
+                            number = index * self.params.n + piece.index
+                            made.append(text_chunks[number](piece.text))
+                    elif (news := self._news(index, piece, shown[index][piece.index])) is not None:
+                        made.append(self._data(news, generations, num_sent))
+                if made:
+                    yield b"".join(made)  # a reader that is behind gets all in one write
             if options is not None and options.include_usage:
                 timings = generations[0].timings()
                 usage = self.usage(generations)
                 yield sse.data(self.head | {"choices": [], "usage": usage, "timings": timings})
             yield sse.DONE
+
+    def _text_chunks(self, count: int) -> list[sse.TextChunk]:
+        """For streams whose news are text alone: one for each choice; else none."""
+        fields, options = self.fields, self.fields.stream_options
+        has_usage = options is not None and bool(options.continuous_usage_stats)
+        is_plain = fields.logprobs is None and not fields.return_token_ids and not has_usage
+        if not is_plain or self.is_echo_alone:
+            return []
+        head = self.head
+        if options is not None and options.include_usage:
+            head = head | {"usage": None}
+        shapes = (
+            head | {"choices": [_choice(index) | {"text": sse.HOLE}]} for index in range(count)
+        )
+        return [sse.TextChunk(shape) for shape in shapes]
 
     def _beginning(self, prompt_index: int, shown: list[Shown]) -> list[dict[str, Any]]:
         """What comes before the answers: the prompt's text or its ids, when they are wanted."""

@@ -56,6 +56,9 @@ class Generation:
                 " /score or /v1/embeddings"
             )
         text, self.requests = server.intake.requests(job.prompt, job.params, job.priority)
+        if request.caller is not None:
+            for one in self.requests:
+                one.tenant, one.weight = request.caller.salt, request.caller.weight
         self.conversation = Conversation(request.id, text, self.requests, server.tokenizer)
         self.inbox: deque[StreamEvent] = deque()
         self.conversation.inbox = self.inbox

@@ -8,6 +8,8 @@ time in the world for its head, so its protocol gets a timer here.
 from __future__ import annotations
 
 import asyncio
+import socket
+from functools import partial
 from typing import Any, Protocol
 
 from quire.server.app import App
@@ -101,5 +103,19 @@ def _uvicorn(settings: ServeSettings, app: App) -> HttpServer:
         )
     )
     server.install_signal_handlers = lambda: None  # ours drain first
+    if settings.api_processes > 1:
+        server.serve = partial(server.serve, sockets=[_shared_port(settings)])
     made: HttpServer = server
+    return made
+
+
+def _shared_port(settings: ServeSettings) -> socket.socket:
+    """A socket on a port that other processes of ours listen on too, as granian's always is."""
+    family, _, _, _, address = socket.getaddrinfo(
+        settings.host, settings.port, type=socket.SOCK_STREAM
+    )[0]
+    made = socket.socket(family, socket.SOCK_STREAM)
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        made.setsockopt(socket.SOL_SOCKET, option, 1)
+    made.bind(address)
     return made

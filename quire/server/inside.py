@@ -54,13 +54,14 @@ class Inside:
             self._hz = wanted
             self.server.link.watch(wanted)
 
-    def picture(self, with_text: bool) -> dict[str, Any]:
+    async def picture(self, with_text: bool) -> dict[str, Any]:
         server = self.server
+        counted = await server.all_metrics()
         body: dict[str, Any] = {
             "model": server.model_names[0],
             "uptime_s": round(time.monotonic() - server.begun, 1),
             "ready": server.link.why_not_ready() is None,
-            "api": server.metrics.live(),
+            "api": counted.live(),
             "spec": None,
         }
         if not body["ready"]:
@@ -99,7 +100,7 @@ async def _pictures(request: HttpRequest, inside: Inside, hz: float) -> AsyncIte
     inside.enter(request, hz)
     try:
         while True:
-            yield sse.data(inside.picture(with_text))
+            yield sse.data(await inside.picture(with_text))
             await asyncio.sleep(1.0 / hz)
     finally:
         inside.leave(request)

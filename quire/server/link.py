@@ -67,7 +67,7 @@ class EngineLink:
         self.hello: Hello | None = None
         self.beat: Beat | None = None
         self.num_restarts = -1  # connections after the first
-        self.is_paused = False  # by an operator
+        self.is_paused = False  # by an operator, through whichever API process
         self.on_hello: list[Callable[[Hello], None]] = []
         self.on_beat: list[Callable[[Beat], None]] = []
         self.on_picture: list[Callable[[dict[str, object]], None]] = []
@@ -176,7 +176,7 @@ class EngineLink:
             if isinstance(report, msg.Events):
                 self._spread(report)
             elif isinstance(report, Beat):
-                self.beat = report
+                self.beat, self.is_paused = report, report.is_paused
                 for tell in self.on_beat:
                     tell(report)
             elif isinstance(report, msg.Snapshot):

@@ -59,11 +59,13 @@ def _model(name: str, server: Server) -> dict[str, Any]:
 
 
 async def metrics(request: HttpRequest, server: Server) -> Reply:
-    return Reply(server.metrics.exposition(), content_type="text/plain; version=0.0.4")
+    found = await server.all_metrics()
+    return Reply(found.exposition(), content_type="text/plain; version=0.0.4")
 
 
 async def metrics_summary(request: HttpRequest, server: Server) -> Reply:
-    return Reply(sse.encode(server.metrics.summary()))
+    found = await server.all_metrics()
+    return Reply(sse.encode(found.summary()))
 
 
 async def tokenize(request: HttpRequest, server: Server) -> Reply:

@@ -8,7 +8,7 @@ others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -40,20 +40,19 @@ async def all_whole(
 
 async def merged(
     generations: list[Generation],
-) -> AsyncGenerator[tuple[int, StreamEvent | None], None]:
-    """(which generation, its piece) as they come; None is a sign of life. Close it when done."""
+) -> AsyncGenerator[tuple[int, Sequence[StreamEvent]], None]:
+    """(which generation, all its pieces so far) as they come; none is a sign of life. Close it
+    when done."""
     if len(generations) == 1:
         async with generations[0] as alone:
             async for pieces in alone.pieces():
-                for piece in pieces or (None,):
-                    yield 0, piece
+                yield 0, pieces
         return
-    queue: asyncio.Queue[tuple[int, StreamEvent | None] | None] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, Sequence[StreamEvent]] | None] = asyncio.Queue()
 
     async def pump(index: int, generation: Generation) -> None:
         async for pieces in generation.pieces():
-            for piece in pieces or (None,):
-                queue.put_nowait((index, piece))
+            queue.put_nowait((index, pieces))
 
     running = asyncio.create_task(_run(in_order(generations), pump))
     running.add_done_callback(lambda _: queue.put_nowait(None))

@@ -25,6 +25,7 @@ from quire.obs.log import log_event
 from quire.obs.metrics import ServerMetrics
 from quire.obs.trace import NullTracer, Tracer
 from quire.server.admission import Admission
+from quire.server.board import Alone, SharedBoard
 from quire.server.keys import KeyRing
 from quire.server.link import EngineLink
 from quire.server.problems import Problem
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from quire.server.http import HttpRequest
     from quire.server.inside import Inside
     from quire.server.shelf import Shelf
+    from quire.server.siblings import Siblings
     from quire.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -60,17 +62,19 @@ class Server:
         self.settings, self.limits = settings, settings.limits
         self.tokenizer, self.link, self._checker = tokenizer, link, checker
         self.tracer, self.verdict = tracer or NullTracer(), verdict
-        self.keys = KeyRing(settings.api_keys, settings.admin_keys)
+        self.keys = KeyRing(settings.api_keys, settings.admin_keys, settings.key_weights)
         self.model_names = settings.served_model_names or (model_name(settings.engine.model),)
         self.created = int(time.time())
         self.begun = time.monotonic()
         self.metrics = ServerMetrics(self.model_names[0], settings.engine.max_model_len or 0)
-        self.admission = Admission(settings.limits)
+        is_fair = settings.engine.scheduling_policy == "fair"
+        self.admission = Admission(settings.limits, is_fair, _board(settings, self.keys))
         # Lines of batches have places of their own, so that they take none from anybody.
         self.background = Admission(replace(settings.limits, max_requests_per_key=0))
         self.watchman = Watchman(settings.limits)
         self.is_draining = False
         self.inside: Inside | None = None  # set by the composition root
+        self.siblings: Siblings | None = None  # the same; None: there is one API process
         self.card: ModelCard | None = None  # the same
         self.shelf: Shelf | None = None  # the same; None: nothing is stored
         self._intake: Intake | None = None
@@ -94,7 +98,8 @@ class Server:
         if self._intake is not None:
             self.metrics.engine_restarted()
         # Ids go on across engines, so that no old one can be mistaken for a new one.
-        self._intake = Intake(self.tokenizer, limits, eos, self.settings.engine.seed, self._ids)
+        ids = (hello.first_id + number for number in self._ids)
+        self._intake = Intake(self.tokenizer, limits, eos, self.settings.engine.seed, ids)
         self.admission.max_running = self.background.max_running = hello.max_num_seqs
         log_event("engine_ready", pid=hello.pid, load_seconds=round(hello.load_seconds, 2))
 
@@ -147,6 +152,25 @@ class Server:
             code="model_not_found",
         )
 
+    # ------------------------------------------------------------ all API processes
+
+    async def all_metrics(self) -> ServerMetrics:
+        """What all API processes counted together."""
+        if self.siblings is None:
+            return self.metrics
+        return self.metrics.joined(await self.siblings.metrics())
+
+    def abort(self, request_id: str | None) -> int:
+        """End a request of this process by the id its answer carries, or all; how many."""
+        found = [
+            generation
+            for generation in list(self.watchman.generations)
+            if request_id is None or generation.http.id == request_id
+        ]
+        for generation in found:
+            generation.tap.fail(Problem(503, "an operator ended this request", code="aborted"))
+        return len(found)
+
     # ------------------------------------------------------------ text
 
     async def in_thread(self, work: Callable[[], T], size: int = LARGE_TEXT) -> T:
@@ -180,6 +204,13 @@ class Server:
         if self.shelf is not None:
             self.shelf.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _board(settings: ServeSettings, keys: KeyRing) -> Alone:
+    if settings.api_processes == 1:
+        return Alone()
+    folder = Path(settings.runtime_folder)
+    return SharedBoard(folder, settings.api_processes, settings.api_index, keys.salts)
 
 
 def model_name(model: str) -> str:

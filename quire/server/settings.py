@@ -49,10 +49,12 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     http_server: str = "granian"  # or "uvicorn"
+    api_processes: int = 1
     served_model_names: tuple[str, ...] = ()
     accept_any_model: bool = False
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
+    key_weights: dict[str, float] = field(default_factory=dict)  # of keys that have one; else 1
     public_metrics: bool = False
     share_prefix_cache: bool = False  # False: keys do not see each other's cached prefixes
     chat_template: str | None = None  # text of a template that replaces the model's
@@ -73,6 +75,7 @@ class ServeSettings:
     otlp_traces_endpoint: str | None = None
     limits: Limits = field(default_factory=Limits)
     runtime_folder: str = ""  # filled in by the supervisor
+    api_index: int = 0  # the same: which of the API processes reads this
 
     @property
     def is_local(self) -> bool:

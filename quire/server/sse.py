@@ -15,6 +15,7 @@ encode = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
+HOLE = "\u241f"  # stands for the text in a prepared chunk
 
 
 def data(value: Any) -> bytes:
@@ -41,7 +42,7 @@ class TextChunk:
     b'data: {"choices":[{"delta":{"content":"hi"}}]}\\n\\n'
     """
 
-    def __init__(self, shape: Any, hole: str) -> None:
+    def __init__(self, shape: Any, hole: str = HOLE) -> None:
         """`shape` is one chunk with the string `hole` where the text goes."""
         before, found, after = encode(shape).partition(encode(hole))
         assert found, "the hole is not in the shape"

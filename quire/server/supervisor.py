@@ -1,11 +1,11 @@
-"""Supervisor: two children and the rules of their lives. It imports nothing heavy, serves nobody.
+"""Supervisor: a few children and the rules of their lives. It imports nothing heavy, serves nobody.
 
-    supervisor ── api      HTTP, text; restarted at once
+    supervisor ── api      HTTP, text; one or several on one port; restarted at once
                └─ engine   the model; restarted with growing pauses, given up after too many crashes
 
-Children die with this process (see `lifeline.py`). SIGTERM drains: the API process finishes what it
-has and exits, then the engine goes, then we do, with 0. A second SIGTERM does not wait. Ctrl-C and
-a terminal that is closed (SIGHUP) mean the same; under nohup the latter means nothing.
+Children die with this process (see `lifeline.py`). SIGTERM drains: the API processes finish what
+they have and exit, then the engine goes, then we do, with 0. A second SIGTERM does not wait. Ctrl-C
+and a terminal that is closed (SIGHUP) mean the same; under nohup the latter means nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from types import FrameType
 import msgspec
 
 from quire.obs.log import log_event
+from quire.server.board import SharedBoard
+from quire.server.keys import KeyRing
 from quire.server.settings import ServeSettings
 
 TICK_S = 0.05
@@ -48,8 +50,9 @@ class Child:
     beaten: float = 0.0
     crashes: deque[float] = field(default_factory=deque)
     not_before: float = 0.0
+    settings: bytes = b""  # what it is told at each start
 
-    def start(self, settings: bytes) -> None:
+    def start(self) -> None:
         beat_read, beat_write = os.pipe()
         os.set_blocking(beat_read, False)
         self.process = subprocess.Popen(
@@ -61,7 +64,7 @@ class Child:
         os.close(beat_write)
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it died already; its exit code will say so
-            self.process.stdin.write(settings + b"\n")
+            self.process.stdin.write(self.settings + b"\n")
             self.process.stdin.flush()
         self.beat_fd, self.beaten = beat_read, time.monotonic()
 
@@ -96,9 +99,15 @@ class Supervisor:
         self._folder = tempfile.TemporaryDirectory(prefix="quire-")  # 0700
         settings = replace(settings, runtime_folder=self._folder.name)
         self.settings = settings
-        self._encoded = msgspec.json.encode(settings)
-        self.api = Child("api", "quire.server.api_main")
         self.engine = Child("engine", "quire.server.engine_main")
+        self.engine.settings = msgspec.json.encode(settings)
+        self.apis = [Child("api", "quire.server.api_main") for _ in range(settings.api_processes)]
+        for index, api in enumerate(self.apis):
+            api.settings = msgspec.json.encode(replace(settings, api_index=index))
+        self._board: SharedBoard | None = None
+        if len(self.apis) > 1:
+            salts = KeyRing(settings.api_keys, settings.admin_keys).salts
+            self._board = SharedBoard(Path(self._folder.name), len(self.apis), -1, salts)
         self._terms = 0
         self._was_up = False
 
@@ -109,8 +118,8 @@ class Supervisor:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else nohup
             signal.signal(signal.SIGHUP, self._on_term)
         try:
-            for child in (self.engine, self.api):
-                child.start(self._encoded)
+            for child in self._children:
+                child.start()
             while not self._terms:
                 code = self._tick()
                 if code is not None:
@@ -118,9 +127,15 @@ class Supervisor:
                 time.sleep(TICK_S)
             return self._drain()
         finally:
-            for child in (self.api, self.engine):
+            for child in self.apis:
+                child.signal(signal.SIGTERM)
+            for child in (*self.apis, self.engine):
                 self._kill(child)
             self._folder.cleanup()
+
+    @property
+    def _children(self) -> list[Child]:
+        return [self.engine, *self.apis]
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self._terms += 1
@@ -129,14 +144,14 @@ class Supervisor:
 
     def _tick(self) -> int | None:
         self._was_up = self._was_up or self._marker.exists()
-        for child in (self.engine, self.api):
+        for child in self._children:
             child.listen()
             if (code := child.exit_code()) is not None:
                 if (verdict := self._ended(child, code)) is not None:
                     return verdict
             elif child.process is None:
                 if time.monotonic() >= child.not_before:
-                    child.start(self._encoded)
+                    child.start()
             elif time.monotonic() - child.beaten > SILENT_S:
                 log_event("child_silent", child=child.name, seconds=SILENT_S)
                 self._dump_and_kill(child)
@@ -153,7 +168,7 @@ class Supervisor:
         if is_first and code not in (BAD_INPUT, FAILED):  # else it said why on stderr
             log_event("engine_did_not_start", severity=logging.ERROR, exit_code=code)
         # An engine that was up and finds no memory now will find it when its forerunner's is free.
-        if is_first or (code == BAD_INPUT and child is self.api):
+        if is_first or (code == BAD_INPUT and child is not self.engine):
             return BAD_INPUT if code == BAD_INPUT else FAILED
         now = time.monotonic()
         child.crashes.append(now)
@@ -173,6 +188,8 @@ class Supervisor:
         child.not_before = now + pause
         if child is self.engine:
             self._marker.unlink(missing_ok=True)
+        elif self._board is not None:
+            self._board.clear(self.apis.index(child))
         log_event("child_ended", child=child.name, exit_code=code, restart_in_s=pause)
         return None
 
@@ -184,12 +201,14 @@ class Supervisor:
     # ------------------------------------------------------------ going
 
     def _drain(self) -> int:
-        """The API process finishes what it has; a second signal, or its own deadline, ends that."""
+        """API processes finish what they have; a second signal, or their deadline, ends that."""
         log_event("draining", seconds=self.settings.drain_s)
-        self.api.signal(signal.SIGTERM)
+        for api in self.apis:
+            api.signal(signal.SIGTERM)
 
         def is_over() -> bool:
-            return self.api.process is None or self.api.exit_code() is not None or self._terms > 1
+            left = [api for api in self.apis if api.process is not None and api.exit_code() is None]
+            return not left or self._terms > 1
 
         _wait(is_over, self.settings.drain_s + STOP_S)
         return 0  # what is still there is told again, and then killed

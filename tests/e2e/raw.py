@@ -75,12 +75,19 @@ class Stream:
 class StreamClient:
     """One request over a socket of its own; read as much of its stream as you like."""
 
-    def __init__(self, port: int, path: str, body: dict[str, Any]) -> None:
+    def __init__(
+        self, port: int, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> None:
         options = {"stream": True, "stream_options": {"include_usage": True}}
-        self.port, self._data = port, request_bytes(path, options | body)
+        self.port, self._data = port, request_bytes(path, options | body, headers=headers)
         self.seen = Stream()
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def local_port(self) -> int:
+        assert self._writer is not None
+        return int(self._writer.get_extra_info("sockname")[1])
 
     async def open(self) -> None:
         """Send the request and read the head of the answer."""

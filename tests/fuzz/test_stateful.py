@@ -47,7 +47,7 @@ class EngineMachine(RuleBasedStateMachine):
         rows=st.sampled_from([1, 3, 6]),
         budget=st.sampled_from([6, 11, 40]),
         max_chunk=st.sampled_from([0, 0, 3]),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "fair"]),
         caching=st.sampled_from([True, True, True, False]),
         windows=st.sampled_from([(None,), (None,), (None, 5), (7,), (None, 3, 12), (None, 1)]),
     )
@@ -206,6 +206,7 @@ class EngineMachine(RuleBasedStateMachine):
                 seed=index,
                 arrival=self.now,
             )
+            request.tenant, request.weight = str(priority), 1.0 + priority
             self.requests[id] = request
             family.append(request)
         family[0].children = family[1:]

@@ -59,6 +59,8 @@ def make_requests(rng: random.Random) -> list[Request]:
                     arrival=float(arrival),
                 )
             )
+        for request in family:
+            request.tenant, request.weight = str(arrival % 3), 1.0 + arrival % 3
         family[0].children = family[1:]
         requests.append(family[0])
     return requests
@@ -87,6 +89,7 @@ def run(
     caching: bool = True,
     windows: tuple[Window, ...] = (None,),
     background: bool = False,
+    is_fair: bool = False,
 ) -> dict[str, int]:
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4, 8])
@@ -101,7 +104,7 @@ def run(
         max_num_batched_tokens=budget,
         max_model_len=LONGEST,
         max_chunk=rng.choice([0, 0, 3, 8]),
-        policy=rng.choice(["fcfs", "priority"]),
+        policy="fair" if is_fair else rng.choice(["fcfs", "priority"]),
         priority_aging_s=4.0,
     )
     kv = KVManager(num_pages, size, caching, windows)
@@ -169,6 +172,13 @@ def test_random_workloads(overlap: bool) -> None:
     assert totals["evicted"] > 1000, totals
 
 
+def test_random_workloads_of_several_keys() -> None:
+    preempted = 0
+    for seed in range(80):
+        preempted += run(seed, overlap=seed % 2 == 1, is_fair=True)["preempted"]
+    assert preempted > 40
+
+
 def test_without_prefix_cache() -> None:
     for seed in range(60):
         run(seed, overlap=True, caching=False)
@@ -195,4 +205,6 @@ def test_groups_without_prefix_cache() -> None:
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
 def test_with_requests_in_the_background(overlap: bool) -> None:
     for seed in range(60):
-        run(seed, overlap=overlap, background=True, windows=(None, 9) if seed % 2 else (None,))
+        windows = (None, 9) if seed % 2 else (None,)
+        is_fair = seed % 3 == 0
+        run(seed, overlap=overlap, background=True, windows=windows, is_fair=is_fair)

@@ -368,3 +368,32 @@ def test_the_client_library_is_imported_when_first_scraped() -> None:
         "else: raise SystemExit('no error')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_processes_add_up_and_the_engine_counts_once() -> None:
+    """Red when a histogram or a label is left out of the sum, or engine totals are added twice."""
+    one, two = (ServerMetrics("tiny", 64) for _ in range(2))
+    for metrics, steps in ((one, 10.0), (two, 7.0)):
+        metrics.accepted(n=1, max_tokens=4, prompt_tokens=5)
+        metrics.first_token(0.05)
+        metrics.tokens(2, 0.01)
+        metrics.http("/v1/completions", 200, 0.1)
+        metrics.rejected("queue_full")
+        metrics.stream_opened()
+        metrics.engine({"num_steps": steps, "num_fed_tokens": 4 * steps}, pid=1)
+    both = one.joined([two.state()])
+    other_way = two.joined([one.state()])
+    for reading in (both, other_way):
+        summary = reading.summary()
+        assert summary["requests"]["accepted"] == 2 and summary["tokens"]["generated"] == 4
+        assert summary["engine"]["steps"] == 10 and summary["open_streams"] == 2
+        text = reading.exposition().decode()
+        assert 'quire:http_requests_total{route="/v1/completions",status="200"} 2.0' in text
+        assert "quire:iteration_tokens_total_count" in text
+        counts = [line for line in text.splitlines() if "iteration_tokens_total_count" in line]
+        assert counts and all(line.endswith(" 10.0") for line in counts)
+    assert one.summary()["requests"]["accepted"] == 1, "a reading changes nothing"
+    again = ServerMetrics("tiny", 64)
+    again.restore(one.state())
+    assert again.summary()["requests"]["accepted"] == 1 and again.summary()["open_streams"] == 0
+    assert again.summary()["tokens_per_s"]["recent"] == 0.0

@@ -29,6 +29,7 @@ class Call:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
+        self.num_writes = 0  # of parts of the body
         self.is_over = False
         self.can_write = asyncio.Event()
         self.can_write.set()
@@ -41,6 +42,7 @@ class Call:
             self.status = message["status"]
             self.headers = {k.decode(): v.decode("latin-1") for k, v in message["headers"]}
         else:
+            self.num_writes += 1
             self.body += message.get("body", b"")
             self.is_over = not message.get("more_body", False)
 

@@ -230,3 +230,18 @@ def test_a_refusal_takes_nothing() -> None:
     for ticket in held:
         door.leave(ticket)
     assert (door.num_open, door.num_open_tokens, len(door._by_key)) == (0, 0, 0)
+
+
+def test_a_full_server_keeps_room_for_other_keys_where_it_is_fair() -> None:
+    """Red when one key's thousand requests get another key's single one refused."""
+    door = Admission(Limits(max_queued_requests=10), is_fair=True)
+    door.max_running = 2
+    for _ in range(12):
+        door.enter("many", ONE)
+    with pytest.raises(Overloaded):
+        door.enter("many", ONE)
+    for _ in range(6):  # an equal share among two
+        door.enter("few", ONE)
+    with pytest.raises(Overloaded):
+        door.enter("few", ONE)
+    assert door.num_open == 18

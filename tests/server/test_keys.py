@@ -144,3 +144,17 @@ def test_limits_in_seconds_are_checked(text: str) -> None:
 
 def test_bearer_wins_over_x_api_key() -> None:
     assert presented_key(bearer("a") | {"x-api-key": "b"}) == "a"
+
+
+def test_weights_stand_behind_their_keys(tmp_path: Path) -> None:
+    """Red when a weight is taken for a part of the key, or does not reach the caller."""
+    file = tmp_path / "keys.txt"
+    file.write_text("plain\nheavy  weight=3\n")
+    made = parsed("--api-key-file", str(file), "--api-key", "light weight=0.5")
+    assert made.api_keys == ("light", "plain", "heavy")
+    ring = KeyRing(made.api_keys, ["boss"], made.key_weights)
+    weights = {key: ring.caller(bearer(key)).weight for key in (*made.api_keys, "boss")}  # type: ignore[union-attr]
+    assert weights == {"light": 0.5, "plain": 1.0, "heavy": 3.0, "boss": 1.0}
+    for bad in ("0", "-1", "nan", "inf", "much"):
+        with pytest.raises(BadRequest, match=f"weight={bad} behind an API key"):
+            parsed("--api-key", f"k weight={bad}")

@@ -55,9 +55,9 @@ class Scripted:
 def read(*generations: Any) -> dict[int, list[str | None]]:
     async def work() -> dict[int, list[str | None]]:
         found: dict[int, list[str | None]] = {}
-        async with aclosing(merged(list(generations))) as pieces:
-            async for index, piece in pieces:
-                found.setdefault(index, []).append(None if piece is None else piece.text)
+        async with aclosing(merged(list(generations))) as news:
+            async for index, pieces in news:
+                found.setdefault(index, []).extend([piece.text for piece in pieces] or [None])
         return found
 
     return asyncio.run(work())

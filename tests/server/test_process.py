@@ -17,8 +17,10 @@ import pytest
 
 from quire.config import CacheConfig
 from quire.engine import commands as msg
+from quire.engine import peer as peer_module
 from quire.engine import process as process_module
-from quire.engine.process import STUCK, EngineProcess, Patience, Peer
+from quire.engine.peer import ID_BITS, Peer
+from quire.engine.process import STUCK, EngineProcess, Patience
 from quire.engine.wire import Codec, receive
 from quire.params import SamplingParams
 from quire.request import Request
@@ -76,7 +78,9 @@ class Connected:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(10)
         self.socket.connect(str(address))
-        assert isinstance(self.next(), msg.Hello)
+        hello = self.next()
+        assert isinstance(hello, msg.Hello)
+        self.first_id = hello.first_id
 
     def next(self) -> msg.Report:
         body = receive(self.socket)
@@ -88,7 +92,8 @@ class Connected:
 
     def submit(self, id: int, prompt: list[int], max_tokens: int, n: int = 1) -> Request:
         params = SamplingParams(max_tokens=max_tokens)
-        made = [Request.new(id + i, prompt, params, seed=0) for i in range(n)]
+        first = self.first_id + id
+        made = [Request.new(first + i, prompt, params, seed=0) for i in range(n)]
         made[0].children = made[1:]
         made[0].timing.arrival = time.monotonic()
         self.say(msg.submit_of(made[0]))
@@ -100,16 +105,17 @@ class Connected:
         while left:
             report = self.next()
             for event in report.events if isinstance(report, msg.Events) else []:
-                found[event.request_id] += event.tokens
+                id = event.request_id - self.first_id
+                found[id] += event.tokens
                 if event.finish is not None:
-                    left.discard(event.request_id)
+                    left.discard(id)
         return found
 
     def error_of(self, id: int) -> str | None:
         while True:
             report = self.next()
             for event in report.events if isinstance(report, msg.Events) else []:
-                if event.request_id == id and event.finish is not None:
+                if event.request_id == self.first_id + id and event.finish is not None:
                     return event.error
 
 
@@ -168,7 +174,7 @@ def test_junk_costs_the_connection_not_the_engine(running: Running, junk: bytes)
     peer = running.connect()
     peer.submit(1, [1, 2], 60)
     peer.socket.sendall(junk)
-    wait(lambda: running.process._peer is None)
+    wait(lambda: not running.process._peers)
     assert running.num_live == 0
     again = running.connect()
     again.submit(5, [1], 3)
@@ -240,9 +246,9 @@ def test_a_profile_waits_for_no_step_that_does_not_come(
 
 def test_a_peer_that_does_not_read_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when reports for a stopped API process pile up without end, or hold a step."""
-    monkeypatch.setattr(process_module, "MAX_UNSENT", 1 << 20)
+    monkeypatch.setattr(peer_module, "MAX_UNSENT", 1 << 20)
     left, right = socket.socketpair()
-    peer = Peer(left, lambda: None)
+    peer = Peer(left, lambda: None, 0)
     begun = time.monotonic()
     report = msg.Snapshot({"filler": "x" * 100_000})
     for _ in range(100):
@@ -254,7 +260,7 @@ def test_a_peer_that_does_not_read_is_gone(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_was_sent_is_counted_exactly() -> None:
     """Red when two threads that send at once lose count, and a good peer is taken for slow."""
     left, right = socket.socketpair()
-    peer = Peer(left, lambda: None)
+    peer = Peer(left, lambda: None, 0)
     drain = threading.Thread(target=lambda: [None for _ in iter(lambda: right.recv(65536), b"")])
     drain.start()
     beat = msg.Beat({"a": 1.0}, False, False, 0.0)
@@ -327,3 +333,51 @@ def test_a_check_gives_way_unless_overdue(
     process._check_pages()
     assert len(seen) == (3 if is_overdue else 1)
     assert (process._next_check > due) == is_overdue
+
+
+# ------------------------------------------------------------ several API processes
+
+
+def test_each_hears_of_its_own_requests_alone(running: Running) -> None:
+    """Red when ids of two API processes collide, or news go to whoever connected last."""
+    one, two = running.connect(), running.connect()
+    assert (one.first_id, two.first_id) == (0, 1 << ID_BITS)
+    running.runner.step_s = 0.01
+    mine, yours = one.submit(1, [1, 2, 3], 8), two.submit(1, [4, 5], 6)
+    assert one.tokens_until_end(1)[1] == expected(mine, 8)
+    assert two.tokens_until_end(1)[1] == expected(yours, 6)
+
+
+def test_one_dies_and_the_other_goes_on(running: Running) -> None:
+    """Red when a lost API process takes the requests of the others with it, or leaves its own."""
+    one, two = running.connect(), running.connect()
+    running.runner.step_s = 0.02
+    one.submit(1, [1, 2, 3], 50)
+    stays = two.submit(1, [4, 5], 20)
+    wait(lambda: len(running.case.scheduler.running) == 2)
+    one.socket.close()
+    wait(lambda: len(running.case.scheduler.running) == 1)
+    assert two.tokens_until_end(1)[1] == expected(stays, 20)
+    assert list(running.process._peers) == [1]
+    three = running.connect()
+    assert three.first_id == 2 << ID_BITS
+
+
+def test_an_id_of_somebody_else_costs_the_connection(running: Running) -> None:
+    one, two = running.connect(), running.connect()
+    two.first_id = 0
+    two.submit(1, [1, 2], 3)
+    wait(lambda: list(running.process._peers) == [0])
+    one.submit(2, [1], 3)
+    assert len(one.tokens_until_end(2)[2]) == 3
+
+
+def test_everyone_hears_of_a_pause(running: Running) -> None:
+    """Red when only the API process that was asked knows, and /ready depends on who answers."""
+    one, two = running.connect(), running.connect()
+    one.say(msg.Pause(1))
+    while not (isinstance(beat := two.next(), msg.Beat) and beat.is_paused):
+        pass
+    two.say(msg.Resume(1))
+    while not (isinstance(beat := one.next(), msg.Beat) and not beat.is_paused):
+        pass

@@ -23,7 +23,7 @@ from quire.server.settings import ServeSettings
 supervisor.FIRST_PAUSE_S, supervisor.SILENT_S, supervisor.STOP_S = 0.02, {silent_s}, 1.0
 configure_logging("json", "info")
 made = supervisor.Supervisor(ServeSettings(api_keys=("a-secret-key",), drain_s=20.0))
-made.engine.module, made.api.module = "played_engine", "played_api"
+made.engine.module, made.apis[0].module = "played_engine", "played_api"
 sys.exit(made.run())
 """
 CHILD = """

@@ -45,6 +45,7 @@ def test_a_request_arrives_as_it_was_sent() -> None:
     """Red when a field of a request is lost between the processes."""
     sent = request(2, temperature=0.5, stop=["a"], logit_bias={3: 1.0}, logprobs=2)
     sent.priority, sent.cache_salt, sent.timing.arrival = 3, "salt", 12.5
+    sent.tenant, sent.weight = "key", 2.5
     body = through_a_socket(COMMANDS.frame(msg.submit_of(sent)))
     assert body is not None
     command = COMMANDS.decode(body)
@@ -56,6 +57,7 @@ def test_a_request_arrives_as_it_was_sent() -> None:
     assert leader.params == sent.params
     assert (leader.priority, leader.cache_salt, leader.timing.arrival) == (3, "salt", 12.5)
     assert leader.max_tokens == 9
+    assert {(r.tenant, r.weight) for r in (leader, child)} == {("key", 2.5)}
 
 
 def test_events_arrive_as_they_were_sent() -> None:

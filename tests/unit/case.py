@@ -12,6 +12,7 @@ from quire.kv.check import check
 from quire.kv.manager import KVManager
 from quire.params import SamplingParams
 from quire.request import Request
+from quire.sched.costs import StepCosts
 from quire.sched.scheduler import Scheduler
 from quire.step import StepPlan, StepResult, TokenEvent
 from tests.doubles import PageContentRunner, oracle_next
@@ -46,6 +47,7 @@ class Case:
         overlap: bool = False,
         caching: bool = True,
         windows: tuple[int | None, ...] = (None,),
+        costs: StepCosts | None = None,
         **sched: Any,
     ) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64}
@@ -56,7 +58,7 @@ class Case:
         self.runner = PageContentRunner(
             num_pages + 1, page_size, self.config.max_num_seqs, columns, windows
         )
-        self.scheduler = Scheduler(self.config, self.kv, clock=lambda: self.now)
+        self.scheduler = Scheduler(self.config, self.kv, lambda: self.now, costs)
         self.core = EngineCore(self.scheduler, self, overlap)
         self.plans: list[StepPlan] = []
         self.events: list[TokenEvent] = []
@@ -79,6 +81,8 @@ class Case:
         eos_ids: Sequence[int] = (),
         priority: int = 0,
         salt: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
         arrival: float | None = None,
         **params: Any,
     ) -> Request:
@@ -97,6 +101,8 @@ class Case:
                     arrival=self.now if arrival is None else arrival,
                 )
             )
+        for request in family:
+            request.tenant, request.weight = tenant, weight
         family[0].children = family[1:]
         return family[0]
 

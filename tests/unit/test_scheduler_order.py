@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from quire.config import SchedConfig
 from quire.errors import NotSupported
-from quire.sched.queue import order_key
+from quire.sched.policies import waiting_line
 from tests.unit.case import Case, expected
 
 
@@ -63,8 +64,8 @@ def test_a_stream_of_urgent_requests_cannot_starve_an_old_one() -> None:
 
 def test_unknown_policy_names_the_known_ones() -> None:
     """Red when a typo falls back to some order in silence."""
-    with pytest.raises(NotSupported, match=r"'lifo'.*'fcfs' or 'priority'"):
-        order_key("lifo", 1.0)
+    with pytest.raises(NotSupported, match=r"'lifo'.*'fcfs', 'priority' or 'fair'"):
+        waiting_line(SchedConfig(policy="lifo"))
 
 
 # ------------------------------------------------------------ batch window

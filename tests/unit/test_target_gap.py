@@ -1,0 +1,81 @@
+"""A step keeps its time: prompts beside decodes are cut by the table of costs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.args_check import check_args
+from quire.config import EngineArgs
+from quire.errors import NotSupported
+from quire.sched.costs import StepCosts
+from quire.sched.gap import LEAST_CHUNK, prompt_budget
+from tests.unit.case import Case, expected
+
+COSTS = StepCosts.of([(1, 0.001), (1001, 0.101)])  # 100 us a token
+
+
+@given(
+    points=st.lists(st.tuples(st.integers(1, 4096), st.floats(1e-4, 1.0)), min_size=1, max_size=6),
+    budget=st.integers(0, 2048),
+    decoding=st.integers(0, 256),
+    target=st.floats(1e-4, 1.0),
+)
+def test_the_budget_is_the_largest_that_fits(
+    points: list[tuple[int, float]], budget: int, decoding: int, target: float
+) -> None:
+    """Brute force over all sizes. Red when the search misses where the line bends."""
+    costs = StepCosts.of({tokens: (tokens, time) for tokens, time in points}.values())
+    found = prompt_budget(budget, decoding, costs, target)
+    if decoding == 0:
+        assert found == budget
+        return
+    sizes = range(0, budget + 1, LEAST_CHUNK)
+    fits = [size for size in sizes if costs.seconds(decoding + size) <= target]
+    assert found == min(budget, max([LEAST_CHUNK, *fits]))
+
+
+def test_prompts_beside_decodes_are_cut_and_alone_are_not() -> None:
+    """8 ms: 70 tokens beside one. Red when decodes wait for a whole prompt, or nobody but it."""
+    limits = {"max_num_batched_tokens": 256, "max_model_len": 512, "num_pages": 256}
+    case = Case(costs=COSTS, target_gap_ms=8.0, **limits)
+    short = case.add([1] * 3, max_tokens=12)
+    case.step()
+    long = case.add([2] * 400, max_tokens=2)
+    case.step()
+    assert case.fed() == {short.id: 1, long.id: 64}
+    while short.num_output < 12:
+        case.step()
+        assert sum(case.fed().values()) <= 1 + 64
+    alone = case.add([3] * 400, max_tokens=2)
+    case.run()
+    whole = [case.fed(plan).get(alone.id) for plan in case.plans]
+    assert 256 in whole
+    assert long.output == expected(long, 2) and alone.output == expected(alone, 2)
+
+
+def test_prompts_get_on_where_no_time_is_left() -> None:
+    """Red when a target below the time of one token starves whoever comes."""
+    case = Case(costs=COSTS, target_gap_ms=0.5, max_num_batched_tokens=64)
+    case.add([1] * 3, max_tokens=20)
+    case.step()
+    late = case.add([2] * 40, max_tokens=1)
+    for _ in range(3):
+        case.step()
+        assert case.fed()[late.id] <= LEAST_CHUNK
+    assert late.num_output == 1
+
+
+def test_without_a_target_nothing_is_measured_or_cut() -> None:
+    case = Case(max_num_batched_tokens=64)
+    first = case.add([1] * 3, max_tokens=4)
+    case.step()
+    second = case.add([2] * 40)
+    case.step()
+    assert case.fed() == {first.id: 1, second.id: 40}
+
+
+def test_whole_prompts_cannot_keep_a_gap() -> None:
+    with pytest.raises(NotSupported, match="target_gap_ms=5 with enable_chunked_prefill=False"):
+        check_args(EngineArgs(target_gap_ms=5.0, enable_chunked_prefill=False))
