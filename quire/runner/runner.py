@@ -9,7 +9,9 @@ returns a pending result and does not wait for the device. The one exception is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -38,6 +40,13 @@ from quire.sample.logprobs import prompt_logprobs
 from quire.sample.sampler import Sampler
 from quire.step import StepPlan, Work
 
+
+class Drafter(Protocol):
+    def fill(self, works: Sequence[Work]) -> None:
+        """Write the drafts of these works into their rows, behind their newest tokens."""
+        ...
+
+
 PROMPT_LOGPROB_CHUNK = 256  # positions whose logits exist at once
 
 
@@ -65,6 +74,7 @@ class ModelRunner:
         self.pools = Pools(rows, model.classify)
         self.min_dropped = min_dropped(model.device)  # rows, for a step to have a tail
         self.tapes: Tapes | None = None  # on a CPU; set by the engine
+        self.drafter: Drafter | None = None  # likewise, where a model makes drafts
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -84,6 +94,7 @@ class ModelRunner:
         if shape is None:
             self.rows.set_wishes(plan.admissions, self.uploader)
             return PendingStep(())
+        made = self._make_drafts(plan, sent)
         prompts: list[PromptPart] = []
         pooled: list[PooledPart] = []
         if self.graphs is not None and shape.is_padded_decode:
@@ -120,6 +131,8 @@ class ModelRunner:
         self.rows.set_wishes(plan.admissions, self.uploader)
         self.masks.admit(plan.admissions)
         draw = self._draw(plan, shape, sent, logits) if len(shape.sampled) else None
+        if draw is not None and made is not None:
+            draw = draw._replace(drafts=made)
         pending = PendingStep(plan.works, draw, prompts, pooled)
         if draw is not None and draw.mask is not None:
             self.masks.remember(draw.mask, pending)
@@ -155,6 +168,18 @@ class ModelRunner:
         if plan.page_copies:
             self.pool.copy(sent["copy_from"].long(), sent["copy_to"].long())
         return shape, sent
+
+    def _make_drafts(self, plan: StepPlan, sent: dict[str, Tensor]) -> Tensor | None:
+        """Drafts that the plan leaves to the runner go into the rows; returns those of all samples.
+
+        The draw writes over them."""
+        if self.drafter is None:
+            return None
+        works = [work for work in plan.works if work.num_drafts and not work.drafts]
+        if not works:
+            return None
+        self.drafter.fill(works)
+        return self.rows.tokens[sent["sample_rows"].long(), sent["sample_positions"].long()]
 
     def _can_replay(self, plan: StepPlan) -> bool:
         """Whether everyone feeds one token and nobody needs what a graph does not return."""

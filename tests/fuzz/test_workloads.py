@@ -19,7 +19,7 @@ from quire.kv.manager import KVManager
 from quire.params import SamplingParams
 from quire.request import Request
 from quire.sched.scheduler import Scheduler
-from tests.doubles import PageContentRunner, oracle_next
+from tests.doubles import PageContentRunner, RandomDrafts, oracle_next
 
 LONGEST = 40 + 20 + 12
 
@@ -81,9 +81,15 @@ def assert_bounded(kv: KVManager, needs: PageNeeds) -> None:
 
 
 def run(
-    seed: int, *, overlap: bool, caching: bool = True, windows: tuple[Window, ...] = (None,)
+    seed: int,
+    *,
+    overlap: bool,
+    caching: bool = True,
+    windows: tuple[Window, ...] = (None,),
+    speculates: bool = False,
 ) -> dict[str, int]:
     rng = random.Random(seed)
+    drafts = RandomDrafts(random.Random(seed)) if speculates else None
     size = rng.choice([1, 2, 4, 8])
     max_rows = rng.choice([1, 4, 8])
     max_pages = -(-LONGEST // size)
@@ -103,13 +109,15 @@ def run(
     runner = PageContentRunner(num_pages, size, max_rows, max_pages, windows)
     now = [0.0]
     scheduler = Scheduler(config, kv, clock=lambda: now[0])
-    core = EngineCore(scheduler, runner, overlap)
+    core = EngineCore(scheduler, runner, overlap, drafts=drafts)
     todo = make_requests(rng)
     everyone = {r.id: r for family in todo for r in [family, *family.children]}
     finished: dict[int, str] = {}
     aborted: set[int] = set()
     for _ in range(20_000):
         now[0] += 0.1
+        if drafts is not None and overlap:
+            core.lag = rng.choice([0, 1])  # drafts need a host that has seen all tokens
         while todo and rng.random() < 0.5:
             core.add(todo.pop(0))
         if rng.random() < 0.03:
@@ -144,6 +152,9 @@ def run(
         "evicted": stats.pages_evicted,
         "moved": kv.counts.window_pages,
         "notes": sum("only a window" in r.cache_note for r in everyone.values()),
+        "drafted": stats.num_drafted_tokens,
+        "accepted": stats.num_accepted_tokens,
+        "steps": stats.num_steps,
     }
 
 
@@ -181,3 +192,18 @@ def test_random_workloads_with_groups(windows: tuple[Window, ...], overlap: bool
 def test_groups_without_prefix_cache() -> None:
     for seed in range(30):
         run(seed, overlap=True, caching=False, windows=(None, 9, 9))
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
+@pytest.mark.parametrize("windows", [(None,), (None, 5), (6, 13)], ids=str)
+def test_random_workloads_with_drafts(windows: tuple[Window, ...], overlap: bool) -> None:
+    """Red when a draft changes any output, costs anybody pages, or is published unverified."""
+    names = ("preempted", "hits", "copied", "evicted", "drafted", "accepted")
+    totals = dict.fromkeys(names, 0)
+    for seed in range(60):
+        found = run(seed, overlap=overlap, windows=windows, speculates=True)
+        totals = {name: count + found[name] for name, count in totals.items()}
+    least = {"preempted": 20, "hits": 300, "copied": 10, "evicted": 300}
+    least |= {"drafted": 1000 >> overlap, "accepted": 500 >> overlap}
+    assert all(totals[name] >= count for name, count in least.items()), totals
+    assert totals["accepted"] < totals["drafted"]
