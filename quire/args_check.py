@@ -14,6 +14,7 @@ from quire.config import EngineArgs
 from quire.errors import NotSupported
 from quire.quant.methods import stored_method
 from quire.quant.rtn_name import parse_rtn
+from quire.speculative import parse_speculative
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPE_NAMES = ("auto", "bfloat16", "float", "float16", "float32", "half")
@@ -59,6 +60,8 @@ def check_args(args: EngineArgs) -> None:
 
 
 def _check_choices(args: EngineArgs) -> None:
+    if args.speculative_config is not None:
+        parse_speculative(args.speculative_config)
     _one_of("device", args.device, DEVICES)
     _one_of("dtype", args.dtype, DTYPE_NAMES)
     _one_of("load_format", args.load_format, LOAD_FORMATS)

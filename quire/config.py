@@ -5,6 +5,7 @@ Nothing is changed after the engine is built; a changed value means a new object
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -60,6 +61,7 @@ class EngineArgs:
     attention_backend: str | None = None
     num_threads: int | None = None
     quantization: str | None = None  # what weights are rounded to while they are loaded
+    speculative_config: Mapping[str, object] | None = None  # `speculative.py` says what it may hold
 
 
 @dataclass(frozen=True, slots=True)

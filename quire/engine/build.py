@@ -18,6 +18,7 @@ from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
+from quire.engine.speculate import check_device, speculation_of
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
@@ -50,6 +51,7 @@ from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
 from quire.runner.warmup import compile_ahead, largest_step
 from quire.sched.scheduler import Scheduler
+from quire.speculative import parse_speculative
 
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
@@ -76,6 +78,10 @@ def build_engine(
     spec = spec_of(checkpoint.config)
     check_fit(checkpoint, spec, tokenizer)
     config, device, dtype = resolve(args, spec)
+    speculates = None
+    if args.speculative_config is not None:
+        check_device(device.type)
+        speculates = parse_speculative(args.speculative_config)
     cpu = CpuPath.of(args, device)
     # While packed weights are laid out, each is a byte.
     is_packed = cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint)
@@ -106,10 +112,12 @@ def build_engine(
     expand_prompts = spec.mla is not None and not config.cache.prefix_caching
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
     runner.tapes = cpu.record(model, backend, pool, config, decisions)
+    drafts = speculation_of(speculates, runner, decisions) if speculates is not None else None
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, groups.windows)
     scheduler = Scheduler(config.sched, kv)
     grammars = _grammars(tokenizer, spec, runner)
-    core = EngineCore(scheduler, runner, overlap=device.type == "cuda", grammars=grammars)
+    overlap = device.type == "cuda"
+    core = EngineCore(scheduler, runner, overlap, grammars, drafts)
     config = replace(
         config, cache=replace(config.cache, num_pages=pages), decisions=tuple(decisions)
     )

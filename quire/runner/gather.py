@@ -159,7 +159,7 @@ def decode_batches(
         input_ids=fed.input_ids,
         positions=fed.positions,
         slots=fed.slots[0],
-        query_starts=rows.counts[: num_seqs + 1],
+        query_starts=rows.starts_of(num_seqs),
         context_lens=fed.context_lens,
         rows=row_ids,
         page_table=rows.page_tables[0],

@@ -64,6 +64,12 @@ class RequestRows:
         self.needs = np.zeros(rows, dtype=np.int32)
         self.info: list[RowInfo | None] = [None] * rows
 
+    def starts_of(self, num_seqs: int) -> Tensor:
+        """[num_seqs + 1] where queries of one token each begin; with drafts they outnumber rows."""
+        if num_seqs < len(self.counts):
+            return self.counts[: num_seqs + 1]
+        return torch.arange(num_seqs + 1, dtype=torch.int32, device=self.counts.device)
+
     def num_prompt(self, row: int) -> int:
         info = self.info[row]
         return 0 if info is None else info.num_prompt
