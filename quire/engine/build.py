@@ -6,10 +6,9 @@ activations need, then the real pool from what is left.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -18,7 +17,8 @@ from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
-from quire.engine.speculate import check_device, speculation_of
+from quire.engine.load_model import load_model
+from quire.engine.speculate import SpecParts
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
@@ -27,7 +27,6 @@ from quire.kv.manager import KVManager
 from quire.load.checkpoint import Checkpoint
 from quire.load.fit import check_fit
 from quire.load.gguf_checkpoint import GGUFCheckpoint
-from quire.load.loader import fill_random, load_weights
 from quire.load.wish import Wish
 from quire.memory.pool import PagePool, bytes_per_page
 from quire.memory.sizing import (
@@ -39,9 +38,8 @@ from quire.memory.sizing import (
     size_text,
 )
 from quire.models.decoder import Decoder, heads_of
-from quire.models.registry import names_of, spec_of
+from quire.models.registry import spec_of
 from quire.models.spec import ModelSpec
-from quire.nn.ops import Ops
 from quire.ops.select import ops_of
 from quire.quant.methods import method_of, stored_method
 from quire.quant.rtn import RtnForm
@@ -51,7 +49,6 @@ from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
 from quire.runner.warmup import compile_ahead, largest_step
 from quire.sched.scheduler import Scheduler
-from quire.speculative import parse_speculative
 
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
@@ -78,10 +75,6 @@ def build_engine(
     spec = spec_of(checkpoint.config)
     check_fit(checkpoint, spec, tokenizer)
     config, device, dtype = resolve(args, spec)
-    speculates = None
-    if args.speculative_config is not None:
-        check_device(device.type)
-        speculates = parse_speculative(args.speculative_config)
     cpu = CpuPath.of(args, device)
     # While packed weights are laid out, each is a byte.
     is_packed = cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint)
@@ -92,8 +85,9 @@ def build_engine(
     name, backend = select_backend(config.attention_backend, device, dtype, heads)
     ops = ops_of(device, cpu.library if dtype == torch.float32 else None)
     wish = Wish(cpu.keeps_packed, _form(args, checkpoint, device))
-    model = _load(checkpoint, spec, heads, config, ops, wish, dtype, device)
+    model = load_model(checkpoint, spec, heads, config, ops, wish, dtype, device)
     backend = cpu.attention(backend, ops)
+    parts = SpecParts.open(args, spec, config, cpu)
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(
         config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(groups)
@@ -105,19 +99,19 @@ def build_engine(
     ]
     if len(groups) > 1 or groups.windows != (None,):
         decisions.append(_describe(groups))
-    pages = _size_pool(config, model, backend, heads, rows, decisions)
+    runs = Runs(model, backend, heads, rows)
+    pages = _size_pool(config, runs, parts.page_bytes, decisions)
     pool = PagePool(backend, heads, groups, pages, backend.cache_dtype, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
     expand_prompts = spec.mla is not None and not config.cache.prefix_caching
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
     runner.tapes = cpu.record(model, backend, pool, config, decisions)
-    drafts = speculation_of(speculates, runner, decisions) if speculates is not None else None
+    drafts = parts.finish(runner, config, decisions)
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, groups.windows)
     scheduler = Scheduler(config.sched, kv)
     grammars = _grammars(tokenizer, spec, runner)
-    overlap = device.type == "cuda"
-    core = EngineCore(scheduler, runner, overlap, grammars, drafts)
+    core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts)
     config = replace(
         config, cache=replace(config.cache, num_pages=pages), decisions=tuple(decisions)
     )
@@ -171,41 +165,26 @@ def _grammars(
     return GrammarQueue(compiler, runner.matchers)
 
 
-def _load(
-    checkpoint: Checkpoint,
-    spec: ModelSpec,
-    heads: AttnSpec,
-    config: EngineConfig,
-    ops: Ops,
-    wish: Wish,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Decoder:
-    with torch.inference_mode():
-        model = Decoder(spec, heads, config.sched.max_model_len, dtype, device)
-        if config.load_format == "dummy":
-            fill_random(model, config.seed, wish)
-        else:
-            load_weights(model, checkpoint, names_of(checkpoint.config, spec), wish)
-        model.finish(ops)
-    if device.type == "cuda":
-        gc.collect()  # an engine before this one, freed while a graph is captured, would spoil it
-    return model
+class Runs(NamedTuple):
+    """What a step needs besides pages."""
+
+    model: Decoder
+    backend: AttentionBackend
+    heads: AttnSpec
+    rows: RequestRows
 
 
 def _size_pool(
-    config: EngineConfig,
-    model: Decoder,
-    backend: AttentionBackend,
-    heads: AttnSpec,
-    rows: RequestRows,
-    decisions: list[Decision],
+    config: EngineConfig, runs: Runs, draft_bytes: int, decisions: list[Decision]
 ) -> int:
-    """Run the largest step for real, then give the cache what is left."""
+    """Run the largest step for real, then give the cache what is left.
+
+    A page holds `draft_bytes` of another model, which drafts, as well."""
+    model, backend, heads, rows = runs
     device, spec, sched = model.device, model.spec, config.sched
     groups = layer_groups(spec.windows, spec.num_layers)
     needs = PageNeeds(heads.page_size, groups.windows, max_inflight(sched, device))
-    page_bytes = bytes_per_page(heads, groups.num_places, backend.cache_dtype)
+    page_bytes = bytes_per_page(heads, groups.num_places, backend.cache_dtype) + draft_bytes
 
     def step_bytes() -> int:
         before = peak_memory(device)

@@ -38,10 +38,18 @@ from quire.runner.upload import IntArray, Uploader
 from quire.sample.inputs import TokenMask
 from quire.sample.logprobs import prompt_logprobs
 from quire.sample.sampler import Sampler
-from quire.step import StepPlan, Work
+from quire.step import Admission, StepPlan, Work
 
 
 class Drafter(Protocol):
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        """These rows have other requests, or other pages, from now on."""
+        ...
+
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """The target's pages are copied so."""
+        ...
+
     def fill(self, works: Sequence[Work]) -> None:
         """Write the drafts of these works into their rows, behind their newest tokens."""
         ...
@@ -159,14 +167,17 @@ class ModelRunner:
                 shape = self._stage_mixed(plan, arrays)
         self.rows.stage(plan, arrays)
         if plan.page_copies:
-            copies = np.asarray(plan.page_copies, dtype=np.int32)
-            arrays["copy_from"], arrays["copy_to"] = copies[:, 0], copies[:, 1]
+            pairs = np.asarray(plan.page_copies, dtype=np.int32)
+            arrays["copy_from"], arrays["copy_to"] = pairs[:, 0], pairs[:, 1]
         if not arrays:
             return shape, {}
         sent = self.uploader.send(arrays)
         self.rows.apply(plan, sent)
         if plan.page_copies:
-            self.pool.copy(sent["copy_from"].long(), sent["copy_to"].long())
+            copies = (sent["copy_from"].long(), sent["copy_to"].long())
+            self.pool.copy(*copies)
+            if self.drafter is not None:
+                self.drafter.copy_pages(*copies)
         return shape, sent
 
     def _make_drafts(self, plan: StepPlan, sent: dict[str, Tensor]) -> Tensor | None:
@@ -175,6 +186,7 @@ class ModelRunner:
         The draw writes over them."""
         if self.drafter is None:
             return None
+        self.drafter.admit(plan.admissions)
         works = [work for work in plan.works if work.num_drafts and not work.drafts]
         if not works:
             return None

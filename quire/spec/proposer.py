@@ -8,6 +8,9 @@ proposers know nothing of sampling, grammars or pages.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple, Protocol
 
 from quire.request import Request
@@ -18,6 +21,11 @@ class Guess(NamedTuple):
 
     chances: tuple[float, ...] = ()
     tokens: tuple[int, ...] = ()  # empty: the runner makes them
+
+    def expected(self) -> float:
+        """Tokens that it would bring by these chances."""
+        survival: Iterator[float] = accumulate(self.chances, mul)
+        return sum(survival)
 
 
 NOTHING = Guess()

@@ -79,7 +79,7 @@ class Suffix:
         for place in self._places(request, seen):
             if place.length:
                 guess = self._continue(place.text, place.state, place.length, most, own=False)
-                best = max(best, guess, key=_expected)
+                best = max(best, guess, key=Guess.expected)
         return best
 
     def forget(self, request: Request) -> None:
@@ -133,12 +133,3 @@ class Suffix:
             state = text.next[state][token]
             own = own and state == text.last
         return Guess(tuple(chances), tuple(tokens)) if tokens else NOTHING
-
-
-def _expected(guess: Guess) -> float:
-    """Tokens that it would bring by its own chances."""
-    total, product = 0.0, 1.0
-    for chance in guess.chances:
-        product *= chance
-        total += product
-    return total
