@@ -31,6 +31,7 @@ from quire.errors import EngineDead, QuireError
 from quire.kv.check import check_in_slices
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
+from quire.spec.speculation import Speculation
 from quire.step import TokenEvent
 from quire.version import __version__
 
@@ -359,6 +360,8 @@ class EngineProcess:
                 continue
             try:
                 counts = self.core.scheduler.stats().as_dict()
+                if isinstance(self.core.drafts, Speculation):
+                    counts |= self.core.drafts.counts.as_dict()
             except RuntimeError:  # a dict changed size under our feet: the next beat will do
                 continue
             experts = self._loads.take() if self._loads is not None else {}

@@ -175,7 +175,8 @@ def speculation_of(
         if draft is not None:
             why += f", one of the drafter {draft.seconds(1) / times.costs.seconds(1):.2f}"
     decisions.append(Decision("speculation", f"{config.method}, up to {config.depth}", why))
-    return Speculation(proposer, Limits(config.depth, not config.adaptive), costs)
+    counts = runner.drafter.counts if isinstance(runner.drafter, ModelDrafter) else None
+    return Speculation(proposer, Limits(config.depth, not config.adaptive), costs, counts)
 
 
 def _proposer(part: str, config: SpecConfig) -> Proposer:

@@ -9,6 +9,7 @@ early exit is the target's first layers on the target's pages. Stale pages cost 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from quire.grammar.live import LiveMatchers
 from quire.request import RequestId
 from quire.runner.rows import GRAMMAR, HIDDEN, LOGPROBS, RequestRows
 from quire.runner.runner import ModelRunner
+from quire.spec.speculation import SpecCounts
 from quire.step import Admission, StepPlan, Work
 
 
@@ -33,6 +35,7 @@ class ModelDrafter:
         self.runner, self.max_tokens = runner, max_tokens
         self._target = target
         self._shares_pages = runner.pool is target.pool
+        self.counts = SpecCounts()
         self._done: dict[int, int] = {}  # row -> positions whose keys and values are there
 
     def admit(self, admissions: Iterable[Admission]) -> None:
@@ -44,6 +47,7 @@ class ModelDrafter:
             self.runner.pool.copy(sources, targets)
 
     def fill(self, works: Sequence[Work]) -> None:
+        begun = time.perf_counter()
         runner, rows = self.runner, self._target.rows
         runner.rows.needs = rows.needs & ~(LOGPROBS | HIDDEN)
         judged = [work.request_id for work in works if rows.needs[work.row] & GRAMMAR]
@@ -61,6 +65,7 @@ class ModelDrafter:
             runner.matchers.drop(request_id)
         for work in works:
             self._done[work.row] = work.start + work.num_drafts
+        self.counts.seconds += time.perf_counter() - begun
 
     def _first(self, work: Work) -> Work:
         """What the drafter has not read of a request yet, its newest token included."""

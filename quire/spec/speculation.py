@@ -41,6 +41,10 @@ class SpecCounts:
     num_runs: int = 0  # works that carried drafts
     seconds: float = 0.0  # spent on making them
 
+    def as_dict(self) -> dict[str, float]:
+        by_place = {f"accepted_at_{i}": float(n) for i, n in enumerate(self.accepted_at)}
+        return {"num_draft_runs": self.num_runs, "draft_seconds": self.seconds, **by_place}
+
     def add(self, num_drafted: int, num_accepted: int) -> None:
         self.num_runs += 1
         while len(self.drafted_at) < num_drafted:
@@ -59,10 +63,16 @@ class Limits(NamedTuple):
 
 
 class Speculation:
-    def __init__(self, proposer: Proposer, limits: Limits, costs: Costs | None) -> None:
-        """Without costs the depth is always the most."""
+    def __init__(
+        self,
+        proposer: Proposer,
+        limits: Limits,
+        costs: Costs | None,
+        counts: SpecCounts | None = None,
+    ) -> None:
+        """Without costs the depth is always the most. A drafter may add to the counts too."""
         self.proposer, self.limits, self.costs = proposer, limits, costs
-        self.counts = SpecCounts()
+        self.counts = counts or SpecCounts()
         self.survival = Survival()
         self._known: dict[RequestId, Request] = {}
         self._fed: dict[RequestId, tuple[float, ...]] = {}  # own chances of drafts in flight

@@ -31,7 +31,7 @@ CROWDS: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
     "uncached": {"enable_prefix_caching": False},
 }
-SOME = {("gemma3_text", "preempted"), ("deepseek_v3", "chunked"), ("mixtral", "alone")}
+SOME = {("gemma3_text", "preempted"), ("deepseek_v3", "chunked"), ("mixtral", "uncached")}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ CROSS = [
     (family, crowd)
     for family in FAMILIES
     for crowd in CROWDS
-    if IS_LONG or crowd == "crowded" or family == "llama" or (family, crowd) in SOME
+    if IS_LONG or family == "llama" or (family, crowd) in SOME
 ]
 
 
@@ -149,8 +149,8 @@ def test_planted_bug_is_caught(
 ) -> None:
     """The comparison above must see these, or it proves nothing."""
     llm = open_tiny(folder, "llama")
-    plant(monkeypatch)
     Told.of(llm, everyone(), error=0.1)
+    plant(monkeypatch)
     assert answer(llm, everyone()) != plain["llama"]
 
 
