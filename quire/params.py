@@ -196,9 +196,9 @@ def _is_int(value: object) -> bool:
 
 def _take_extra(p: SamplingParams) -> None:
     extra = p.extra_args
-    if not isinstance(extra, dict) or extra.keys() - {"num_speculative_tokens"}:
+    if not isinstance(extra, dict) or extra.keys() != {"num_speculative_tokens"}:
         _refuse("extra_args", extra, "None or a dict of num_speculative_tokens; no plugin is here")
-    depth = extra.get("num_speculative_tokens", p.num_speculative_tokens)
+    depth = extra["num_speculative_tokens"]
     if p.num_speculative_tokens not in (None, depth):
         _refuse("extra_args", extra, f"num_speculative_tokens={p.num_speculative_tokens} or none")
     p.num_speculative_tokens = depth

@@ -31,6 +31,7 @@ from quire.runner.drafter import ModelDrafter, drafting_rows
 from quire.runner.runner import ModelRunner
 from quire.runner.step_times import measure
 from quire.spec.depth import Costs
+from quire.spec.forced import Forced
 from quire.spec.in_turn import InTurn
 from quire.spec.proposer import Proposer
 from quire.spec.speculation import Limits, Speculation
@@ -161,8 +162,9 @@ def _exit(model: Decoder, config: SpecConfig) -> Decoder:
 def speculation_of(
     config: SpecConfig, runner: ModelRunner, decisions: list[Decision]
 ) -> Speculation:
-    proposers = [_proposer(part, config) for part in config.parts]
-    proposer = proposers[0] if len(proposers) == 1 else InTurn(proposers)
+    proposer = InTurn(
+        [Forced(runner.masks.forced), *(_proposer(part, config) for part in config.parts)]
+    )
     costs: Costs | None = None
     why = f"{describe(config)}, always as deep as asked"
     if config.adaptive:

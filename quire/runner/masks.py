@@ -125,6 +125,12 @@ class GrammarMasks:
         for request_id, work in zip(step.ids, step.works, strict=True):
             self._unseen[request_id] = (pending, work)
 
+    def forced(self, request_id: RequestId) -> Sequence[int]:
+        """Tokens that must come next; waits for what was drawn last."""
+        self.catch_up()
+        matcher = self.matchers.get(request_id)
+        return () if matcher is None else matcher.forced()
+
     def catch_up(self) -> None:
         """Let the matchers see what was drawn; waits for it."""
         for request_id, (pending, work) in self._unseen.items():

@@ -83,3 +83,18 @@ def test_a_drafter_that_is_the_target_is_always_right(tmp_path: Path) -> None:
     stats = llm.stats()
     assert stats.num_accepted_tokens == stats.num_drafted_tokens > 60
     assert stats.num_steps < 12
+
+
+def test_what_a_grammar_forces_takes_no_steps(tmp_path: Path) -> None:
+    """Red when tokens without a choice cost a step each."""
+    from quire.params import StructuredOutputsParams
+
+    text = "a long text that leaves no choice"
+    params = SamplingParams(
+        temperature=0.9, max_tokens=60, structured_outputs=StructuredOutputsParams(regex=text)
+    )
+    llm = open_tiny(tmp_path, "llama", speculative_config={"method": "ngram", "adaptive": False})
+    before = llm.stats().num_steps
+    (output,) = llm.generate("x", params, use_tqdm=False)
+    assert output.outputs[0].text == text
+    assert llm.stats().num_steps - before < len(text) / 3
