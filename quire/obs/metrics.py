@@ -234,7 +234,7 @@ class ServerMetrics:
             "spec_decode_num_accepted_tokens_per_pos": {
                 (str(i),): totals[f"accepted_at_{i}"]
                 for i in range(MAX_DEPTH)
-                if f"accepted_at_{i}" in now
+                if not i or f"accepted_at_{i}" in now
             },
             "spec_decode_draft_seconds": totals["draft_seconds"],
             "tokens_recomputed": totals["num_recomputed_tokens"],
