@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,24 @@ def test_what_a_grammar_forces_takes_no_steps(tmp_path: Path) -> None:
     (output,) = llm.generate("x", params, use_tqdm=False)
     assert output.outputs[0].text == text
     assert llm.stats().num_steps - before < len(text) / 3
+
+
+@dataclass
+class Counted:
+    """As much of a generation as usage reads."""
+
+    num_prompt: int = 3
+    num_output: int = 9
+    num_cached: int = 0
+    num_predicted: tuple[int, int] = (0, 0)
+
+
+def test_usage_tells_drafts_apart() -> None:
+    """Red when accepted and refused drafts are not reported, or are where nothing was drafted."""
+    from quire.server.usage import usage_of
+
+    assert "completion_tokens_details" not in usage_of(Counted())
+    usage = usage_of(Counted(num_predicted=(5, 2)), Counted(num_predicted=(1, 0)))
+    details = {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2}
+    assert usage["completion_tokens_details"] == details
+    assert usage["completion_tokens"] == 18
