@@ -15,6 +15,7 @@ from quire.errors import NotSupported
 from quire.kv.forms import parse_cache_dtype
 from quire.quant.form_name import check_form
 from quire.quant.methods import stored_method
+from quire.speculative import parse_speculative
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPE_NAMES = ("auto", "bfloat16", "float", "float16", "float32", "half")
@@ -66,6 +67,8 @@ def check_args(args: EngineArgs) -> None:
 
 
 def _check_choices(args: EngineArgs) -> None:
+    if args.speculative_config is not None:
+        parse_speculative(args.speculative_config)
     _one_of("device", args.device, DEVICES)
     _one_of("dtype", args.dtype, DTYPE_NAMES)
     _one_of("load_format", args.load_format, LOAD_FORMATS)

@@ -5,6 +5,7 @@ Nothing is changed after the engine is built; a changed value means a new object
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -67,6 +68,7 @@ class EngineArgs:
     quantization: str | None = None  # what weights are rounded to while they are loaded
     kv_cache_dtype: str = "auto"
     kv_cache_dtype_skip_layers: tuple[int | str, ...] = ()
+    speculative_config: Mapping[str, object] | None = None  # `speculative.py` says what it may hold
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ class RequestMetrics:
     first_token_time: float | None
     last_token_time: float | None
     num_preemptions: int = 0
+    num_drafted_tokens: int = 0  # guesses that were verified
+    num_accepted_tokens: int = 0  # of those, the ones that became output: each saved a step
 
     @property
     def ttft(self) -> float | None:

@@ -129,7 +129,8 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     truncate_prompt_tokens: int | None = None  # keep the last so many; -1: what the model can take
     logits_processors: None = None  # as in vLLM's class; nothing else is taken
-    extra_args: None = None
+    extra_args: dict[str, int] | None = None  # vLLM's place for num_speculative_tokens
+    num_speculative_tokens: int | None = None  # most drafts in a step; 0: none; None: the engine's
     pooling: str | None = None  # one of POOLINGS: the answer is numbers, and not text
     # Filled by the text layer: bad_words as token sequences; users pass bad_words.
     bad_word_ids: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
@@ -138,6 +139,8 @@ class SamplingParams:
         if self.pooling is not None:
             # The one token drawn ends the request; nobody reads it.
             self.max_tokens = 1
+        if self.extra_args is not None:
+            _take_extra(self)
         for check in (_check_counts, _check_ranges, _check_lists, _check_task):
             check(self)
 
@@ -178,7 +181,6 @@ class SamplingParams:
 UNSUPPORTED = {
     "logits_processors": "the sampler runs no code of the caller's; use logit_bias,"
     " allowed_token_ids, bad_words or structured_outputs",
-    "extra_args": "no plugin here reads them; leave it out",
 }
 
 GREEDY_BELOW = 1e-5  # temperatures under this mean argmax, as in vLLM
@@ -190,6 +192,16 @@ def _refuse(name: str, value: object, want: str) -> NoReturn:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _take_extra(p: SamplingParams) -> None:
+    extra = p.extra_args
+    if not isinstance(extra, dict) or extra.keys() != {"num_speculative_tokens"}:
+        _refuse("extra_args", extra, "None or a dict of num_speculative_tokens; no plugin is here")
+    depth = extra["num_speculative_tokens"]
+    if p.num_speculative_tokens not in (None, depth):
+        _refuse("extra_args", extra, f"num_speculative_tokens={p.num_speculative_tokens} or none")
+    p.num_speculative_tokens = depth
 
 
 def _check_counts(p: SamplingParams) -> None:
@@ -211,6 +223,9 @@ def _check_counts(p: SamplingParams) -> None:
     if cut is not None and (not _is_int(cut) or (cut < 1 and cut != -1)):
         wanted = "None, a whole number >= 1, or -1 for what the model can take"
         _refuse("truncate_prompt_tokens", cut, wanted)
+    depth = p.num_speculative_tokens
+    if depth is not None and (not _is_int(depth) or depth < 0):
+        _refuse("num_speculative_tokens", depth, "None or a whole number >= 0; 0: no drafts")
     if p.n > 1 and p.is_greedy:
         _refuse("n", p.n, "1 when temperature is 0: every copy would be the same")
 

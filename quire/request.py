@@ -6,6 +6,9 @@ launched and not yet committed, so that the next can be planned while the device
 
     tokens            [ prompt ................ | output ....... ] + num_pending sampled, unseen
     keys and values   [ num_computed ... | num_inflight ]
+
+A step that verifies drafts has more tokens in flight than are known. Nothing more can be planned
+for its request until it is settled: how many of them count is not known before.
 """
 
 from __future__ import annotations
@@ -64,6 +67,8 @@ class Request:
     num_preempted: int = 0
     turn: float = 0.0  # of a fair line's clock, when it first started
     num_lost: int = 0  # tokens whose keys and values a preemption threw away
+    num_drafted: int = 0  # guesses verified so far
+    num_accepted: int = 0  # of those, the ones that were right and are part of the output
     timing: Timing = field(default_factory=Timing)
 
     @staticmethod

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from quire.params import SamplingParams
-from quire.request import RequestId
+from quire.request import Request, RequestId
 
 
 class Admission(NamedTuple):
@@ -27,15 +27,36 @@ class Admission(NamedTuple):
     seed: int
     banned_until_min: tuple[int, ...]  # eos and stop ids, banned while output < min_tokens
 
+    @staticmethod
+    def of(request: Request) -> Admission:
+        params, ids = request.params, request.tokens.tolist()
+        banned = (*request.eos_ids, *(params.stop_token_ids or ())) if params.min_tokens else ()
+        num_prompt, seed = request.num_prompt, request.seed
+        return Admission(request.id, request.row, ids, num_prompt, params, seed, banned)
+
+
+class Draft(NamedTuple):
+    """Guesses at what one request draws next, to be verified in one step."""
+
+    num: int
+    tokens: tuple[int, ...] = ()  # empty: the runner makes them
+
 
 class Work(NamedTuple):
-    """One request's share of a step: feed positions [start, start + num_tokens)."""
+    """One request's share of a step: feed positions [start, start + num_tokens).
+
+    The last `num_drafts` of them are guesses. With drafts a token is drawn after the newest known
+    one and after each draft; the result keeps those up to the first that is not the next draft
+    (`spec/verify.py`).
+    """
 
     request_id: RequestId
     row: int
     start: int
     num_tokens: int
-    sample: bool  # the last token fed is the newest known one: draw its successor
+    sample: bool  # the newest known token is fed: draw its successor
+    num_drafts: int = 0
+    drafts: tuple[int, ...] = ()  # their ids; empty: the runner makes them
 
 
 class PageWrite(NamedTuple):
@@ -84,7 +105,8 @@ class TokenLogprobs(NamedTuple):
 class StepResult:
     """What came back; lists are aligned with the plan's works."""
 
-    sampled: Sequence[Sequence[int]]  # empty for works that did not sample
+    # Empty for works that did not sample; with drafts those accepted and one token more.
+    sampled: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[TokenLogprobs]] | None = None
     # work index -> logprobs of the prompt tokens that this work's positions predict
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
@@ -104,6 +126,8 @@ class TokenEvent(NamedTuple):
     prompt_start: int = 0  # position that predicts the first of prompt_logprobs
     pooled: Sequence[float] = ()  # the embedding, on the last event of a pooling request
     error: str | None = None  # what went wrong, when finish is "error"
+    num_drafted: int = 0  # drafts that were verified in the step
+    num_accepted: int = 0  # of `tokens`, those that were drafts
 
 
 class Pending(Protocol):

@@ -8,10 +8,14 @@ group is asked for what its layers would read: all that came before, or the wind
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from quire.kv.allocator import SCRATCH_PAGE
-from quire.step import StepPlan, StepResult, Work
+from quire.request import RequestId
+from quire.sched.scheduler import Scheduler
+from quire.spec.verify import verified
+from quire.step import Draft, StepPlan, StepResult, TokenEvent, Work
 
 VOCAB = 7
 
@@ -64,6 +68,8 @@ class PageContentRunner:
             self.tables[write.group][write.row][write.column] = write.page
         for work in plan.works:  # all writes first, as one fused forward does
             assert work.num_tokens > 0, "a forward needs at least one query token"
+            if work.num_drafts:
+                self._put_drafts(work)
             for group in range(len(self.windows)):
                 self._write(work, group)
         sampled = [self._read_and_draw(work) for work in plan.works]
@@ -94,7 +100,48 @@ class PageContentRunner:
         if not work.sample:
             return ()
         end = work.start + work.num_tokens
-        token = oracle_next(self.tokens[work.row][:end], self.seeds[work.row])
-        self.tokens[work.row].append(token)  # the device row knows it before the host does
-        assert len(self.tokens[work.row]) == end + 1
-        return (token,)
+        tokens, seed = self.tokens[work.row], self.seeds[work.row]
+        ends = range(end - work.num_drafts, end + 1)
+        drawn = tuple(oracle_next(tokens[:end], seed) for end in ends)
+        # The device row knows them before the host does; what follows the first error is junk.
+        kept = verified(drawn, tokens[ends[0] : end])
+        tokens[ends[0] :] = kept
+        return tuple(kept)
+
+    def _put_drafts(self, work: Work) -> None:
+        """Behind the newest token; drafts that the plan leaves to the runner are right by half."""
+        tokens, end = self.tokens[work.row], work.start + work.num_tokens - work.num_drafts
+        assert len(tokens) == end, "drafts that do not follow the newest token"
+        assert not work.drafts or len(work.drafts) == work.num_drafts
+        for i in range(work.num_drafts):
+            guess = (oracle_next(tokens, self.seeds[work.row]) + (end + i) % 2) % VOCAB
+            tokens.append(work.drafts[i] if work.drafts else guess)
+
+
+class RandomDrafts:
+    """Drafts of random depth, right up to a random place; sometimes left to the runner."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.num_drafted = self.num_accepted = 0
+
+    def make(self, scheduler: Scheduler) -> dict[RequestId, Draft]:
+        made = {}
+        for request in scheduler.running.values():
+            depth = self.rng.choice([0, 0, 1, 2, 3, 5, 9])
+            if depth and request.num_to_feed == 1 and not request.num_pending:
+                made[request.id] = self._draft(request.tokens.tolist(), request.seed, depth)
+        return made
+
+    def _draft(self, tokens: list[int], seed: int, depth: int) -> Draft:
+        if self.rng.random() < 0.2:
+            return Draft(depth)
+        start = len(tokens)
+        for _ in range(depth):
+            is_wrong = self.rng.random() < 0.15
+            tokens.append((oracle_next(tokens, seed) + is_wrong) % VOCAB)
+        return Draft(depth, tuple(tokens[start:]))
+
+    def learn(self, plan: StepPlan, events: list[TokenEvent]) -> None:
+        self.num_drafted += sum(event.num_drafted for event in events)
+        self.num_accepted += sum(event.num_accepted for event in events)

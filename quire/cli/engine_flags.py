@@ -10,7 +10,7 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.parser import VerbParser, positive, size_bytes
+from quire.cli.parser import VerbParser, json_object, positive, size_bytes
 from quire.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ FIELDS = {
     "load_format": "load_format",
     "threads": "num_threads",
     "enforce_eager": "enforce_eager",
+    "speculative_config": "speculative_config",
 }
 MODEL_HELP = "known name, folder, .gguf file or hub repository (default: default)"
 
@@ -88,6 +89,12 @@ def add_engine_flags(parser: VerbParser) -> None:
         action="store_const",
         const=True,
         help="layer by layer: no CUDA graphs, no recorded steps",
+    )
+    add(
+        "--speculative-config",
+        type=json_object,
+        metavar="JSON",
+        help="""who drafts, such as '{"method": "suffix"}'""",
     )
 
 

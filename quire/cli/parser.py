@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -85,6 +86,16 @@ def whole(least: int, most: int) -> Callable[[str], int]:
         return value
 
     return read
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"got {text!r}, want a JSON object")
+    return value
 
 
 def positive(text: str) -> int:

@@ -6,20 +6,21 @@ activations need, then the real pool from what is left.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from quire.attn.backend import AttentionBackend, AttnSpec
+from quire.attn.backend import AttentionBackend
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
+from quire.engine.load_model import load_model
 from quire.engine.pack_identity import keep, packs_of
+from quire.engine.speculate import SpecParts
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
@@ -29,7 +30,6 @@ from quire.kv.spec import CacheSpec
 from quire.load.checkpoint import Checkpoint
 from quire.load.fit import check_fit
 from quire.load.gguf_checkpoint import GGUFCheckpoint
-from quire.load.loader import fill_random, load_weights
 from quire.load.wish import Wish
 from quire.memory.pool import PagePool
 from quire.memory.sizing import (
@@ -42,9 +42,8 @@ from quire.memory.sizing import (
 )
 from quire.models.decoder import Decoder, heads_of
 from quire.models.kv_cache import cache_of
-from quire.models.registry import names_of, spec_of
+from quire.models.registry import spec_of
 from quire.models.spec import ModelSpec
-from quire.nn.ops import Ops
 from quire.ops.select import ops_of
 from quire.quant.form_name import is_form
 from quire.quant.load_forms import LoadForm, load_form
@@ -96,11 +95,12 @@ def build_engine(
     library = cpu.library if dtype == torch.float32 else None
     packs = None if library is None else packs_of(checkpoint, wish)
     ops = ops_of(device, library, packs)
-    model = _load(checkpoint, spec, heads, config, ops, wish, dtype, device)
+    model = load_model(checkpoint, spec, heads, config, ops, wish, dtype, device)
     keep(packs)
     backend = cpu.attention(backend, ops)
     cache = cache_of(spec, plain_form(backend.cache_dtype), kept, args.page_size)
     balance_keys(model, cache)
+    parts = SpecParts.open(args, spec, config, cpu)
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(
         config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(cache.groups)
@@ -113,17 +113,19 @@ def build_engine(
     ]
     if len(cache.groups) > 1 or cache.groups.windows != (None,):
         decisions.append(_describe(cache.groups))
-    pages = _size_pool(config, model, backend, cache, rows, decisions)
+    runs = Runs(model, backend, cache, rows)
+    pages = _size_pool(config, runs, parts.page_bytes, decisions)
     pool = PagePool(backend, heads, cache, pages, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
     expand_prompts = spec.mla is not None and not config.cache.prefix_caching
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
     runner.tapes = cpu.record(model, backend, pool, config, decisions)
+    drafts = parts.finish(runner, config, decisions)
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
-    core = EngineCore(scheduler, runner, overlap=device.type == "cuda", grammars=grammars)
+    core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts)
     sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
     config = replace(config, cache=sized, decisions=tuple(decisions))
     return Engine(core, runner, config, spec)
@@ -196,38 +198,23 @@ def _grammars(
     return GrammarQueue(compiler, runner.matchers)
 
 
-def _load(
-    checkpoint: Checkpoint,
-    spec: ModelSpec,
-    heads: AttnSpec,
-    config: EngineConfig,
-    ops: Ops,
-    wish: Wish,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Decoder:
-    with torch.inference_mode():
-        model = Decoder(spec, heads, config.sched.max_model_len, dtype, device)
-        if config.load_format == "dummy":
-            fill_random(model, config.seed, wish)
-        else:
-            load_weights(model, checkpoint, names_of(checkpoint.config, spec), wish)
-        model.finish(ops)
-    if device.type == "cuda":
-        gc.collect()  # an engine before this one, freed while a graph is captured, would spoil it
-    return model
+class Runs(NamedTuple):
+    """What a step needs besides pages."""
+
+    model: Decoder
+    backend: AttentionBackend
+    cache: CacheSpec
+    rows: RequestRows
 
 
 def _size_pool(
-    config: EngineConfig,
-    model: Decoder,
-    backend: AttentionBackend,
-    cache: CacheSpec,
-    rows: RequestRows,
-    decisions: list[Decision],
+    config: EngineConfig, runs: Runs, draft_bytes: int, decisions: list[Decision]
 ) -> int:
-    """Run the largest step for real, then give the cache what is left."""
-    device, sched, page_bytes = model.device, config.sched, cache.page_bytes
+    """Run the largest step for real, then give the cache what is left.
+
+    A page holds `draft_bytes` of another model, which drafts, as well."""
+    model, backend, cache, rows = runs
+    device, sched, page_bytes = model.device, config.sched, cache.page_bytes + draft_bytes
     needs = PageNeeds(cache.page_size, cache.groups.windows, max_inflight(sched, device))
 
     def step_bytes() -> int:

@@ -3,7 +3,8 @@
 With `overlap` the same calls run with one step of lag: step n + 1 is planned and launched before
 the result of step n is looked at, so the device never waits for Python. The scheduler counts
 what is in flight; this file only decides when a result is settled. A request with a grammar first
-waits in `grammar/pending.py` until the grammar is compiled.
+waits in `grammar/pending.py` until the grammar is compiled. Drafts (`spec/`), where there are any,
+are made before a step is planned.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from quire.errors import NotSupported
 from quire.grammar.pending import GrammarQueue
 from quire.kv.check import check
 from quire.request import Request, RequestId
-from quire.sched.scheduler import Scheduler
+from quire.sched.scheduler import NO_DRAFTS, Scheduler
+from quire.spec.speculation import Drafts
 from quire.step import Pending, Runner, StepPlan, TokenEvent
 
 COMPILE_NAP_S = 0.005  # how long a step with nothing else to do waits for a grammar
@@ -28,8 +30,10 @@ class EngineCore:
         runner: Runner,
         overlap: bool,
         grammars: GrammarQueue | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         self.scheduler, self.runner, self.grammars = scheduler, runner, grammars
+        self.drafts = drafts
         self.lag = 1 if overlap else 0
         self.last_plan = StepPlan()  # for whoever watches
         self._inflight: deque[tuple[StepPlan, Pending]] = deque()
@@ -59,7 +63,8 @@ class EngineCore:
 
     def step(self) -> list[TokenEvent]:
         """Launch at most one step and settle those that are due. May return no events."""
-        plan = self.scheduler.schedule()
+        drafts = NO_DRAFTS if self.drafts is None else self.drafts.make(self.scheduler)
+        plan = self.scheduler.schedule(drafts)
         launched = bool(plan.works)
         if launched:
             self.last_plan = plan
@@ -70,7 +75,10 @@ class EngineCore:
         events: list[TokenEvent] = []
         while len(self._inflight) > (self.lag if launched else 0):
             settled, pending = self._inflight.popleft()
-            events += self.scheduler.commit(settled, pending.result())
+            news = self.scheduler.commit(settled, pending.result())
+            if self.drafts is not None:
+                self.drafts.learn(settled, news)
+            events += news
         if self.grammars is not None:
             events += self._tend(self.grammars, events)
         return events

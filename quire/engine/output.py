@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from quire.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamEvent
 from quire.request import Request
@@ -26,6 +27,7 @@ class Answer:
         self.output = CompletionOutput(index)
         if params.logprobs is not None:
             self.output.logprobs, self.output.cumulative_logprob = [], 0.0
+        self.num_drafted = self.num_accepted = 0
         self._text: list[str] = []
         self._detokenizer: Detokenizer | None = None
         self._stops: StopMatcher | None = None
@@ -38,6 +40,31 @@ class Answer:
 
     def take(self, event: TokenEvent, is_watched: bool) -> tuple[StreamEvent | None, bool]:
         """Fold an event in: (what to show if somebody watches, whether a stop string ended it)."""
+        self.num_drafted += event.num_drafted
+        self.num_accepted += event.num_accepted
+        if self._stops is not None and len(event.tokens) > 1:
+            return self._take_each(event, is_watched)
+        return self._take(event, is_watched)
+
+    def _take_each(self, event: TokenEvent, is_watched: bool) -> tuple[StreamEvent | None, bool]:
+        """A token at a time: the stop string may end inside a run of accepted drafts."""
+        pieces: list[StreamEvent] = []
+        last = len(event.tokens) - 1
+        for i, token in enumerate(event.tokens):
+            part = event._replace(tokens=(token,), logprobs=event.logprobs[i : i + 1])
+            if i < last:
+                part = part._replace(finish=None, stop_reason=None, error=None)
+            piece, stop = self._take(part, is_watched)
+            pieces += [] if piece is None else [piece]
+            if stop:
+                break
+        if not pieces:
+            return None, stop
+        ids = [token for piece in pieces for token in piece.token_ids]
+        text = "".join(piece.text for piece in pieces)
+        return replace(pieces[-1], text=text, token_ids=ids), stop
+
+    def _take(self, event: TokenEvent, is_watched: bool) -> tuple[StreamEvent | None, bool]:
         output = self.output
         if output.finish_reason is not None:
             return None, False  # the stop string was found before this event was settled
@@ -139,6 +166,8 @@ class Conversation:
                 timing.first_token,
                 timing.last_token,
                 sum(a.request.num_preempted for a in self.answers.values()),
+                sum(a.num_drafted for a in self.answers.values()),
+                sum(a.num_accepted for a in self.answers.values()),
             ),
             num_cached_tokens=self.leader.num_cached,
             cache_note=self.leader.cache_note,

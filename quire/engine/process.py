@@ -31,6 +31,7 @@ from quire.errors import QuireError
 from quire.kv.check import check_in_slices
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
+from quire.spec.speculation import Speculation
 from quire.step import TokenEvent
 from quire.version import __version__
 
@@ -347,12 +348,18 @@ class EngineProcess:
     ) -> None:
         peers = [peer for peer in list(self._peers.values()) if not peer.is_gone]
         try:
-            counts = self.core.scheduler.stats().as_dict() | self._memory() if peers else {}
+            counts = self._counts() if peers else {}
         except RuntimeError:  # a dict changed size under our feet: the next beat will do
             return
         has_work, is_paused = self.core.has_work, self._is_paused
         for peer in peers:
             peer.send(msg.Beat(counts, has_work, is_paused, stalled, dict(experts)))
+
+    def _counts(self) -> dict[str, float]:
+        counts = self.core.scheduler.stats().as_dict() | self._memory()
+        if isinstance(self.core.drafts, Speculation):
+            counts |= self.core.drafts.counts.as_dict()
+        return counts
 
     def _maybe_snapshot(self) -> None:
         now = time.monotonic()

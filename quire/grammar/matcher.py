@@ -82,6 +82,19 @@ class Matcher:
         for token in output:
             self.accept(token)
 
+    def fork(self) -> Matcher:
+        """Another one at the same place: where drafts lead leaves this one as it is."""
+        made = Matcher.__new__(Matcher)
+        made._compiled, made._error, made._scratch = self._compiled, self._error, self._scratch
+        made._state = self._state.deep_copy()  # two microseconds
+        return made
+
+    def forced(self) -> list[int]:
+        """Tokens that must come next, whatever the model says; often none are known."""
+        if self._error is not None or self._state.is_stopped():
+            return []
+        return list(self._state.compute_ff_tokens())
+
     def accept(self, token: int) -> None:
         """Advance by one drawn token; after the end of the grammar nothing more is judged."""
         self._raise_known()

@@ -26,6 +26,7 @@ from quire.obs.shared import (
 )
 from quire.obs.table import HTTP_EDGES, METRICS, length_edges
 from quire.obs.totals import OTHER, EngineTotals, LabelledCounts, Rates
+from quire.speculative import MAX_DEPTH
 from quire.version import __version__
 
 __all__ = ["FinishReport", "ServerMetrics"]
@@ -294,6 +295,15 @@ class ServerMetrics:
             "prompt_tokens": self._num_prompt,
             "generation_tokens": self._num_generated,
             "request_success": self._finished.counts,
+            "spec_decode_num_drafts": totals["num_draft_runs"],
+            "spec_decode_num_draft_tokens": totals["num_drafted_tokens"],
+            "spec_decode_num_accepted_tokens": totals["num_accepted_tokens"],
+            "spec_decode_num_accepted_tokens_per_pos": {
+                (str(i),): totals[f"accepted_at_{i}"]
+                for i in range(MAX_DEPTH)
+                if not i or f"accepted_at_{i}" in now
+            },
+            "spec_decode_draft_seconds": totals["draft_seconds"],
             "tokens_recomputed": totals["num_recomputed_tokens"],
             "engine_steps": totals["num_steps"],
             "engine_restarts": self._num_restarts,

@@ -44,7 +44,6 @@ UNNEEDED = {
     "swap_space": Unneeded(None),  # a request that loses its pages computes them anew
     "max_seq_len_to_capture": Unneeded(None),  # graphs are captured by batch, not by length
     "enable_lora": Unneeded((False, None), "adapters cannot be loaded; merge them into the model"),
-    "speculative_config": Unneeded((None,), "there is no speculative decoding; leave it out"),
     "task": Unneeded(
         TASKS, "models of text generate, embed, classify and score; call what you need"
     ),

@@ -40,7 +40,9 @@ class StepShape:
         if mixed_size is not None:
             pad_tokens = mixed_size.num_tokens
         num_pad = max(0, pad_to - len(works))
-        columns = np.asarray([(w.row, w.start, w.num_tokens, w.sample) for w in works], np.int32)
+        columns = np.asarray(
+            [(w.row, w.start, w.num_tokens, w.sample and 1 + w.num_drafts) for w in works], np.int32
+        )
         if num_pad:
             pad = np.tile(np.asarray([[spare_row, 0, 1, 0]], np.int32), (num_pad, 1))
             columns = np.concatenate((columns, pad))
@@ -58,7 +60,19 @@ class StepShape:
         self.rows, self.starts, self.query_lens = columns[:, 0], columns[:, 1], columns[:, 2]
         self.context_lens = self.starts + self.query_lens
         self.query_ends = np.cumsum(self.query_lens, dtype=np.int32)
-        self.sampled = np.flatnonzero(columns[:, 3])  # works that draw a token
+        self._set_samples(columns[:, 3])
+
+    def _set_samples(self, counts: IntArray) -> None:
+        """What is drawn: `counts` tokens by each work, after the last tokens that it feeds."""
+        self.sampled = np.flatnonzero(counts)  # for each sample the work that draws it
+        self.sample_lens = self.context_lens[self.sampled]  # and how many tokens are before it
+        self.sample_ends = self.query_ends[self.sampled]
+        if counts.max() > 1:
+            self.sampled = np.repeat(np.arange(len(counts)), counts)
+            ends = np.cumsum(counts, dtype=np.int32)[self.sampled]
+            behind = ends - 1 - np.arange(ends[-1], dtype=np.int32)  # drafts fed after it
+            self.sample_lens = self.context_lens[self.sampled] - behind
+            self.sample_ends = self.query_ends[self.sampled] - behind
 
     @property
     def num_tokens(self) -> int:
@@ -87,8 +101,8 @@ class StepShape:
             arrays["query_starts"] = np.concatenate(([np.int32(0)], self.query_ends))
             arrays["context_lens"] = self.context_lens
         arrays["sample_rows"] = self.rows[self.sampled]
-        arrays["sample_positions"] = self.context_lens[self.sampled]
-        arrays["sample_index"] = self.query_ends[self.sampled].astype(np.int64) - 1
+        arrays["sample_positions"] = self.sample_lens
+        arrays["sample_index"] = self.sample_ends.astype(np.int64) - 1
 
 
 class FedTokens(NamedTuple):
@@ -145,7 +159,7 @@ def decode_batches(
         input_ids=fed.input_ids,
         positions=fed.positions,
         slots=fed.slots[0],
-        query_starts=rows.counts[: num_seqs + 1],
+        query_starts=rows.starts_of(num_seqs),
         context_lens=fed.context_lens,
         rows=row_ids,
         page_table=rows.page_tables[0],

@@ -23,7 +23,7 @@ from quire.grammar.spec import NOTHING_LEFT
 from quire.request import RequestId
 from quire.runner.gather import StepShape
 from quire.runner.rows import GRAMMAR, RequestRows, RowInfo
-from quire.runner.upload import Uploader
+from quire.runner.upload import IntArray, Uploader
 from quire.sample.inputs import TokenMask
 from quire.step import Admission, Work
 
@@ -36,25 +36,25 @@ class StepMask:
     """One step's masks on the host, kept to judge what was drawn."""
 
     ids: list[RequestId]
-    rows: list[int]  # place of each mask among the sampled works
-    works: list[int]  # and among all works
+    places: list[int]  # of each mask among the samples
+    works: list[int]  # and of its work among all works
     bits: Words  # [masks, words]
-    failed: dict[int, str] = field(default_factory=dict)  # work -> why
+    failed: dict[int, str] = field(default_factory=dict)  # place -> why
 
     def failures(self, tokens: Sequence[int]) -> dict[int, str]:
-        """Work -> why it failed, including works that had to draw a token their mask forbids."""
+        """Place -> why it failed, including samples that had to be a token their mask forbids."""
         failed = dict(self.failed)
-        for row, work, bits in zip(self.rows, self.works, self.bits, strict=True):
-            token = tokens[row]
-            if work not in failed and not bits[token >> 5] >> (token & 31) & 1:
-                failed[work] = NOTHING_LEFT
+        for place, bits in zip(self.places, self.bits, strict=True):
+            token = tokens[place]
+            if place not in failed and not bits[token >> 5] >> (token & 31) & 1:
+                failed[place] = NOTHING_LEFT
         return failed
 
 
 class GrammarMasks:
     def __init__(self, matchers: LiveMatchers, vocab_size: int, uploader: Uploader) -> None:
         self.matchers, self.vocab_size, self.uploader = matchers, vocab_size, uploader
-        # Tokens drawn in earlier steps that a matcher has not seen: at most one a request.
+        # Who has drawn tokens that the matcher has not seen: in which step, by which work.
         self._unseen: dict[RequestId, tuple[PendingStep, int]] = {}
 
     def admit(self, admissions: Iterable[Admission]) -> None:
@@ -73,7 +73,7 @@ class GrammarMasks:
         self, rows: RequestRows, works: Sequence[Work], shape: StepShape
     ) -> tuple[TokenMask, StepMask]:
         """Masks for the sampled works that have a grammar; waits for the last step's tokens."""
-        self._catch_up()
+        self.catch_up()
         places = np.flatnonzero(rows.needs[shape.rows[shape.sampled]] & GRAMMAR).tolist()
         chosen = shape.sampled[places].tolist()
         device = self.uploader.device
@@ -82,38 +82,65 @@ class GrammarMasks:
             dtype=torch.int32,
             pin_memory=device.type == "cuda",
         )
-        step = StepMask([works[i].request_id for i in chosen], places, chosen, host.numpy())
-        for bits, index in zip(step.bits, chosen, strict=True):
-            try:
-                info = rows.info[works[index].row]
-                assert info is not None
-                self._fill(bits, works[index].request_id)
-                _narrow(bits, info, int(shape.context_lens[index]) - info.num_prompt)
-            except GrammarError as error:
-                step.failed[index] = str(error)
-                bits[:] = -1  # whatever is drawn will be dropped
+        ids = [works[i].request_id for i in chosen]
+        step = StepMask(ids, places, chosen, host.numpy())
+        first = 0
+        for index, count in zip(*np.unique(chosen, return_counts=True), strict=True):
+            masks = slice(first, first + count)
+            self._fill_run(step, masks, rows, works[index], shape.sample_lens[places[masks]])
+            first += count
         on_device = host.to(device, non_blocking=True)
         return TokenMask(self.uploader.send_one(torch.tensor(places)), on_device), step
 
+    def _fill_run(
+        self, step: StepMask, masks: slice, rows: RequestRows, work: Work, lens: IntArray
+    ) -> None:
+        """The masks of one work: after its newest token, and after each of its drafts."""
+        info = rows.info[work.row]
+        assert info is not None
+        drafts = rows.tokens[work.row, lens[0] : lens[-1]].tolist() if len(lens) > 1 else []
+        matcher = self.matchers.get(work.request_id)
+        if matcher is not None and drafts:
+            matcher = matcher.fork()
+        step.bits[masks] = -1  # where nothing is filled in, whatever is drawn will be dropped
+        for offset, bits in enumerate(step.bits[masks]):
+            try:
+                if matcher is None:
+                    raise GrammarError(f"request {work.request_id} came without a compiled grammar")
+                matcher.fill(bits)
+                _narrow(bits, info, int(lens[offset]) - info.num_prompt)
+            except GrammarError as error:
+                step.failed[step.places[masks.start + offset]] = str(error)
+                bits[:] = -1
+                return
+            if offset < len(drafts):
+                draft = drafts[offset]
+                if not bits[draft >> 5] >> (draft & 31) & 1:
+                    return  # it cannot be drawn, so nothing behind it counts
+                with suppress(GrammarError):  # the next mask says so
+                    matcher.accept(draft)
+
     def remember(self, step: StepMask, pending: PendingStep) -> None:
         """The step was launched: its tokens are what the matchers must see next."""
-        for request_id, row in zip(step.ids, step.rows, strict=True):
-            self._unseen[request_id] = (pending, row)
+        for request_id, work in zip(step.ids, step.works, strict=True):
+            self._unseen[request_id] = (pending, work)
 
-    def _catch_up(self) -> None:
-        for request_id, (pending, row) in self._unseen.items():
+    def forced(self, request_id: RequestId) -> Sequence[int]:
+        """Tokens that must come next; waits for what was drawn last."""
+        self.catch_up()
+        matcher = self.matchers.get(request_id)
+        return () if matcher is None else matcher.forced()
+
+    def catch_up(self) -> None:
+        """Let the matchers see what was drawn; waits for it."""
+        for request_id, (pending, work) in self._unseen.items():
             matcher = self.matchers.get(request_id)
             if matcher is None:
                 continue  # ended meanwhile
             with suppress(GrammarError):  # as above
-                matcher.accept(pending.tokens()[row])
+                for token in pending.kept(work):
+                    matcher.accept(token)
         self._unseen.clear()
-
-    def _fill(self, bits: Words, request_id: RequestId) -> None:
-        matcher = self.matchers.get(request_id)
-        if matcher is None:
-            raise GrammarError(f"request {request_id} came without a compiled grammar")
-        matcher.fill(bits)
 
 
 def _narrow(bits: Words, info: RowInfo, num_output: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.runner.masks import StepMask
 from quire.runner.pooling import PooledPart
 from quire.sample.inputs import SampledLogprobs, SampleOutput
+from quire.spec.verify import verified
 from quire.step import StepResult, TokenLogprobs, Work
 
 
@@ -24,13 +25,22 @@ class PromptPart(NamedTuple):
     logprobs: SampledLogprobs
 
 
+class Run(NamedTuple):
+    """What one work drew, as far as it counts."""
+
+    work: int
+    first: int  # place of its first sample
+    tokens: Sequence[int]
+
+
 class Draw(NamedTuple):
     """The tokens of a step, still on the device, and what the host must know to read them."""
 
-    works: Sequence[int]  # the works that sampled
+    works: Sequence[int]  # for each sample the work that drew it
     output: SampleOutput
     num_logprobs: Sequence[int | None]  # for each of them, when there are logprobs
     mask: StepMask | None
+    drafts: Tensor | None = None  # for each sample the draft in its place, if the runner made any
 
 
 @dataclass(slots=True)
@@ -73,6 +83,8 @@ class PendingStep:
         parts: list[Tensor] = []
         if draw is not None:
             parts.append(draw.output.tokens)
+            if draw.drafts is not None:
+                parts.append(draw.drafts)
             if draw.output.logprobs is not None:
                 parts += _tensors_of(draw.output.logprobs)
         for prompt in prompts:
@@ -82,10 +94,28 @@ class PendingStep:
         self._tokens: list[int] | None = None  # once they have arrived
 
     def tokens(self) -> list[int]:
-        """Wait, and return one token for each work that sampled."""
+        """Wait, and return the token of each sample."""
         if self._tokens is None:
             self._tokens = self.copy.wait()[0].tolist() if self.draw is not None else []
         return self._tokens
+
+    def kept(self, work: int) -> Sequence[int]:
+        """Wait, and return the tokens of one work that count."""
+        return next(run.tokens for run in self.runs() if run.work == work)
+
+    def runs(self) -> Iterator[Run]:
+        """Wait, and return the samples that count; where there are drafts, not all do."""
+        if self.draw is None:
+            return
+        tokens, samples = self.tokens(), self.draw.works
+        made = self.copy.wait()[1].tolist() if self.draw.drafts is not None else []
+        first = 0
+        while first < len(samples):
+            index = samples[first]
+            work, end = self.works[index], first + 1 + self.works[index].num_drafts
+            drafts = work.drafts or made[first : end - 1]
+            yield Run(index, first, verified(tokens[first:end], drafts))
+            first = end
 
     def result(self) -> StepResult:
         parts = iter(self.copy.wait())
@@ -94,16 +124,21 @@ class PendingStep:
         failed: dict[int, str] = {}
         draw = self.draw
         if draw is not None:
-            tokens = self.tokens()
-            next(parts)  # the tokens, taken above
-            failed = draw.mask.failures(tokens) if draw.mask is not None else failed
-            for index, token in zip(draw.works, tokens, strict=True):
-                sampled[index] = () if index in failed else (token,)
+            next(parts)  # the tokens
+            if draw.drafts is not None:
+                next(parts)
+            if draw.mask is None and len(draw.works) == len(set(draw.works)):  # no drafts
+                for index, token in zip(draw.works, self.tokens(), strict=True):
+                    sampled[index] = (token,)
+            else:
+                failed = self._fill_runs(draw, sampled)
             if draw.output.logprobs is not None:
                 logprobs = [()] * len(self.works)
-                rows = _records(tokens, [next(parts) for _ in range(4)], draw.num_logprobs)
-                for index, record in zip(draw.works, rows, strict=True):
-                    logprobs[index] = () if record is None or index in failed else (record,)
+                columns = [next(parts) for _ in range(4)]
+                rows = _records(self.tokens(), columns, draw.num_logprobs)
+                for index, first, _ in self.runs():
+                    records = rows[first : first + len(sampled[index])]
+                    logprobs[index] = tuple(record for record in records if record is not None)
         prompts: dict[int, list[TokenLogprobs]] = {}
         for work, num in self.prompt_nums:
             targets = next(parts).tolist()
@@ -111,6 +146,17 @@ class PendingStep:
             prompts[work] = [r for r in records if r is not None]
         pooled = {work: next(parts).tolist() for work in self.pooled_works}
         return StepResult(sampled, logprobs, prompts or None, pooled or None, failed or None)
+
+    def _fill_runs(self, draw: Draw, sampled: list[Sequence[int]]) -> dict[int, str]:
+        """What each work drew, up to what its grammar forbids; returns whom it stopped, and why."""
+        failed: dict[int, str] = {}
+        bad = draw.mask.failures(self.tokens()) if draw.mask is not None else {}
+        for index, first, kept in self.runs():
+            count = next((i for i in range(len(kept)) if first + i in bad), None)
+            if count is not None:
+                failed[index] = bad[first + count]
+            sampled[index] = tuple(kept[:count])
+        return failed
 
 
 def _tensors_of(logprobs: SampledLogprobs) -> list[Tensor]:

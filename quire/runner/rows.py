@@ -64,17 +64,29 @@ class RequestRows:
         self.needs = np.zeros(rows, dtype=np.int32)
         self.info: list[RowInfo | None] = [None] * rows
 
+    def starts_of(self, num_seqs: int) -> Tensor:
+        """[num_seqs + 1] where queries of one token each begin; with drafts they outnumber rows."""
+        if num_seqs < len(self.counts):
+            return self.counts[: num_seqs + 1]
+        return torch.arange(num_seqs + 1, dtype=torch.int32, device=self.counts.device)
+
     def num_prompt(self, row: int) -> int:
         info = self.info[row]
         return 0 if info is None else info.num_prompt
 
     def stage(self, plan: StepPlan, arrays: dict[str, IntArray]) -> None:
         """Add this plan's edits to the step's upload."""
-        if plan.admissions:
-            at = [self._token_slots(a.row, 0, len(a.tokens)) for a in plan.admissions]
-            arrays["token_at"] = np.concatenate(at)
+        known = [(a.row, 0, a.tokens) for a in plan.admissions]
+        # A refused draft stays in its row until the next step writes there.
+        known += [
+            (w.row, w.start + w.num_tokens - w.num_drafts, w.drafts) for w in plan.works if w.drafts
+        ]
+        if known:
+            arrays["token_at"] = np.concatenate(
+                [self._token_slots(row, start, start + len(ids)) for row, start, ids in known]
+            )
             arrays["token_ids"] = np.concatenate(
-                [np.fromiter(a.tokens, np.int32, len(a.tokens)) for a in plan.admissions]
+                [np.fromiter(ids, np.int32, len(ids)) for _, _, ids in known]
             )
         if plan.page_writes:
             # [writes, (row, column, page, group)]
@@ -97,7 +109,7 @@ class RequestRows:
         for a in plan.admissions:
             self.info[a.row] = RowInfo(a.params, a.num_prompt, a.banned_until_min)
             self.needs[a.row] = needs_of(a.params)
-        if plan.admissions:
+        if "token_at" in sent:
             self.tokens.view(-1).index_copy_(0, sent["token_at"], sent["token_ids"])
         if plan.page_writes:
             self.page_tables.view(-1).index_copy_(0, sent["page_at"], sent["page_ids"])

@@ -23,6 +23,7 @@ from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
 from quire.request import RequestId
 from quire.runner import rows as bits
+from quire.runner.drafts import Drafter
 from quire.runner.gather import StepShape, decode_batches, fed_batches, ragged_batches
 from quire.runner.graphs import GraphCache
 from quire.runner.masks import GrammarMasks, StepMask
@@ -73,6 +74,7 @@ class ModelRunner:
         self.min_dropped = min_dropped(model.device)  # rows, for a step to have a tail
         self.tapes: Tapes | None = None  # on a CPU; set by the engine
         self.prompt_reader: PromptReader | None = None  # takes the place of prompt logprobs
+        self.drafter: Drafter | None = None  # likewise, where a model makes drafts
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -92,6 +94,7 @@ class ModelRunner:
         if shape is None:
             self.rows.set_wishes(plan.admissions, self.uploader)
             return PendingStep(())
+        made = self._make_drafts(plan, sent)
         prompts: list[PromptPart] = []
         pooled: list[PooledPart] = []
         if self.graphs is not None and shape.is_padded_decode:
@@ -128,6 +131,8 @@ class ModelRunner:
         self.rows.set_wishes(plan.admissions, self.uploader)
         self.masks.admit(plan.admissions)
         draw = self._draw(plan, shape, sent, logits) if len(shape.sampled) else None
+        if draw is not None and made is not None:
+            draw = draw._replace(drafts=made)
         pending = PendingStep(plan.works, draw, prompts, pooled)
         if draw is not None and draw.mask is not None:
             self.masks.remember(draw.mask, pending)
@@ -154,15 +159,31 @@ class ModelRunner:
                 shape = self._stage_mixed(plan, arrays)
         self.rows.stage(plan, arrays)
         if plan.page_copies:
-            copies = np.asarray(plan.page_copies, dtype=np.int32)
-            arrays["copy_from"], arrays["copy_to"] = copies[:, 0], copies[:, 1]
+            pairs = np.asarray(plan.page_copies, dtype=np.int32)
+            arrays["copy_from"], arrays["copy_to"] = pairs[:, 0], pairs[:, 1]
         if not arrays:
             return shape, {}
         sent = self.uploader.send(arrays)
         self.rows.apply(plan, sent)
         if plan.page_copies:
-            self.pool.copy(sent["copy_from"].long(), sent["copy_to"].long())
+            copies = (sent["copy_from"].long(), sent["copy_to"].long())
+            self.pool.copy(*copies)
+            if self.drafter is not None:
+                self.drafter.copy_pages(*copies)
         return shape, sent
+
+    def _make_drafts(self, plan: StepPlan, sent: dict[str, Tensor]) -> Tensor | None:
+        """Drafts that the plan leaves to the runner go into the rows; returns those of all samples.
+
+        The draw writes over them."""
+        if self.drafter is None:
+            return None
+        self.drafter.admit(plan.admissions)
+        works = [work for work in plan.works if work.num_drafts and not work.drafts]
+        if not works:
+            return None
+        self.drafter.fill(works)
+        return self.rows.tokens[sent["sample_rows"].long(), sent["sample_positions"].long()]
 
     def _can_replay(self, plan: StepPlan) -> bool:
         """Whether everyone feeds one token and nobody needs what a graph does not return."""

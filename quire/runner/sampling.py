@@ -36,7 +36,7 @@ def sample_inputs(
     history = penalties = None
     if needs & (bits.PENALTIES | bits.BAD_WORDS):
         at = sent["sample_rows"].long()  # [S]
-        longest = int(shape.context_lens[shape.sampled].max())
+        longest = int(shape.sample_lens.max())
         lens = sent["sample_positions"].long()
         prompt_lens = rows.int_columns[bits.PROMPT_LEN][at]
         history = History(rows.tokens[at, :longest].long(), prompt_lens, lens)
@@ -78,7 +78,7 @@ class _Pairs(NamedTuple):
 def _edits(infos: list[RowInfo | None], shape: StepShape, uploader: Uploader) -> TokenEdits | None:
     bias, banned, allowed = _Pairs([], []), _Pairs([], []), _Pairs([], [])
     values: list[float] = []
-    lens = shape.context_lens[shape.sampled]
+    lens = shape.sample_lens
     for i, info in enumerate(infos):
         assert info is not None
         p = info.params

@@ -34,7 +34,7 @@ def sampled_batch(
     `step` may be the batch of any group."""
     kept, prompts = shape.sampled, step.host_prompt_lens
     fed_at = sent["sample_positions"] - 1  # what is drawn comes after the last token fed
-    lens = shape.context_lens[kept]
+    lens = shape.sample_lens
     batch = decode_batches(rows, sent["sample_rows"], fed_at, step.page_size, lens)[group]
     # Positions, not chunks, decide on the form of latent attention.
     return replace(batch, host_prompt_lens=None if prompts is None else prompts[kept])

@@ -7,14 +7,16 @@ line and computes again later. The one that is served first never does, so there
 
 `schedule` may run before the last step's result is known (overlap, in `engine/core.py`). It counts
 tokens in flight as computed, and sampled tokens that the host has not seen as known; `commit`
-settles both.
+settles both. Decodes may carry drafts (`spec/`): guesses fed along, of which `commit` counts those
+that were right.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 
 from quire.config import SchedConfig
 from quire.kv.manager import KVManager
@@ -22,14 +24,16 @@ from quire.request import NOT_RUNNING, Request, RequestId
 from quire.sched.background import gives_way, turns
 from quire.sched.costs import StepCosts
 from quire.sched.extras import with_extras
-from quire.sched.finish import Finish, finish_of
+from quire.sched.finish import Finish, finish_of, up_to_finish
 from quire.sched.gap import prompt_budget
 from quire.sched.policies import waiting_line
-from quire.sched.stats import SchedStats
+from quire.sched.siblings import drop_unborn
+from quire.sched.stats import Counts, SchedStats, stats_of
 from quire.sched.window import has_company, seconds_held
-from quire.step import Admission, StepPlan, StepResult, TokenEvent, Work
+from quire.step import Admission, Draft, StepPlan, StepResult, TokenEvent, Work
 
 WORTH_SHARING_AMONG = 8  # decodes behind common prefixes, to attend those prefixes together
+NO_DRAFTS: Mapping[RequestId, Draft] = MappingProxyType({})
 
 
 class Scheduler:
@@ -48,8 +52,7 @@ class Scheduler:
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._parents: dict[RequestId, Request] = {}  # child -> sibling whose prompt it shares
         self._reading: list[Request] = []  # who fills pages in the step planned last
-        self._num_steps = self._num_fed = self._num_output = 0
-        self._num_preempted = self._num_finished = self._num_recomputed = 0
+        self.counts = Counts()
 
     # ------------------------------------------------------------ in and out
 
@@ -62,19 +65,12 @@ class Scheduler:
         if request is None:
             request = self.waiting.get(request_id)
             if request is None:
-                return self._abort_unborn(request_id, reason)
+                if not drop_unborn([*self.running.values(), *self.waiting], request_id):
+                    return []
+                self.counts.finished += 1
+                return [TokenEvent(request_id, (), finish=reason)]
             self.waiting.remove(request)
         return [self._end(request, (), Finish(reason))]
-
-    def _abort_unborn(self, request_id: RequestId, reason: str) -> list[TokenEvent]:
-        """End a child of n > 1 whose parent still reads the prompt: it is in no list of ours."""
-        for parent in [*self.running.values(), *self.waiting]:
-            for child in parent.children:
-                if child.id == request_id:
-                    parent.children.remove(child)
-                    self._num_finished += 1
-                    return [TokenEvent(child.id, (), finish=reason)]
-        return []
 
     def requeue_running(self) -> list[RequestId]:
         """Send every running request back to the line: a step was lost with all its results."""
@@ -89,11 +85,14 @@ class Scheduler:
 
     # ------------------------------------------------------------ plan
 
-    def schedule(self) -> StepPlan:
+    def schedule(self, drafts: Mapping[RequestId, Draft] = NO_DRAFTS) -> StepPlan:
+        """The next step. `drafts` are for requests that decode and whose tokens are all known."""
         self._hash_pages()
         works: dict[RequestId, Work] = {}
-        preempted = self._num_preempted
+        preempted = self.counts.preempted
         budget, late = self._plan_decodes(self.config.max_num_batched_tokens, works)
+        if drafts:
+            budget = self._add_drafts(drafts, budget, works)
         if self.costs is not None and (late or len(self.waiting)):
             fed = self.config.max_num_batched_tokens - budget
             budget = prompt_budget(budget, fed, self.costs, self.config.target_gap_ms / 1e3)
@@ -103,11 +102,11 @@ class Scheduler:
                 break
             budget -= self._plan(request, self._chunk(request.num_to_feed, budget - held), works)
         admissions: list[Admission] = []
-        if self._num_preempted == preempted and not self._holds_admissions():
+        if self.counts.preempted == preempted and not self._holds_admissions():
             self._admit(budget, works, admissions)
         writes, copies = self.kv.take_edits()
         if works:
-            self._num_steps += 1
+            self.counts.steps += 1
         ordered, shares_prefix = list(works.values()), False
         if not admissions and len(ordered) >= WORTH_SHARING_AMONG:
             shares_prefix = self._side_by_side(ordered)
@@ -155,11 +154,37 @@ class Scheduler:
                     works[request.id] = Work(request.id, request.row, start, 1, True)
                     request.num_inflight += 1
                     request.num_pending += 1
-                    self._num_fed += 1
+                    self.counts.fed += 1
                     budget -= 1
                 else:
                     budget -= self._plan(request, 1, works)
         return budget, late
+
+    def _add_drafts(
+        self, drafts: Mapping[RequestId, Draft], budget: int, works: dict[RequestId, Work]
+    ) -> int:
+        """Let planned decodes feed drafts as well, where pages are free; returns the budget left.
+
+        Nobody loses a page or a place in the step to somebody's guesses."""
+        for id, draft in drafts.items():
+            work, request = works.get(id), self.running.get(id)
+            if work is None or request is None or work.num_tokens > 1 or request.num_pending > 1:
+                continue
+            num = min(draft.num, budget, self.max_drafts(request))
+            if num > 0 and self.kv.reserve(request, work.start, work.start + 1 + num):
+                works[id] = work._replace(
+                    num_tokens=1 + num, num_drafts=num, drafts=draft.tokens[:num]
+                )
+                request.num_inflight += num
+                self.counts.fed += num
+                budget -= num
+        return budget
+
+    def max_drafts(self, request: Request) -> int:
+        """Most drafts of a request that may all be accepted, with one token drawn after them."""
+        known = len(request.tokens)
+        left = request.num_prompt + request.max_tokens - known
+        return min(left, self.config.max_model_len - known) - 1
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
         cap = self.config.max_chunk or num_tokens
@@ -186,18 +211,18 @@ class Scheduler:
         works[request.id] = Work(request.id, request.row, start, num_tokens, sample)
         request.num_inflight += num_tokens
         request.num_pending += sample
-        self._num_fed += num_tokens
+        self.counts.fed += num_tokens
         if num_tokens >= self.kv.page_size:
             self._reading.append(request)
 
     def _preempt(self, victim: Request, works: dict[RequestId, Work]) -> int:
         work = works.pop(victim.id, None)
         refund = work.num_tokens if work else 0
-        self._num_fed -= refund
+        self.counts.fed -= refund
         self._leave_row(victim)
         victim.forget_progress()
         victim.num_preempted += 1
-        self._num_preempted += 1
+        self.counts.preempted += 1
         self.waiting.push(victim)
         return refund
 
@@ -221,7 +246,7 @@ class Scheduler:
                 self._make_way(request, works)
                 break
             budget -= spent
-            admissions.append(self._admission(request))
+            admissions.append(Admission.of(request))
 
     def _make_way(self, newcomer: Request, works: dict[RequestId, Work]) -> None:
         """Preempt who must leave for the newcomer; the next step admits it."""
@@ -259,7 +284,7 @@ class Scheduler:
         self._note_start(request, cached)
         request.num_computed = cached
         # What it had computed before it lost its pages, less what it found again in the cache.
-        self._num_recomputed += max(0, request.num_lost - cached)
+        self.counts.recomputed += max(0, request.num_lost - cached)
         request.num_lost = 0
         self._launch(request, cached, num_tokens, works)
         return num_tokens
@@ -281,45 +306,37 @@ class Scheduler:
             request.timing.scheduled = self.clock()
             request.num_cached = cached
 
-    def _admission(self, request: Request) -> Admission:
-        params = request.params
-        banned = (*request.eos_ids, *(params.stop_token_ids or ())) if params.min_tokens else ()
-        return Admission(
-            request.id,
-            request.row,
-            request.tokens.tolist(),
-            request.num_prompt,
-            params,
-            request.seed,
-            banned,
-        )
-
     # ------------------------------------------------------------ commit
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Settle a step: advance, publish, finish. Works of requests that left are ignored."""
         now, running = self.clock(), self.running
-        events = self._fail(plan, result.failed) if result.failed is not None else []
+        events = self._fail(plan, result) if result.failed is not None else []
         for work, tokens in zip(plan.works, result.sampled, strict=True):
             request = running.get(work.request_id)
             if request is None:
                 continue  # finished, aborted or preempted while this step was in flight
             request.num_inflight -= work.num_tokens
             request.num_computed += work.num_tokens
-            if work.sample:
+            if work.num_drafts:
+                request.num_pending -= 1
+                events.append(self._verify(request, work, tokens, now))
+            elif work.sample:
                 request.num_pending -= 1
                 events.append(self._advance(request, tokens, now))
             else:
                 self.kv.commit(request)
         return with_extras(events, plan, result, running)
 
-    def _fail(self, plan: StepPlan, failed: dict[int, str]) -> list[TokenEvent]:
+    def _fail(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """End requests that cannot go on; the rest of the step is settled as usual."""
         events = []
-        for index, message in failed.items():
+        for index, message in (result.failed or {}).items():
             request = self.running.get(plan.works[index].request_id)
             if request is not None:
-                events.append(self._end(request, (), Finish("error"))._replace(error=message))
+                tokens = result.sampled[index]  # accepted before it failed
+                request.tokens.extend(tokens)
+                events.append(self._end(request, tokens, Finish("error"))._replace(error=message))
         return events
 
     def _advance(self, request: Request, tokens: Sequence[int], now: float) -> TokenEvent:
@@ -328,7 +345,7 @@ class Scheduler:
             timing.first_token = now
         timing.last_token = now
         request.tokens.extend(tokens)
-        self._num_output += len(tokens)
+        self.counts.output += len(tokens)
         self.kv.commit(request)
         if request.children:
             self._release_children(request)
@@ -336,6 +353,23 @@ class Scheduler:
         if finish is not None:
             return self._end(request, tokens, finish)
         return TokenEvent(request.id, tokens)
+
+    def _verify(
+        self, request: Request, work: Work, tokens: Sequence[int], now: float
+    ) -> TokenEvent:
+        """Settle a work with drafts: all tokens that came back but the last are drafts."""
+        num_accepted = len(tokens) - 1
+        request.num_computed -= work.num_drafts - num_accepted
+        kept = up_to_finish(request, tokens, self.config.max_model_len)
+        if len(kept) < len(tokens):  # as if nothing had been fed behind the end
+            request.num_computed -= len(tokens) - len(kept)
+            num_accepted = len(kept)
+        event = self._advance(request, kept, now)
+        request.num_drafted += work.num_drafts
+        request.num_accepted += num_accepted
+        self.counts.drafted += work.num_drafts
+        self.counts.accepted += num_accepted
+        return event._replace(num_drafted=work.num_drafts, num_accepted=num_accepted)
 
     def _release_children(self, parent: Request) -> None:
         for child in parent.children:
@@ -351,7 +385,7 @@ class Scheduler:
         if request.is_running:
             self._leave_row(request)
             request.row = NOT_RUNNING
-        self._num_finished += 1
+        self.counts.finished += 1
         return TokenEvent(request.id, tokens, finish.reason, finish.stop_reason)
 
     def _leave_row(self, request: Request) -> None:
@@ -362,24 +396,5 @@ class Scheduler:
     # ------------------------------------------------------------ looking
 
     def stats(self) -> SchedStats:
-        alloc, counts = self.kv.allocator, self.kv.counts
-        used = sum(r.num_computed + r.num_inflight for r in self.running.values())
-        return SchedStats(
-            num_running=len(self.running),
-            num_waiting=len(self.waiting),
-            num_steps=self._num_steps,
-            num_fed_tokens=self._num_fed,
-            num_output_tokens=self._num_output,
-            num_preempted=self._num_preempted,
-            num_finished=self._num_finished,
-            num_recomputed_tokens=self._num_recomputed,
-            pages_total=alloc.num_pages,
-            pages_live=alloc.num_live,
-            pages_cached=alloc.num_cached,
-            pages_empty=alloc.num_empty,
-            pages_evicted=alloc.num_evicted,
-            pages_copied=counts.copied_pages,
-            slots_wasted=self.kv.num_reserved - used * self.kv.num_groups,
-            prefix_query_tokens=counts.prompt_tokens,
-            prefix_hit_tokens=counts.hit_tokens,
-        )
+        computing = sum(r.num_computed + r.num_inflight for r in self.running.values())
+        return stats_of(self.counts, self.kv, len(self.running), len(self.waiting), computing)

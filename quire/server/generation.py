@@ -85,6 +85,13 @@ class Generation:
         return sum(len(a.output.token_ids) for a in self.conversation.answers.values())
 
     @property
+    def num_predicted(self) -> tuple[int, int]:
+        """Drafts that became output, and those that did not."""
+        answers = self.conversation.answers.values()
+        accepted = sum(answer.num_accepted for answer in answers)
+        return accepted, sum(answer.num_drafted for answer in answers) - accepted
+
+    @property
     def num_cached(self) -> int:
         return self.requests[0].num_cached
 

@@ -34,6 +34,7 @@ _PASSED = (
     "skip_special_tokens",
     "include_stop_str_in_output",
     "prompt_logprobs",
+    "num_speculative_tokens",
 )
 
 
@@ -53,6 +54,8 @@ def sampling_params(
             values[name] = value
     if fields.repetition_penalty is None and fields.repeat_penalty is not None:
         values["repetition_penalty"] = fields.repeat_penalty
+    if fields.vllm_xargs is not None:
+        values["extra_args"] = fields.vllm_xargs
     if fields.logit_bias is not None:
         values["logit_bias"] = _biases(fields.logit_bias)
     return SamplingParams(

@@ -31,8 +31,15 @@ def usage_of(
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": sum(g.num_cached for g in generations)},
     }
+    details: dict[str, int] = {}
     if reasoning_tokens is not None:
-        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+        details["reasoning_tokens"] = reasoning_tokens
+    accepted, rejected = map(sum, zip(*(g.num_predicted for g in generations), strict=True))
+    if accepted or rejected:
+        details["accepted_prediction_tokens"] = accepted
+        details["rejected_prediction_tokens"] = rejected
+    if details:
+        usage["completion_tokens_details"] = details
     return usage
 
 

@@ -7,6 +7,7 @@ harness is broken, whatever colour the other tests have.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,10 @@ from quire.kv.allocator import PageAllocator
 from quire.kv.manager import Holding, KVManager
 from quire.kv.prefix import GONE, Node, PrefixTree
 from quire.request import Request
+from quire.sched import scheduler
 from quire.sched.scheduler import Scheduler
+from quire.step import Work
+from tests import doubles
 from tests.fuzz.test_workloads import run
 
 Patch = pytest.MonkeyPatch
@@ -178,6 +182,78 @@ def gaps_stay(patch: Patch) -> None:
     patch.setattr(KVManager, "_merge", merge)
 
 
+def rejected_drafts_counted(patch: Patch) -> None:
+    """The next step's slots lie behind the drafts that were refused."""
+    plain = Scheduler._verify
+
+    def verify(self: Scheduler, request: Request, work: Work, tokens: object, now: float) -> object:
+        request.num_computed += work.num_drafts - (len(tokens) - 1)
+        return plain(self, request, work, tokens, now)
+
+    patch.setattr(Scheduler, "_verify", verify)
+
+
+def drafts_published(patch: Patch) -> None:
+    """A page that drafts filled goes to the prefix tree before they are verified."""
+    plain = Scheduler._add_drafts
+
+    def add_drafts(self: Scheduler, drafts: Any, budget: int, works: dict[int, Work]) -> int:
+        left = plain(self, drafts, budget, works)
+        for work in works.values():
+            request = self.running[work.request_id]
+            held = self.kv._held[request.id]
+            column, size = len(held.nodes), self.kv.page_size
+            if work.drafts and (column + 1) * size <= work.start + work.num_tokens:
+                request.tokens.extend(work.drafts)
+                self.kv._publish(request, held, column)
+                del request.tokens[work.start + 1 :]
+        return left
+
+    patch.setattr(Scheduler, "_add_drafts", add_drafts)
+
+
+def draws_behind_an_error_kept(patch: Patch) -> None:
+    patch.setattr(doubles, "verified", lambda drawn, drafts: drawn)
+
+
+def drafts_on_reserved_pages_only(patch: Patch) -> None:
+    plain = Scheduler._add_drafts
+
+    def add_drafts(self: Scheduler, drafts: Any, budget: int, works: dict[int, Work]) -> int:
+        patch.setattr(KVManager, "reserve", lambda *args: True)
+        left = plain(self, drafts, budget, works)
+        patch.setattr(KVManager, "reserve", reserve)
+        return left
+
+    reserve = KVManager.reserve
+    patch.setattr(Scheduler, "_add_drafts", add_drafts)
+
+
+def end_inside_a_run_missed(patch: Patch) -> None:
+    patch.setattr(scheduler, "up_to_finish", lambda request, tokens, most: tokens)
+
+
+def planned_past_drafts_in_flight(patch: Patch) -> None:
+    plain = Scheduler._add_drafts
+
+    def add_drafts(self: Scheduler, drafts: Any, budget: int, works: dict[int, Work]) -> int:
+        before = {id: self.running[id].num_inflight for id in works}
+        left = plain(self, drafts, budget, works)
+        for id, count in before.items():
+            self.running[id].num_inflight = count
+        return left
+
+    patch.setattr(Scheduler, "_add_drafts", add_drafts)
+
+
+DRAFT_PLANTS = [
+    rejected_drafts_counted,
+    drafts_published,
+    draws_behind_an_error_kept,
+    drafts_on_reserved_pages_only,
+    end_inside_a_run_missed,
+    planned_past_drafts_in_flight,
+]
 GROUP_PLANTS = [
     window_moves_too_far,
     window_stays,
@@ -220,3 +296,13 @@ def test_planted_bug_in_groups_is_caught(
         for seed in range(60):
             windows = ((None, 5), (None, 9, 24), (7,))[seed % 3]
             run(seed, overlap=seed % 2 == 1, windows=windows)
+
+
+@pytest.mark.parametrize("plant", DRAFT_PLANTS, ids=lambda plant: plant.__name__)
+def test_planted_bug_in_drafts_is_caught(
+    plant: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, IndexError, ValueError)):
+        for seed in range(60):
+            run(seed, overlap=seed % 2 == 1, speculates=True)

@@ -8,6 +8,7 @@ gives a wrong token, ends a request twice or never, or leaves a page or row behi
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
 
 from hypothesis import HealthCheck, settings
@@ -29,7 +30,7 @@ from quire.params import SamplingParams
 from quire.request import Request
 from quire.sched.scheduler import Scheduler
 from quire.step import Pending, StepPlan, TokenEvent
-from tests.doubles import VOCAB, PageContentRunner, oracle_next
+from tests.doubles import VOCAB, PageContentRunner, RandomDrafts, oracle_next
 
 MAX_LEN = 32
 SHARED = [(i * i + 3 * i) % VOCAB for i in range(MAX_LEN)]  # what prompts begin with
@@ -50,6 +51,7 @@ class EngineMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority", "fair"]),
         caching=st.sampled_from([True, True, True, False]),
         windows=st.sampled_from([(None,), (None,), (None, 5), (7,), (None, 3, 12), (None, 1)]),
+        speculates=st.booleans(),
     )
     def build(
         self,
@@ -61,7 +63,9 @@ class EngineMachine(RuleBasedStateMachine):
         policy: str,
         caching: bool,
         windows: tuple[Window, ...],
+        speculates: bool,
     ) -> None:
+        self.drafts = RandomDrafts(random.Random(budget)) if speculates else None
         columns = -(-MAX_LEN // page_size)
         needs = PageNeeds(page_size, windows, max_inflight=2 * budget)
         num_pages = needs.of(MAX_LEN) + spare_pages + 1
@@ -181,6 +185,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.kv.tree.nodes
         stats = self.scheduler.stats()
         reached["preempted"] += stats.num_preempted
+        reached["drafts accepted"] += stats.num_accepted_tokens
         reached["copied"] += stats.pages_copied
         reached["evicted"] += stats.pages_evicted
         reached["hit"] += stats.prefix_hit_tokens
@@ -215,7 +220,8 @@ class EngineMachine(RuleBasedStateMachine):
     def _step(self, lag: int) -> None:
         """As `EngineCore.step`, with the lag a matter of the moment."""
         self.now += 0.1
-        plan = self.scheduler.schedule()
+        made = self.drafts.make(self.scheduler) if self.drafts else {}
+        plan = self.scheduler.schedule(made)
         assert plan.num_tokens <= self.config.max_num_batched_tokens
         self.inflight.append((plan, self.runner.execute(plan)))
         while len(self.inflight) > (lag if plan.works else 0):
@@ -262,5 +268,6 @@ def test_engine_machine() -> None:
         "flushed": 50,
         "aborted in flight": 10,
         "behind a window": 200,
+        "drafts accepted": 500,
     }.items():
         assert reached[what] >= least, reached

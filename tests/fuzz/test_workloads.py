@@ -19,7 +19,7 @@ from quire.kv.manager import KVManager
 from quire.params import SamplingParams
 from quire.request import BACKGROUND, Request
 from quire.sched.scheduler import Scheduler
-from tests.doubles import PageContentRunner, oracle_next
+from tests.doubles import PageContentRunner, RandomDrafts, oracle_next
 
 LONGEST = 40 + 20 + 12
 
@@ -90,8 +90,10 @@ def run(
     windows: tuple[Window, ...] = (None,),
     background: bool = False,
     is_fair: bool = False,
+    speculates: bool = False,
 ) -> dict[str, int]:
     rng = random.Random(seed)
+    drafts = RandomDrafts(random.Random(seed)) if speculates else None
     size = rng.choice([1, 2, 4, 8])
     max_rows = rng.choice([1, 4, 8])
     max_pages = -(-LONGEST // size)
@@ -111,7 +113,7 @@ def run(
     runner = PageContentRunner(num_pages, size, max_rows, max_pages, windows)
     now = [0.0]
     scheduler = Scheduler(config, kv, clock=lambda: now[0])
-    core = EngineCore(scheduler, runner, overlap)
+    core = EngineCore(scheduler, runner, overlap, drafts=drafts)
     todo = make_requests(rng)
     for family in todo if background else ():
         if family.id % 3 == 0:
@@ -122,6 +124,8 @@ def run(
     aborted: set[int] = set()
     for _ in range(20_000):
         now[0] += 0.1
+        if drafts is not None and overlap:
+            core.lag = rng.choice([0, 1])  # drafts need a host that has seen all tokens
         while todo and rng.random() < 0.5:
             core.add(todo.pop(0))
         if rng.random() < 0.03:
@@ -156,6 +160,9 @@ def run(
         "evicted": stats.pages_evicted,
         "moved": kv.counts.window_pages,
         "notes": sum("only a window" in r.cache_note for r in everyone.values()),
+        "drafted": stats.num_drafted_tokens,
+        "accepted": stats.num_accepted_tokens,
+        "steps": stats.num_steps,
     }
 
 
@@ -208,3 +215,18 @@ def test_with_requests_in_the_background(overlap: bool) -> None:
         windows = (None, 9) if seed % 2 else (None,)
         is_fair = seed % 3 == 0
         run(seed, overlap=overlap, background=True, windows=windows, is_fair=is_fair)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in-step", "overlap"])
+@pytest.mark.parametrize("windows", [(None,), (None, 5), (6, 13)], ids=str)
+def test_random_workloads_with_drafts(windows: tuple[Window, ...], overlap: bool) -> None:
+    """Red when a draft changes any output, costs anybody pages, or is published unverified."""
+    names = ("preempted", "hits", "copied", "evicted", "drafted", "accepted")
+    totals = dict.fromkeys(names, 0)
+    for seed in range(60):
+        found = run(seed, overlap=overlap, windows=windows, speculates=True)
+        totals = {name: count + found[name] for name, count in totals.items()}
+    least = {"preempted": 20, "hits": 300, "copied": 10, "evicted": 300}
+    least |= {"drafted": 1000 >> overlap, "accepted": 500 >> overlap}
+    assert all(totals[name] >= count for name, count in least.items()), totals
+    assert totals["accepted"] < totals["drafted"]

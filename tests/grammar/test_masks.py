@@ -95,6 +95,6 @@ def test_what_was_drawn_is_judged() -> None:
     """Red when a forbidden token gets past the host, or a failure is reported for another work."""
     bits = np.stack([_bits_of(keep, 3) for keep in ([1, 64], [31, 95], [2])])
     ids = [RequestId(i) for i in (7, 8, 9)]
-    step = StepMask(ids, rows=[0, 2, 3], works=[4, 6, 7], bits=bits, failed={7: "known"})
-    assert step.failures([64, 50, 95, 0]) == {7: "known"}
-    assert step.failures([2, 50, 31, 2]) == {4: NOTHING_LEFT, 7: "known"}
+    step = StepMask(ids, places=[0, 2, 3], works=[4, 6, 7], bits=bits, failed={3: "known"})
+    assert step.failures([64, 50, 95, 0]) == {3: "known"}
+    assert step.failures([2, 50, 31, 2]) == {0: NOTHING_LEFT, 3: "known"}

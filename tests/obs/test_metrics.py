@@ -23,6 +23,10 @@ SHARED_LABELS = {"model_name": "tiny", "engine": "0"}
 
 # The family of names existing boards and autoscalers ask for.
 VLLM_SERIES = {
+    "vllm:spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total",
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",

@@ -14,12 +14,13 @@ from tests.rules.source import ROOT, imports, trees
 LAYERS: list[set[str]] = [
     {"errors", "version"},
     {"params", "registry", "env", "config", "jsonfile", "progress", "outputs", "inputs"},
+    {"speculative"},
     {"request", "sampling_params"},
     {"step"},
     {"forward", "kernels", "kv", "quant", "text"},
     {"native", "args_check"},
     {"attn", "sched", "obs", "grammar"},
-    {"memory", "nn"},
+    {"memory", "nn", "spec"},
     {"models"},
     {"sample", "load", "ops"},
     {"runner"},
@@ -59,6 +60,10 @@ TORCH_FREE = [
     "quire.sched.queue",
     "quire.sched.finish",
     "quire.sched.stats",
+    "quire.sched.costs",
+    "quire.spec.speculation",
+    "quire.spec.suffix",
+    "quire.speculative",
     "quire.kv.manager",
     "quire.kv.check",
     "quire.text.tokenizer",
@@ -144,7 +149,7 @@ def test_policy_is_free_of_torch() -> None:
         raise AssertionError(f"these bring in torch, triton or transformers: {guilty}")
 
 
-@pytest.mark.parametrize("folder", ["sched", "kv", "text"])
+@pytest.mark.parametrize("folder", ["sched", "kv", "text", "spec"])
 def test_no_torch_even_inside_functions(folder: str) -> None:
     """Red when policy reaches for tensors lazily."""
     for path, tree in trees().items():

@@ -1,0 +1,190 @@
+"""speculate: from `speculative_config` to the engine's Speculation, for the composition root.
+
+A model that drafts is loaded before pages are counted: each page has room for its keys and values
+as well, so both models live in one budget and one page table.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from dataclasses import dataclass, replace
+
+import torch
+
+from quire.attn.backend import AttentionBackend, AttnSpec
+from quire.attn.select import select_backend
+from quire.config import Decision, EngineArgs, EngineConfig
+from quire.engine.cache_form import plain_form
+from quire.engine.cpu_path import CpuPath
+from quire.engine.load_model import load_model
+from quire.engine.pack_identity import keep, packs_of
+from quire.errors import NotSupported
+from quire.kv.spec import CacheSpec
+from quire.load.open import open_model
+from quire.load.wish import Wish
+from quire.memory.pool import PagePool
+from quire.models.decoder import Decoder, heads_of
+from quire.models.kv_cache import cache_of
+from quire.models.registry import spec_of
+from quire.models.spec import ModelSpec
+from quire.ops.select import ops_of
+from quire.quant.load_forms import load_form
+from quire.runner.drafter import ModelDrafter, drafting_rows
+from quire.runner.runner import ModelRunner
+from quire.runner.step_times import measure
+from quire.spec.depth import Costs
+from quire.spec.forced import Forced
+from quire.spec.in_turn import InTurn
+from quire.spec.proposer import Proposer
+from quire.spec.speculation import Limits, Speculation
+from quire.speculative import METHODS, SpecConfig, describe, parse_speculative
+
+EXIT_SHARE = 3  # an early exit takes one of so many layers unless told otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A loaded model that drafts, and what each page must hold of it."""
+
+    model: Decoder
+    heads: AttnSpec
+    backend: AttentionBackend
+    cache: CacheSpec
+
+    def pool(self, num_pages: int) -> PagePool:
+        return PagePool(self.backend, self.heads, self.cache, num_pages, self.model.device)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecParts:
+    """What speculation adds to an engine: nothing where it was not asked for."""
+
+    config: SpecConfig | None
+    cpu: CpuPath
+    draft: DraftModel | None = None
+
+    @staticmethod
+    def open(args: EngineArgs, target: ModelSpec, engine: EngineConfig, cpu: CpuPath) -> SpecParts:
+        """Loads the draft model, where the method has one."""
+        if args.speculative_config is None:
+            return SpecParts(None, cpu)
+        config = parse_speculative(args.speculative_config)
+        if config.model is None:
+            return SpecParts(config, cpu)
+        own = replace(args, model=config.model, skip_tokenizer_init=True)
+        checkpoint = open_model(own).checkpoint
+        spec = spec_of(checkpoint.config)
+        _check_fits(config.model, spec, target)
+        heads, device = heads_of(spec, args.page_size), torch.device("cpu")
+        dtype: torch.dtype = getattr(torch, engine.dtype)
+        _, backend = select_backend(None, device, dtype, heads)
+        form = load_form(config.quantization) if config.quantization else None
+        wish = Wish(cpu.keeps_packed, form)
+        library = cpu.library if dtype == torch.float32 else None
+        packs = None if library is None else packs_of(checkpoint, wish)
+        ops = ops_of(device, library, packs)
+        model = load_model(checkpoint, spec, heads, engine, ops, wish, dtype, device)
+        keep(packs)
+        backend = cpu.attention(backend, ops)
+        cache = cache_of(spec, plain_form(backend.cache_dtype), page_size=args.page_size)
+        return SpecParts(config, cpu, DraftModel(model, heads, backend, cache))
+
+    @property
+    def page_bytes(self) -> int:
+        """What each page must hold besides the target's keys and values."""
+        return 0 if self.draft is None else self.draft.cache.page_bytes
+
+    def finish(
+        self, runner: ModelRunner, engine: EngineConfig, decisions: list[Decision]
+    ) -> Speculation | None:
+        """For a runner that has its pages."""
+        if self.config is None:
+            return None
+        if self.config.model_part is not None:
+            self._attach(runner, self.config, engine, decisions)
+        return speculation_of(self.config, runner, decisions)
+
+    def _attach(
+        self,
+        target: ModelRunner,
+        config: SpecConfig,
+        engine: EngineConfig,
+        decisions: list[Decision],
+    ) -> None:
+        """Give the runner a model that drafts."""
+        if (draft := self.draft) is not None:
+            model, heads, backend = draft.model, draft.heads, draft.backend
+            pool, num_groups = draft.pool(target.pool.num_pages), 1
+        else:
+            model, heads, backend = _exit(target.model, config), target.spec, target.backend
+            pool, num_groups = target.pool, len(target.pool.groups)
+        rows = drafting_rows(target.rows, num_groups)
+        expands = target.expand_prompts and draft is None
+        runner = ModelRunner(model, backend, heads, pool, rows, False, expands)
+        notes: list[Decision] = []
+        runner.tapes = self.cpu.record(model, backend, pool, engine, notes)
+        decisions += [Decision(f"draft {note.what}", note.value, note.why) for note in notes]
+        target.drafter = ModelDrafter(target, runner, engine.sched.max_num_batched_tokens)
+
+
+def _check_fits(name: str, spec: ModelSpec, target: ModelSpec) -> None:
+    if spec.vocab_size != target.vocab_size:
+        raise NotSupported(
+            f"got speculative_config.model={name!r} with {spec.vocab_size} tokens for a model with"
+            f" {target.vocab_size}: drafts must be of one vocabulary; use a smaller model of the"
+            " same family, or method 'suffix'"
+        )
+    if any(window is not None for window in spec.windows):
+        raise NotSupported(
+            f"got speculative_config.model={name!r}, whose layers see only a window: its pages lie"
+            " under the numbers of the target's, which keeps no windows for it; use a model"
+            " without windows"
+        )
+    if spec.rope is None:
+        raise NotSupported(
+            f"got speculative_config.model={name!r}, whose positions end at"
+            f" {spec.max_positions}: use a model with rotary positions"
+        )
+
+
+def _exit(model: Decoder, config: SpecConfig) -> Decoder:
+    """The model's first layers, with its norm and head."""
+    most = model.spec.num_layers
+    depth = config.exit_layer or max(1, most // EXIT_SHARE)
+    if depth >= most:
+        raise NotSupported(
+            f"got speculative_config.exit_layer={depth}, but the model has {most} layers;"
+            f" use {most - 1} or less"
+        )
+    made = copy.copy(model)
+    made.blocks, made.spec = model.blocks[:depth], replace(model.spec, num_layers=depth)
+    return made
+
+
+def speculation_of(
+    config: SpecConfig, runner: ModelRunner, decisions: list[Decision]
+) -> Speculation:
+    proposer = InTurn(
+        [Forced(runner.masks.forced), *(_proposer(part, config) for part in config.parts)]
+    )
+    costs: Costs | None = None
+    why = f"{describe(config)}, always as deep as asked"
+    if config.adaptive:
+        times = measure(runner)
+        drafter = runner.drafter
+        draft = measure(drafter.runner).costs if isinstance(drafter, ModelDrafter) else None
+        costs = Costs(times.costs, draft, times.draw)
+        few = times.costs.seconds(5) / times.costs.seconds(1)
+        why = f"depth by survival and cost: a step of 5 tokens takes {few:.2f} times one of 1"
+        if draft is not None:
+            why += f", one of the drafter {draft.seconds(1) / times.costs.seconds(1):.2f}"
+    decisions.append(Decision("speculation", f"{config.method}, up to {config.depth}", why))
+    counts = runner.drafter.counts if isinstance(runner.drafter, ModelDrafter) else None
+    return Speculation(proposer, Limits(config.depth, not config.adaptive), costs, counts)
+
+
+def _proposer(part: str, config: SpecConfig) -> Proposer:
+    module, _, name = METHODS[part].proposer.partition(":")
+    made: Proposer = getattr(importlib.import_module(module), name)(config)
+    return made

@@ -1,0 +1,143 @@
+"""Speculation: before each step, who gets how many drafts; after it, what that was worth.
+
+The proposer guesses, `survival.py` knows what its guesses are worth, `depth.py` weighs that against
+the costs of a step. The scheduler then feeds the drafts and `verify.py` judges them. Nothing here
+can change what is drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from quire.request import Request, RequestId
+from quire.sched.scheduler import Scheduler
+from quire.spec.depth import Candidate, Costs, best_depths
+from quire.spec.proposer import Guess, Proposer
+from quire.spec.survival import Survival
+from quire.step import Draft, StepPlan, TokenEvent
+
+
+class Drafts(Protocol):
+    """Who guesses, and how far: asked before every step, told of every step's outcome."""
+
+    def make(self, scheduler: Scheduler) -> Mapping[RequestId, Draft]:
+        """Drafts for requests that decode next; the scheduler may use fewer of them."""
+        ...
+
+    def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
+        """What became of a step, with drafts or without."""
+        ...
+
+
+@dataclass(slots=True)
+class SpecCounts:
+    """Totals since start, for stats."""
+
+    drafted_at: list[int] = field(default_factory=list)  # by place among a request's drafts
+    accepted_at: list[int] = field(default_factory=list)
+    num_runs: int = 0  # works that carried drafts
+    seconds: float = 0.0  # spent on making them
+
+    def as_dict(self) -> dict[str, float]:
+        by_place = {f"accepted_at_{i}": float(n) for i, n in enumerate(self.accepted_at)}
+        return {"num_draft_runs": self.num_runs, "draft_seconds": self.seconds, **by_place}
+
+    def add(self, num_drafted: int, num_accepted: int) -> None:
+        self.num_runs += 1
+        while len(self.drafted_at) < num_drafted:
+            self.drafted_at.append(0)
+            self.accepted_at.append(0)
+        for place in range(num_drafted):
+            self.drafted_at[place] += 1
+            self.accepted_at[place] += place < num_accepted
+
+
+class Limits(NamedTuple):
+    """How far to go at most, and whether always so far."""
+
+    depth: int
+    is_fixed: bool = False
+
+
+class Speculation:
+    def __init__(
+        self,
+        proposer: Proposer,
+        limits: Limits,
+        costs: Costs | None,
+        counts: SpecCounts | None = None,
+    ) -> None:
+        """Without costs the depth is always the most. A drafter may add to the counts too."""
+        self.proposer, self.limits, self.costs = proposer, limits, costs
+        self.counts = counts or SpecCounts()
+        self.survival = Survival()
+        self._known: dict[RequestId, Request] = {}
+        self._fed: dict[RequestId, tuple[float, ...]] = {}  # own chances of drafts in flight
+
+    def make(self, scheduler: Scheduler) -> dict[RequestId, Draft]:
+        begun = time.perf_counter()
+        self._forget_ended(scheduler)
+        guesses: dict[RequestId, Guess] = {}
+        num_decodes = 0
+        for request in scheduler.running.values():
+            if request.num_to_feed != 1:
+                continue
+            num_decodes += 1
+            most = min(self._most(request), scheduler.max_drafts(request))
+            if most > 0 and not request.num_pending:
+                guess = self.proposer.propose(request, most)
+                if guess.chances:
+                    guesses[request.id] = guess
+        made = self._cut(guesses, num_decodes - len(guesses)) if guesses else {}
+        self._fed = {id: guesses[id].chances[: draft.num] for id, draft in made.items()}
+        self.survival.fade(list(scheduler.running))
+        self.counts.seconds += time.perf_counter() - begun
+        return made
+
+    def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            if event.num_drafted:
+                chances = self._fed.get(event.request_id, ())[: event.num_drafted]
+                if event.finish is not None:  # what stood behind the end was not judged
+                    chances = chances[: event.num_accepted]
+                self.survival.learn(event.request_id, chances, event.num_accepted)
+                self.counts.add(event.num_drafted, event.num_accepted)
+
+    def _most(self, request: Request) -> int:
+        """What the request allows; also notes that it runs."""
+        self._known[request.id] = request
+        if request.params.pooling is not None:
+            return 0
+        asked = request.params.num_speculative_tokens
+        return self.limits.depth if asked is None else min(asked, self.limits.depth)
+
+    def _cut(self, guesses: dict[RequestId, Guess], num_others: int) -> dict[RequestId, Draft]:
+        if self.limits.is_fixed or self.costs is None:
+            depths = [len(guess.chances) for guess in guesses.values()]
+        else:
+            candidates = [
+                Candidate(
+                    self.survival.chances(id, guess.chances),
+                    bool(guess.tokens),
+                    not self._known[id].params.is_greedy,
+                )
+                for id, guess in guesses.items()
+            ]
+            depths = best_depths(candidates, num_others, self.costs)
+        return {
+            id: Draft(depth, guess.tokens[:depth])
+            for (id, guess), depth in zip(guesses.items(), depths, strict=True)
+            if depth
+        }
+
+    def _forget_ended(self, scheduler: Scheduler) -> None:
+        """Requests that left without a word to us: finished, aborted, failed."""
+        if self._known.keys() <= scheduler.running.keys():
+            return
+        for id in [id for id in self._known if id not in scheduler.running]:
+            if scheduler.waiting.get(id) is None:
+                self.survival.forget(id)
+                self.proposer.forget(self._known.pop(id))

@@ -1,0 +1,135 @@
+"""Suffix: the newest tokens looked up in the request itself and in recent answers.
+
+The longest run that was there before is continued with the token that followed it most often, as
+long as the product of the shares stays above a floor. Answers are kept by cache salt, so no tenant
+is offered another's words, and forgotten by halves: an automaton (`automaton.py`) cannot shrink.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from quire.request import Request, RequestId
+from quire.spec.automaton import SuffixAutomaton
+from quire.spec.proposer import NOTHING, Guess
+from quire.speculative import SpecConfig
+
+OWN_TOKENS = 1 << 14  # newest tokens of a long prompt that are looked at; some 400 bytes each
+KEPT_TOKENS = 1 << 15  # of recent answers, twice: half of them are forgotten at once
+MAX_SALTS = 16
+
+
+@dataclass(slots=True)
+class Answers:
+    """Recent answers under one salt, each ended by a number that is no token."""
+
+    young: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    old: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    num_young: int = 0
+
+    def add(self, tokens: list[int], most: int) -> None:
+        self.num_young += 1
+        if self.young.num_tokens + len(tokens) > KEPT_TOKENS or 2 * self.num_young > most:
+            self.old, self.young, self.num_young = self.young, SuffixAutomaton(), 1
+        for token in tokens:
+            self.young.add(token)
+        self.young.add(-1 - self.young.num_tokens)
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a request's newest tokens are in an automaton of others' answers."""
+
+    text: SuffixAutomaton
+    state: int = 0
+    length: int = 0
+    num_seen: int = 0
+
+    def move(self, request: Request, most: int) -> None:
+        tokens = request.tokens
+        for token in tokens[max(self.num_seen, len(tokens) - most) :]:
+            self.state, self.length = self.text.follow(self.state, self.length, token)
+        self.num_seen = len(tokens)
+        self.state, self.length = self.text.settled(self.state, self.length)
+
+
+@dataclass(slots=True)
+class Seen:
+    """One request: its own text, and its places in others'."""
+
+    own: SuffixAutomaton
+    num_seen: int
+    places: list[Place] = field(default_factory=list)
+
+
+class Suffix:
+    def __init__(self, config: SpecConfig) -> None:
+        self._longest = config.suffix_decoding_max_tree_depth
+        self._factor = config.suffix_decoding_max_spec_factor
+        self._floor = config.suffix_decoding_min_token_prob
+        self._max_answers = config.suffix_decoding_max_cached_requests
+        self._seen: dict[RequestId, Seen] = {}
+        self._answers: OrderedDict[str, Answers] = OrderedDict()
+
+    def propose(self, request: Request, most: int) -> Guess:
+        seen = self._caught_up(request)
+        state, length = seen.own.repeated()
+        best = self._continue(seen.own, state, length, most, own=True)
+        for place in self._places(request, seen):
+            if place.length:
+                guess = self._continue(place.text, place.state, place.length, most, own=False)
+                best = max(best, guess, key=Guess.expected)
+        return best
+
+    def forget(self, request: Request) -> None:
+        self._seen.pop(request.id, None)
+        if self._max_answers and request.num_output:
+            answers = self._answers.setdefault(request.cache_salt, Answers())
+            self._answers.move_to_end(request.cache_salt)
+            if len(self._answers) > MAX_SALTS:
+                self._answers.popitem(last=False)
+            answers.add(request.output, self._max_answers)
+
+    def _caught_up(self, request: Request) -> Seen:
+        seen, tokens = self._seen.get(request.id), request.tokens
+        if seen is None:
+            start = max(0, len(tokens) - OWN_TOKENS)
+            seen = self._seen[request.id] = Seen(SuffixAutomaton(), start)
+        for token in tokens[seen.num_seen :]:
+            seen.own.add(token)
+        seen.num_seen = len(tokens)
+        return seen
+
+    def _places(self, request: Request, seen: Seen) -> list[Place]:
+        answers = self._answers.get(request.cache_salt)
+        if answers is None:
+            return []
+        texts = (answers.young, answers.old)
+        if [place.text for place in seen.places] != list(texts):
+            seen.places = [Place(text) for text in texts]
+        for place in seen.places:
+            place.move(request, self._longest)
+        return seen.places
+
+    def _continue(
+        self, text: SuffixAutomaton, state: int, length: int, most: int, *, own: bool
+    ) -> Guess:
+        """Token by token, while the product of the shares stays above the floor."""
+        length = min(length, self._longest)
+        most = min(most, int(length * self._factor) if self._factor else most)
+        tokens: list[int] = []
+        chances: list[float] = []
+        product = 1.0
+        while len(tokens) < most and (found := text.continued(state, own=own)) is not None:
+            token, share = found
+            product *= share
+            if product < self._floor or token < 0:
+                break
+            tokens.append(token)
+            # A single earlier place says little where few tokens match.
+            chances.append(share * length / (length + 1))
+            length += 1
+            state = text.next[state][token]
+            own = own and state == text.last
+        return Guess(tuple(chances), tuple(tokens)) if tokens else NOTHING

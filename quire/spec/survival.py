@@ -1,0 +1,80 @@
+"""Survival: how likely a draft is right, from what became of earlier ones.
+
+A proposer's own chance says which drafts are better than others; how good they are is counted. Two
+counts are blended: of all requests' drafts with about this chance, and of this request's drafts.
+Both fade, so what did not pay is tried again now and then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.request import RequestId
+
+BINS = 10
+OWN_TRUST = 2.0  # drafts that a proposer's own chance counts for
+OTHERS_TRUST = 3.0  # drafts that all requests' count for, beside one request's own
+FADING = 0.995  # of a request's counts, with each of its steps
+OTHERS_FADING = 0.999  # of everybody's, with each step
+MOST = 256.0  # drafts in a count: the newest weigh most
+
+
+@dataclass(slots=True)
+class Count:
+    tried: float = 0.0
+    right: float = 0.0
+
+    def add(self, is_right: bool) -> None:
+        if self.tried >= MOST:
+            self.fade(1 - 1 / MOST)
+        self.tried += 1
+        self.right += is_right
+
+    def fade(self, factor: float) -> None:
+        self.tried *= factor
+        self.right *= factor
+
+    def share(self, prior: float, trust: float) -> float:
+        return (self.right + trust * prior) / (self.tried + trust)
+
+
+class Survival:
+    def __init__(self) -> None:
+        self._bins = [Count() for _ in range(BINS)]
+        self._requests: dict[RequestId, Count] = {}
+
+    def chances(self, request_id: RequestId, own: tuple[float, ...]) -> list[float]:
+        """The chance of each draft, given that those before it were right."""
+        count = self._requests.get(request_id) or Count()
+        made: dict[int, float] = {}
+        found = []
+        for chance in own:
+            at = _bin_of(chance)
+            if at not in made:
+                others = self._bins[at].share(chance, OWN_TRUST)
+                made[at] = count.share(others, OTHERS_TRUST)
+            found.append(made[at])
+        return found
+
+    def learn(self, request_id: RequestId, own: tuple[float, ...], num_accepted: int) -> None:
+        """Drafts with these chances were fed: those behind the first wrong one were not judged."""
+        count = self._requests.setdefault(request_id, Count())
+        for place, chance in enumerate(own[: num_accepted + 1]):
+            is_right = place < num_accepted
+            count.add(is_right)
+            self._bins[_bin_of(chance)].add(is_right)
+
+    def fade(self, request_ids: list[RequestId]) -> None:
+        """A step passed for these requests."""
+        for count in self._bins:
+            count.fade(OTHERS_FADING)
+        for request_id in request_ids:
+            if (own := self._requests.get(request_id)) is not None:
+                own.fade(FADING)
+
+    def forget(self, request_id: RequestId) -> None:
+        self._requests.pop(request_id, None)
+
+
+def _bin_of(chance: float) -> int:
+    return min(BINS - 1, int(chance * BINS))

@@ -1,0 +1,26 @@
+"""The rule of speculation: the target draws its own token everywhere, and drafts only save steps.
+
+A draw depends on the logits and on noise keyed by (seed, position). A step with drafts draws, after
+the newest token and after each draft, the token that the target would draw there anyway. As long as
+draws equal drafts, the next draft was fed in its right place and the next draw counts too. So what
+comes out is what would come out without drafts, bit for bit, at any temperature and depth. There is
+no other rule here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def verified(drawn: Sequence[int], drafts: Sequence[int]) -> Sequence[int]:
+    """The draws that count: those equal to their drafts, and the first one after them.
+
+    `drawn` has one token more than `drafts`: drawn[i] is what follows drafts[:i].
+
+    >>> verified([5, 6, 9, 1], [5, 6, 7])
+    [5, 6, 9]
+    """
+    for count, (token, draft) in enumerate(zip(drawn, drafts, strict=False), 1):
+        if token != draft:
+            return drawn[:count]
+    return drawn

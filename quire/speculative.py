@@ -1,0 +1,191 @@
+"""SpecConfig: what `speculative_config` may say, checked; its keys and methods are vLLM's.
+
+A method names who guesses (`METHODS`); two joined by "+" are asked in turn: the second where the
+first has nothing to say. `spec/` has the proposers. Torch-free: the command line checks it before
+anything is downloaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from quire.errors import NotSupported
+
+MAX_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    proposer: str  # "module:Class"
+    depth: int  # drafts of a request in a step, at most, unless asked otherwise
+    keys: tuple[str, ...] = ()  # of SpecConfig that it reads
+    is_model: bool = False  # the runner makes the drafts
+
+
+METHODS = {
+    "ngram": Method("quire.spec.ngram:Ngram", 16, ("prompt_lookup_min", "prompt_lookup_max")),
+    "suffix": Method(
+        "quire.spec.suffix:Suffix",
+        24,
+        (
+            "suffix_decoding_max_tree_depth",
+            "suffix_decoding_max_cached_requests",
+            "suffix_decoding_max_spec_factor",
+            "suffix_decoding_min_token_prob",
+        ),
+    ),
+    "draft_model": Method("quire.spec.neural:Neural", 8, ("model", "quantization"), is_model=True),
+    "early_exit": Method("quire.spec.neural:Neural", 6, ("exit_layer",), is_model=True),
+}
+# vLLM has them; what they need is not here.
+NOT_HERE = {
+    "eagle": "no EAGLE head can be loaded",
+    "eagle3": "no EAGLE-3 head can be loaded",
+    "medusa": "no Medusa heads can be loaded",
+    "mtp": "layers for multi-token prediction are not read from checkpoints",
+    "mlp_speculator": "no MLP speculator can be loaded",
+}
+SHARED_KEYS = ("method", "num_speculative_tokens", "adaptive")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecConfig:
+    method: str
+    num_speculative_tokens: int | None = None  # None: as many as the method is good for
+    adaptive: bool = True  # False: always that many, whether it pays or not
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    model: str | None = None  # that drafts
+    quantization: str | None = None  # of its weights, as EngineArgs has it
+    exit_layer: int | None = None  # the target's layers that draft; None: a third of them
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.method.split("+"))
+
+    @property
+    def depth(self) -> int:
+        if self.num_speculative_tokens is not None:
+            return self.num_speculative_tokens
+        return max(METHODS[part].depth for part in self.parts)
+
+    @property
+    def model_part(self) -> str | None:
+        """The method whose drafts a model makes, if there is one."""
+        return next((part for part in self.parts if METHODS[part].is_model), None)
+
+    @property
+    def ngram_sizes(self) -> range:
+        """Lengths of the runs that are looked up: 2 to 5, or what was said of one for the other."""
+        least, most = self.prompt_lookup_min, self.prompt_lookup_max
+        most = most or least or 5
+        return range(least or (most if self.prompt_lookup_max else 2), most + 1)
+
+
+def parse_speculative(given: object) -> SpecConfig:
+    """Raises NotSupported for what is unknown, contradictory or out of range."""
+    if not isinstance(given, Mapping):
+        raise NotSupported(f"got speculative_config={given!r}, want a dict such as {_EXAMPLE}")
+    values = {str(key): value for key, value in given.items() if value is not None}
+    if "method" not in values and "model" in values:
+        values["method"] = "draft_model"
+    if values.get("method") == "draft_model" and values.get("model") in ("ngram", "[ngram]"):
+        values["method"] = "ngram"
+        del values["model"]
+    _check_method(values.get("method"))
+    known = {field.name for field in fields(SpecConfig)}
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise NotSupported(
+                f"got speculative_config key {key!r}, which nobody reads{hint}"
+                f" Known: {', '.join(sorted(known))}"
+            )
+    config = SpecConfig(**values)
+    read = {*SHARED_KEYS, *(key for part in config.parts for key in METHODS[part].keys)}
+    for key in values.keys() - read:
+        raise NotSupported(
+            f"got speculative_config.{key}={values[key]!r}, which method {config.method!r} does not"
+            " read; leave it out"
+        )
+    _check_values(config)
+    return config
+
+
+_EXAMPLE = '{"method": "suffix"}'
+
+
+def _check_method(method: object) -> None:
+    names = method.split("+") if isinstance(method, str) else [method]
+    for name in names:
+        if name in NOT_HERE:
+            raise NotSupported(
+                f"got speculative_config.method={name!r}: {NOT_HERE[name]};"
+                f" use one of {', '.join(METHODS)}"
+            )
+        if not isinstance(name, str) or name not in METHODS:
+            near = difflib.get_close_matches(str(name), METHODS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise NotSupported(
+                f"got speculative_config.method={method!r}, want one of {', '.join(METHODS)}, or"
+                f" two joined by '+'{hint}"
+            )
+    if len(set(names)) < len(names) or sum(METHODS[n].is_model for n in map(str, names)) > 1:
+        raise NotSupported(
+            f"got speculative_config.method={method!r}: each method once, and one that drafts with"
+            " a model at most"
+        )
+
+
+def _check_values(config: SpecConfig) -> None:
+    def whole(name: str, least: int, most: int) -> None:
+        value = getattr(config, name)
+        if value is not None and (type(value) is not int or not least <= value <= most):
+            raise NotSupported(
+                f"got speculative_config.{name}={value!r}, want a whole number from {least} to"
+                f" {most}"
+            )
+
+    def share(name: str, most: float) -> None:
+        value = getattr(config, name)
+        if type(value) not in (int, float) or not 0 <= value <= most:
+            raise NotSupported(
+                f"got speculative_config.{name}={value!r}, want a number from 0 to {most:g}"
+            )
+
+    whole("num_speculative_tokens", 1, MAX_DEPTH)
+    whole("prompt_lookup_min", 1, MAX_DEPTH)
+    whole("prompt_lookup_max", 1, MAX_DEPTH)
+    whole("suffix_decoding_max_tree_depth", 1, 256)
+    whole("suffix_decoding_max_cached_requests", 0, 1 << 20)
+    whole("exit_layer", 1, 1 << 10)
+    share("suffix_decoding_max_spec_factor", 64.0)
+    share("suffix_decoding_min_token_prob", 1.0)
+    if type(config.adaptive) is not bool:
+        raise NotSupported(
+            f"got speculative_config.adaptive={config.adaptive!r}, want True or False"
+        )
+    if len(config.ngram_sizes) == 0:
+        raise NotSupported(
+            f"got prompt_lookup_min={config.prompt_lookup_min} above"
+            f" prompt_lookup_max={config.prompt_lookup_max}"
+        )
+    if "draft_model" in config.parts and not config.model:
+        raise NotSupported("speculative_config with method 'draft_model' needs a model: add one")
+
+
+def describe(config: SpecConfig) -> Mapping[str, Any]:
+    """What was said, for messages and logs."""
+    return {
+        field.name: value
+        for field in fields(SpecConfig)
+        if (value := getattr(config, field.name)) != field.default
+    }

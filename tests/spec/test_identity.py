@@ -1,0 +1,167 @@
+"""Speculation changes nothing: tokens, texts, logprobs and reasons are those without it.
+
+Every kind of request runs in one crowd, with depths drawn anew each step. Turns red when a draw
+takes the noise of another position, when penalties, bans or masks at a draft see another history
+than they would without it, when a refused draft leaves a trace in pages, rows, matchers or the
+prefix tree, or when an end inside an accepted run is missed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quire.grammar.matcher import Matcher
+from quire.runner import gather, runner
+from quire.runner import sampling as sampling_inputs
+from quire.sample import gumbel, sampler
+from tests.spec.cases import FAMILIES, TEXTS, Told, answer, everyone, open_tiny, sampling
+
+CROWDS: dict[str, dict[str, Any]] = {
+    "crowded": {},
+    "alone": {"max_num_seqs": 1},
+    "chunked": {"max_num_batched_tokens": 24},
+    "preempted": {"num_spare_pages": 8, "max_num_batched_tokens": 24},
+    "eager": {"enforce_eager": True},
+    "uncached": {"enable_prefix_caching": False},
+}
+SOME = {("gemma3_text", "preempted"), ("deepseek_v3", "chunked"), ("mixtral", "uncached")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiny")
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> dict[str, list[object]]:
+    """Answers without speculation, by family."""
+    return {family: answer(open_tiny(folder, family), everyone()) for family in FAMILIES}
+
+
+IS_LONG = bool(os.environ.get("QUIRE_LONG_TESTS"))
+CROSS = [
+    (family, crowd)
+    for family in FAMILIES
+    for crowd in CROWDS
+    if IS_LONG or family == "llama" or (family, crowd) in SOME
+]
+
+
+@pytest.mark.parametrize(("family", "crowd"), CROSS)
+def test_drafts_change_nothing(
+    family: str, crowd: str, folder: Path, plain: dict[str, list[object]]
+) -> None:
+    llm = open_tiny(folder, family, **CROWDS[crowd])
+    told = Told.of(llm, everyone())
+    assert answer(llm, everyone()) == plain[family]  # with prefix hits, too
+    assert told.num_accepted > 200 and told.num_refused > 100
+    if crowd == "preempted":
+        assert llm.stats().num_preempted > 0
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "adaptive": False, "prompt_lookup_min": 1},
+    "suffix": {"method": "suffix", "adaptive": False},
+    "suffix by cost": {"method": "suffix"},
+    "early exit": {"method": "early_exit", "adaptive": False, "num_speculative_tokens": 3},
+    "draft model": {"method": "draft_model", "adaptive": False, "num_speculative_tokens": 3},
+    "suffix+model": {"method": "suffix+draft_model", "num_speculative_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES if IS_LONG else FAMILIES[:2])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_methods_change_nothing(
+    family: str, config: str, folder: Path, plain: dict[str, list[object]]
+) -> None:
+    asked = dict(CONFIGS[config])
+    if "model" in config:  # the target itself: the best drafter there is
+        asked["model"] = str(folder / "llama")
+    llm = open_tiny(folder, family, speculative_config=asked)
+    assert answer(llm, everyone()) == plain[family]
+    assert answer(llm, everyone()) == plain[family]
+    stats = llm.stats()
+    assert stats.num_accepted_tokens > (0 if config == "early exit" else 30)
+    if config in ("ngram", "suffix"):
+        assert stats.num_accepted_tokens < stats.num_drafted_tokens
+
+
+# ------------------------------------------------------------ planted bugs
+
+
+def noise_of_the_wrong_position(patch: pytest.MonkeyPatch) -> None:
+    def row_keys(seeds: Any, positions: Any) -> Any:
+        shifted = positions.copy()
+        repeats = np.flatnonzero(np.diff(positions, prepend=-9) == 1)
+        shifted[repeats] -= 1  # a draft's draw takes the noise of the draw before
+        return gumbel.row_keys(seeds, shifted)
+
+    patch.setattr(sampler, "row_keys", row_keys)
+
+
+def grammar_not_rolled_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Matcher, "fork", lambda self: self)
+
+
+def history_without_drafts(patch: pytest.MonkeyPatch) -> None:
+    """Penalties at a draft see what they saw before the first."""
+
+    def sample_inputs(rows: Any, shape: Any, *more: Any) -> Any:
+        made = sampling_inputs.sample_inputs(rows, shape, *more)
+        if made.history is None:
+            return made
+        firsts = torch.from_numpy(shape.starts[shape.sampled] + 1).long()
+        return replace(made, history=replace(made.history, lens=firsts))
+
+    patch.setattr(runner, "sample_inputs", sample_inputs)
+
+
+def row_of_the_first_sample(patch: pytest.MonkeyPatch) -> None:
+    """All logits of a run are taken where its first token was fed."""
+    plain = gather.StepShape._set_samples
+
+    def set_samples(self: Any, counts: Any) -> None:
+        plain(self, counts)
+        firsts = np.searchsorted(self.sampled, self.sampled)
+        self.sample_ends = self.sample_ends[firsts]
+
+    patch.setattr(gather.StepShape, "_set_samples", set_samples)
+
+
+PLANTS = (
+    noise_of_the_wrong_position,
+    grammar_not_rolled_back,
+    history_without_drafts,
+    row_of_the_first_sample,
+)
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_planted_bug_is_caught(
+    plant: Any, folder: Path, plain: dict[str, list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison above must see these, or it proves nothing."""
+    llm = open_tiny(folder, "llama")
+    Told.of(llm, everyone(), error=0.1)
+    plant(monkeypatch)
+    assert answer(llm, everyone()) != plain["llama"]
+
+
+def test_requests_may_decline(folder: Path) -> None:
+    """Red when num_speculative_tokens of a request, or vLLM's extra_args, are not heeded."""
+    config = {"method": "ngram", "prompt_lookup_min": 1, "adaptive": False}
+    llm = open_tiny(folder, "llama", speculative_config=config)
+    text = TEXTS[0]
+    for off in ({"num_speculative_tokens": 0}, {"extra_args": {"num_speculative_tokens": 0}}):
+        (output,) = llm.generate(text, sampling("greedy", 1, **off), use_tqdm=False)
+        assert output.metrics is not None and output.metrics.num_drafted_tokens == 0
+    (output,) = llm.generate(text, sampling("greedy", 1), use_tqdm=False)
+    assert output.metrics is not None and output.metrics.num_drafted_tokens > 0
+    assert 0 < output.metrics.num_accepted_tokens <= output.metrics.num_drafted_tokens
