@@ -2,12 +2,12 @@
 
     python benchmarks/perplexity.py --text FILE
     python benchmarks/perplexity.py --model qwen2.5-coder-0.5b-instruct --text FILE --tokens 4096
-    python benchmarks/perplexity.py --text FILE --arms float32,head@32,down@32,all@16,all@32x2
+    python benchmarks/perplexity.py --text FILE --arms float32,head@32,all@rowx2,qkv@row/down@32
 
 An arm is `packed` (weights as the file holds them, native products), `float32` (the same numbers
 expanded), or products with a block: `down+out@32` is float32 with the inputs of these products
-rounded to int8, one scale for each 32 of them, as packed products do; `x2` rounds what is left to a
-second int8. So arms of single products tell which of them cost accuracy, and others what a finer
+rounded to int8, one scale for each 32 of them, or with `row` for a row; `x2` rounds to the 15 bits
+of two int8. So arms of single products tell which of them cost accuracy, and others what a finer
 rounding would save. Every arm is compared with the first one, window by window: the change of
 perplexity with its standard error, and in how many windows it rose. `token_rms` is how far the
 logarithm of a token's probability moves; its square adds up over products, and it needs few tokens
@@ -33,47 +33,48 @@ from quire import LLM, SamplingParams
 from quire.models.decoder import Decoder
 
 KINDS = ("qkv", "out", "up", "down", "head")
+MOST = {"": 127, "2": 127 * 128}  # of one int8, and of two
 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    block: int
-    planes: int
+    block: int  # 0: a row
+    most: int  # the largest whole number
 
     def __call__(self, x: Tensor) -> Tensor:
-        blocks = x.unflatten(-1, (-1, self.block))
-        step = blocks.abs().amax(-1, keepdim=True) / 127
-        near = torch.zeros_like(blocks)
-        for _ in range(self.planes):
-            near += torch.round((blocks - near) / step).nan_to_num().clamp(-127, 127) * step
-            step = step / 254  # what is left lies within half a step
-        return near.flatten(-2)
+        blocks = x.unflatten(-1, (-1, self.block or x.shape[-1]))
+        step = blocks.abs().amax(-1, keepdim=True) / self.most
+        return (torch.round(blocks / step).nan_to_num() * step).flatten(-2)
 
 
-def read_arm(word: str) -> tuple[tuple[str, ...], Rounding] | None:
-    """Which inputs are rounded, and how; None for the engine's own ways."""
+def read_arm(word: str) -> dict[str, Rounding] | None:
+    """How the inputs of some products are rounded; None for the engine's own ways."""
     if word in ("packed", "float32"):
         return None
-    names, _, how = word.partition("@")
-    block, _, planes = how.partition("x")
-    kinds = KINDS if names == "all" else tuple(names.split("+"))
-    if not set(kinds) <= set(KINDS) or not block.isdigit():
-        raise SystemExit(f"error: got arm {word!r}, want packed, float32 or such as down+out@32x2")
-    return kinds, Rounding(int(block), int(planes or 1))
+    found = {}
+    for part in word.split("/"):
+        names, _, how = part.partition("@")
+        block, _, planes = how.partition("x")
+        kinds = KINDS if names == "all" else tuple(names.split("+"))
+        known = set(kinds) <= set(KINDS) and (block.isdigit() or block == "row")
+        if not known or planes not in MOST:
+            raise SystemExit(f"error: got {word!r}, want packed, float32 or such as down+out@32x2")
+        rounding = Rounding(0 if block == "row" else int(block), MOST[planes])
+        found |= dict.fromkeys(kinds, rounding)
+    return found
 
 
-def round_inputs(model: Decoder, kinds: tuple[str, ...], rounding: Rounding) -> None:
-    def after(kernel: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def round_inputs(model: Decoder, roundings: dict[str, Rounding]) -> None:
+    def after(kernel: Callable[[Tensor], Tensor], rounding: Rounding) -> Callable[[Tensor], Tensor]:
         return lambda x: kernel(rounding(x))
 
+    linears = [("head", model.head)]
     for block in model.blocks:
-        for name, linear in (block.attn.linears() | block.mlp.linears()).items():
-            if name in kinds:
-                assert linear.kernel is not None
-                linear.kernel = after(linear.kernel)
-    if "head" in kinds:
-        assert model.head.kernel is not None
-        model.head.kernel = after(model.head.kernel)
+        linears += (block.attn.linears() | block.mlp.linears()).items()
+    for name, linear in linears:
+        if name in roundings:
+            assert linear.kernel is not None
+            linear.kernel = after(linear.kernel, roundings[name])
 
 
 def window_losses(args: argparse.Namespace, word: str) -> list[list[float]]:
@@ -89,7 +90,7 @@ def window_losses(args: argparse.Namespace, word: str) -> list[list[float]]:
         enforce_eager=arm is not None,
     )
     if arm is not None:
-        round_inputs(llm._engine.runner.model, *arm)
+        round_inputs(llm._engine.runner.model, arm)
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode(args.text.read_text(encoding="utf-8"))[: args.tokens]
     starts = range(0, len(ids) - args.window + 1, args.window)

@@ -137,7 +137,7 @@ static uint8_t *scales_of(int kind, int64_t count) {
 static qn_weight weight_of(const form *f, int num_out, int num_in) {
     const int64_t height = (num_out + PANEL - 1) / PANEL * PANEL, size = height * num_in;
     qn_weight w = {.num_out = num_out, .num_in = num_in, .bits = f->bits, .block = f->block,
-                   .zero = f->zero, .scale_kind = f->scale_kind};
+                   .zero = f->zero, .scale_kind = f->scale_kind, .planes = f->planes ? f->planes : 2};
     w.bias = num_out % 2 ? floats(height) : 0;
     if (f->bits >= 100) {
         if (f->bits == CODES_FLOAT32) w.codes = (uint8_t *)floats(size);
