@@ -25,7 +25,7 @@ class Matrix(ctypes.Structure):
         *((name, c_void_p) for name in ("codes", "scales", "offsets", "zeros")),
         *((name, c_void_p) for name in ("super_scales", "super_offsets", "bias", "table", "order")),
         *((name, c_int32) for name in ("num_out", "num_in", "bits", "block", "zero")),
-        *((name, c_int32) for name in ("scale_kind", "super_size", "share", "rounds_rows")),
+        *((name, c_int32) for name in ("scale_kind", "super_size", "share", "planes")),
     )
 
 

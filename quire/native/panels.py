@@ -142,7 +142,7 @@ def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
     )
     bits = coded.bits if table is None else TABLE_CODES
     shape = (*coded.shape, bits, coded.block, coded.zero, _scale_kind(coded), coded.super_size)
-    rules = (coded.share, coded.inputs == "int8-row")
+    rules = (coded.share, 1 if coded.inputs == "int8-row" else 2)
     return Panels.of(tensors, (*shape, *rules))
 
 

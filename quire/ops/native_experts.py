@@ -155,9 +155,9 @@ def _as_numbers(visits: Visits) -> Visits:
     return Visits(experts.view(torch.float32), weights)
 
 
-def _inputs(part: Panels) -> tuple[bool, bool]:
+def _inputs(part: Panels) -> tuple[bool, int]:
     """How a product takes its inputs: as they are, or rounded with a scale for blocks or rows."""
-    return int(part.weight.bits) in FLOAT_NAMES, bool(part.weight.rounds_rows)
+    return int(part.weight.bits) in FLOAT_NAMES, int(part.weight.planes)
 
 
 def _addresses(linears: Sequence[NativeLinear]) -> Any:

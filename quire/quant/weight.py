@@ -14,7 +14,8 @@ from typing import Literal, Protocol, Self
 import torch
 from torch import Tensor
 
-# How a product takes its inputs: as they are, or each row rounded to int8 with one scale.
+# How a product takes its inputs: as they are, or each row rounded to int8 with one scale, as the
+# model was trained. "As they are" is up to rounding much finer than the weights' (decision 9).
 Inputs = Literal["float", "int8-row"]
 
 

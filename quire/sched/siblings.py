@@ -1,4 +1,4 @@
-"""Siblings of n > 1 that wait, in no list of the scheduler's, until their parent's prompt is read."""
+"""Siblings of n > 1, which wait in no list of the scheduler's until the parent read its prompt."""
 
 from __future__ import annotations
 

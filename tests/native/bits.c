@@ -90,20 +90,24 @@ static void compare(const char *what, const char *set, int rows, const float *go
 typedef struct {
     const char *name;
     int bits, block, has_offset, scale_kind, zero;
+    int is_one_plane; /* inputs of one int8 */
 } form;
 
 static const form FORMS[] = {
     {"2 bits", 2, 32, 0, SCALES_HALF, 1},
+    {"2 bits, one plane", 2, 32, 0, SCALES_HALF, 1, 1},
     {"2 bits, offsets, two levels", 2, 16, 1, SCALES_U8, 0},
     {"4 bits in 16", 4, 16, 0, SCALES_S8, 4},
     {"4 bits", 4, 32, 0, SCALES_HALF, 8},
     {"4 bits, fp32 scales", 4, 32, 0, SCALES_FLOAT, 8},
     {"4 bits, offsets", 4, 32, 1, SCALES_HALF, 0},
     {"4 bits, offsets, two levels", 4, 32, 1, SCALES_U8, 0},
+    {"4 bits, one plane", 4, 32, 0, SCALES_HALF, 8, 1},
     {"5 bits", 5, 32, 0, SCALES_HALF, 16},
     {"5 bits, offsets", 5, 32, 1, SCALES_HALF, 0},
     {"6 bits", 6, 16, 0, SCALES_S8, 32},
     {"8 bits", 8, 32, 0, SCALES_HALF, 0},
+    {"8 bits, one plane", 8, 32, 0, SCALES_HALF, 0, 1},
     {"table", CODES_TABLE4, 32, 0, SCALES_HALF, 0},
     {"table, powers", CODES_TABLE4, 32, 0, SCALES_POWER, 0},
     {"fp32", CODES_FLOAT32, 1, 0, SCALES_FLOAT, 0},
@@ -141,7 +145,8 @@ static uint8_t *scales_of(int kind, int64_t count) {
 static qn_weight weight_of(const form *f, int num_out, int num_in) {
     const int64_t height = (num_out + PANEL - 1) / PANEL * PANEL, size = height * num_in;
     qn_weight w = {.num_out = num_out, .num_in = num_in, .bits = f->bits, .block = f->block,
-                   .zero = f->zero, .scale_kind = f->scale_kind};
+                   .zero = f->zero, .scale_kind = f->scale_kind,
+                   .planes = f->is_one_plane ? 1 : 2};
     w.bias = num_out % 2 ? floats(height) : 0;
     if (f->bits >= CODES_E4M3) { /* groups of 24 inputs, the last one smaller */
         uint8_t *codes = bytes(size);

@@ -1,13 +1,15 @@
 """Native products: right in every format, the same bits in any company, thread and instruction set.
 
-The oracle is fp64 arithmetic on the dequantised weight and, for weights of whole numbers, on the
-activations as they are rounded: to int8, with one scale for each row and 32 inputs.
+There are two oracles: `exact.py`, the arithmetic of whole numbers written out, which products must
+equal to the bit, and fp64 arithmetic on dequantised weights, which they must come near.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,30 +18,27 @@ from quire.native.library import Library
 from quire.native.linear import NativeLinear
 from quire.quant.coded import Coded
 from quire.quant.weight import Dense, Weight
+from tests.native import exact
 from tests.native.weights import FORMS, blocks
 
 MAX_ROWS = 65
+MOST = {"float": 127 * 128, "int8-row": 127}
 SHAPES = ((16, 32), (33, 64), (100, 576))  # (outputs, inputs)
 
 
-def rounded(x: Tensor, size: int = 32) -> Tensor:
-    """fp64 values of what the kernels make of activations, `size` of them to a scale."""
-    groups = x.view(len(x), -1, size)
-    most = groups.abs().amax(-1, keepdim=True)
-    inverse = torch.where(most > 0, 127.0 / most, 0.0)
-    whole = (groups * inverse).round().clamp(-127, 127)
-    return (whole.double() * (most / 127.0).double()).view(x.shape)
-
-
 def expected(weight: Weight, x: Tensor) -> Tensor:
-    size = x.shape[1] if weight.inputs == "int8-row" else 32
-    inputs = rounded(x, size) if isinstance(weight, Coded) else x.double()
+    """fp64. Of whole numbers, for activations as the kernels round them."""
+    inputs = x.double()
+    if isinstance(weight, Coded):
+        numbers, scales = exact.rounded(x.numpy(), MOST[weight.inputs])
+        inputs = torch.from_numpy(numbers * scales.astype("float64"))
     return inputs @ weight.dequantize().double().T
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_products(form: str, library: Library) -> None:
-    """Red when codes are unpacked wrongly, or bits follow rows, threads or instruction sets."""
+    """Red when codes are unpacked wrongly, a sum is not exact or rounded elsewhere than decision 9
+    says, or bits follow rows, threads or instruction sets."""
     torch.manual_seed(0)
     for shape in SHAPES:
         weight, bias = FORMS[form](*shape), torch.randn(shape[0])
@@ -50,6 +49,8 @@ def test_products(form: str, library: Library) -> None:
         whole = linear(x)
         error = (whole.double() - want).norm() / want.norm()
         assert error < 2e-6, (shape, error)
+        if isinstance(weight, Coded):
+            assert np.array_equal(whole.numpy(), exact.product(x, weight) + bias.numpy()), shape
         for isa in library.isas:
             library.use_isa(isa)
             assert torch.equal(linear(x), whole), (shape, isa)
@@ -110,6 +111,23 @@ def test_what_is_no_number_does_not_become_one(wrong: float, library: Library) -
         library.use_isa(isa)
         out = NativeLinear.of([weight], None, library)(x)
         assert out[0].isfinite().all() and out[1].isnan().all(), isa
+
+
+@pytest.mark.parametrize("form", ["8 bits", "8 bits, zeros", "6 bits", "5 bits", "table"])
+def test_sums_of_the_largest_numbers(form: str, library: Library) -> None:
+    """Red when pairs of products saturate or a sum leaves its 32 bits: all codes and inputs are the
+    largest of their kind, of one sign or of both."""
+    weight = FORMS[form](16, 64)
+    assert isinstance(weight, Coded)
+    signs = torch.tensor([1.0, -1.0])
+    x = torch.stack([torch.ones(64), -torch.ones(64), signs.repeat(32)])
+    x[:, 1] = 0.4961  # of the low plane's largest numbers
+    for code in (0, 127, 128, 2**weight.bits - 1):
+        extreme = replace(weight, codes=torch.full_like(weight.codes, code % 2**weight.bits))
+        for isa in library.isas:
+            library.use_isa(isa)
+            got = NativeLinear.of([extreme], None, library)(x)
+            assert np.array_equal(got.numpy(), exact.product(x, extreme)), (isa, code)
 
 
 def test_a_kind_without_a_kernel_is_refused(library: Library) -> None:

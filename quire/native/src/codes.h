@@ -4,8 +4,16 @@
 
 #include "lanes.h"
 #include "quire_native.h"
+#include "rounded.h"
 
 #define INLINE static inline __attribute__((always_inline))
+/* Before loops over vectors of a block and rows of a tile: with 32 registers, all that they keep
+ * stays there once their numbers are constants. Compilers do not unroll so far by themselves. */
+#if LANES == 16
+#define UNROLLED _Pragma("GCC unroll 8")
+#else
+#define UNROLLED
+#endif
 
 /* Bytes of codes of one block of a panel. */
 INLINE int block_bytes(const int bits, const int block) {
@@ -88,26 +96,40 @@ INLINE int scale_bytes(const qn_weight *w) {
     return PANEL * (w->scale_kind == SCALES_FLOAT ? 4 : w->scale_kind == SCALES_HALF ? 2 : 1);
 }
 
-/* `sum` goes on over one block of a tile's rows: 32 codes a row, of which `x` is the first used. */
+/* Sums of one block of a tile's rows, whose low plane is `x` from the first input used on. They go
+ * on from `sum`. */
 INLINE void dot_block(const uint8_t *codes, const int8_t *x, const int rows, const int bits,
-                      const int block, vb table, vi *sum) {
+                      const int block, const int planes, vb table, vi *sum) {
     const int is_signed = bits == 8 || bits == CODES_TABLE4;
-    const int most = PAIRS_HOLD(bits); /* vectors before sums of pairs may overflow */
-    for (int j = 0; j < block / 4; j += is_signed ? 1 : most) {
+    const int hold = is_signed ? 1 : PAIRS_HOLD(bits); /* vectors before pairs may overflow */
+    const int most = hold < block / 4 ? hold : block / 4, both = planes == 2 ? rows : 0;
+    const int8_t *above = high_of(x, rows);
+    vi high[8];
+    UNROLLED for (int r = 0; r < both; r++) high[r] = vi_set(0);
+    UNROLLED for (int j = 0; j < block / 4; j += most) {
         if (is_signed) {
             const vb c = codes_of(codes, bits, block, j, table);
-            for (int r = 0; r < rows; r++) sum[r] = vi_dot8(sum[r], c, vb_four(x + BLOCK * r + 4 * j));
+            UNROLLED for (int r = 0; r < rows; r++)
+                sum[r] = vi_dot8(sum[r], c, vb_four(x + BLOCK * r + 4 * j));
+            UNROLLED for (int r = 0; r < both; r++)
+                high[r] = vi_dot8(high[r], c, vb_four(above + BLOCK * r + 4 * j));
             continue;
         }
-        vp pairs[8];
-        for (int r = 0; r < rows; r++) pairs[r] = vp_begin(sum[r]);
-        for (int i = j; i < j + most && i < block / 4; i++) {
-            const vb c = codes_of(codes, bits, block, i, table);
-            for (int r = 0; r < rows; r++)
-                pairs[r] = vp_dot(pairs[r], c, vb_four(x + BLOCK * r + 4 * i));
+        vp pairs[8], high_pairs[8];
+        UNROLLED for (int r = 0; r < rows; r++) pairs[r] = vp_begin(sum[r]);
+        UNROLLED for (int r = 0; r < both; r++) high_pairs[r] = vp_begin(high[r]);
+        UNROLLED for (int i = 0; i < most; i++) {
+            const vb c = codes_of(codes, bits, block, j + i, table);
+            UNROLLED for (int r = 0; r < rows; r++)
+                pairs[r] = vp_dot(pairs[r], c, vb_four(x + BLOCK * r + 4 * (j + i)));
+            UNROLLED for (int r = 0; r < both; r++)
+                high_pairs[r] = vp_dot(high_pairs[r], c, vb_four(above + BLOCK * r + 4 * (j + i)));
         }
-        for (int r = 0; r < rows; r++) sum[r] = vp_end(sum[r], pairs[r]);
+        UNROLLED for (int r = 0; r < rows; r++) sum[r] = vp_end(sum[r], pairs[r]);
+        UNROLLED for (int r = 0; r < both; r++) high[r] = vp_end(high[r], high_pairs[r]);
     }
+    UNROLLED for (int r = 0; r < both; r++)
+        sum[r] = vi_add(sum[r], vi_shl(high[r], HIGH_SHIFT));
 }
 
 /* A tile's outputs of one panel to where they belong, the bias added. */

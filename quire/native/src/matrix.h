@@ -16,7 +16,7 @@
 #include <stdlib.h>
 
 #define MATRIX_PANELS 4 /* that share each load of activations */
-#define MATRIX_BLOCKS 4 /* whose sums are kept before scales are applied: 16 KiB */
+#define MATRIX_BLOCKS 2 /* whose sums are kept before scales are applied: 16 KiB */
 
 typedef struct {
     const int8_t *codes; /* [inputs / 4, 16 outputs, 4], zero subtracted */
@@ -71,20 +71,22 @@ static const int8_t *unpack(const qn_weight *w, int64_t panel, int8_t *into) {
 
 /* Some blocks of 16 rows: what the unit and the rounding found. */
 typedef struct {
-    int32_t sums[MATRIX_BLOCKS][MATRIX_PANELS][MATRIX_ROWS * PANEL] __attribute__((aligned(64)));
-    float scales[MATRIX_BLOCKS][MATRIX_ROWS], totals[MATRIX_BLOCKS][MATRIX_ROWS];
+    int32_t sums[MATRIX_BLOCKS][2][MATRIX_PANELS][MATRIX_ROWS * PANEL] /* of both planes */
+        __attribute__((aligned(64)));
+    float totals[MATRIX_BLOCKS][MATRIX_ROWS];
     int first, count;
 } open_blocks;
 
-/* Block `b` of 16 inputs or 32, of the tiles that hold 16 rows from `row` on: codes [16, 32]. */
+/* Block `b` of 16 inputs or 32, of the tiles that hold 16 rows from `row` on: planes [2, 16, 32]. */
 INLINE void read_rounded(const qn_operand *x, int64_t row, int num_in, const int block, int b,
-                         const int has_offset, open_blocks *open, int8_t *codes) {
+                         const int has_offset, open_blocks *open, int8_t *planes) {
     const int half = block == 16 ? (open->first + b) % 2 : 2;
     for (int r = 0; r < MATRIX_ROWS; r += TILE_ROWS) {
-        const int8_t *in = x->rounded + (row + r) * rounded_row_bytes(num_in) +
-                           (int64_t)(open->first + b) * block / BLOCK * TILE_ROWS * ROUNDED_BYTES;
-        memcpy(codes + r * BLOCK, in, TILE_ROWS * BLOCK);
-        memcpy(open->scales[b] + r, scales_of(in, TILE_ROWS), TILE_ROWS * 4);
+        const int8_t *tile = x->rounded + (row + r) * rounded_row_bytes(num_in);
+        const int8_t *in = blocks_of(tile, TILE_ROWS) +
+                           (int64_t)(open->first + b) * block / BLOCK * block_stride(TILE_ROWS);
+        memcpy(planes + r * BLOCK, in, TILE_ROWS * BLOCK);
+        memcpy(planes + (MATRIX_ROWS + r) * BLOCK, high_of(in, TILE_ROWS), TILE_ROWS * BLOCK);
         if (has_offset)
             memcpy(open->totals[b] + r, totals_of(in, TILE_ROWS) + half * TILE_ROWS, TILE_ROWS * 4);
     }
@@ -92,7 +94,7 @@ INLINE void read_rounded(const qn_operand *x, int64_t row, int num_in, const int
 
 /* 16 rows of one panel, each output going on from acc [16, 16] with the same steps as in tile. */
 INLINE void add_blocks(const open_blocks *open, const open_panel *panel, const int which,
-                       const int has_offset, float *acc_at) {
+                       const int has_offset, int planes, float *acc_at) {
     for (int part = 0; part < 2 * PANEL / LANES; part++) {
         const int lane = part / 2 * LANES, top = part % 2 * 8;
         vf acc[8];
@@ -102,10 +104,13 @@ INLINE void add_blocks(const open_blocks *open, const open_panel *panel, const i
             const vf scale = vf_load(panel->scales + at);
             const vf offset = has_offset ? vf_load(panel->offsets + at) : vf_set(0.0f);
             for (int r = 0; r < 8; r++) {
-                vi sum;
-                memcpy(&sum, &open->sums[b][which][(top + r) * PANEL + lane], sizeof sum);
-                const vf factor = vf_mul(scale, vf_set(open->scales[b][top + r]));
-                acc[r] = vf_fma(vf_of_vi(sum), factor, acc[r]);
+                vi sum, high;
+                memcpy(&sum, &open->sums[b][0][which][(top + r) * PANEL + lane], sizeof sum);
+                if (planes == 2) {
+                    memcpy(&high, &open->sums[b][1][which][(top + r) * PANEL + lane], sizeof high);
+                    sum = vi_add(sum, vi_shl(high, HIGH_SHIFT));
+                }
+                acc[r] = vf_fma(vf_of_vi(sum), scale, acc[r]);
                 if (has_offset) acc[r] = vf_fma(offset, vf_set(open->totals[b][top + r]), acc[r]);
             }
         }
@@ -118,7 +123,7 @@ INLINE void matrix_tile(const qn_weight *w, const qn_operand *x, const open_pane
                         int num_panels, int64_t row, const int block, const int has_offset,
                         float *acc) {
     const int blocks = w->num_in / block;
-    int8_t rounded[MATRIX_ROWS * BLOCK] __attribute__((aligned(64)));
+    int8_t rounded[2 * MATRIX_ROWS * BLOCK] __attribute__((aligned(64)));
     open_blocks open;
     memset(acc, 0, (size_t)num_panels * MATRIX_ROWS * PANEL * 4);
     for (open.first = 0; open.first < blocks; open.first += open.count) {
@@ -129,10 +134,22 @@ INLINE void matrix_tile(const qn_weight *w, const qn_operand *x, const open_pane
             const int8_t *codes[MATRIX_PANELS];
             for (int i = 0; i < num_panels; i++) codes[i] = panels[i].codes + input * PANEL;
             read_rounded(x, row, w->num_in, block, b, has_offset, &open, rounded);
-            matrix_sums(rounded + input % BLOCK, BLOCK, codes, num_panels, block, open.sums[b][0]);
+            for (int i = 0; i < w->planes; i++)
+                matrix_sums(rounded + i * MATRIX_ROWS * BLOCK + input % BLOCK, BLOCK, codes,
+                            num_panels, block, open.sums[b][i][0]);
         }
         for (int i = 0; i < num_panels; i++)
-            add_blocks(&open, &panels[i], i, has_offset, acc + i * MATRIX_ROWS * PANEL);
+            add_blocks(&open, &panels[i], i, has_offset, w->planes, acc + i * MATRIX_ROWS * PANEL);
+    }
+    for (int r = 0; r < MATRIX_ROWS; r++) {
+        const int8_t *tile = x->rounded + (row + r / TILE_ROWS * TILE_ROWS) *
+                                              rounded_row_bytes(w->num_in);
+        const vf scale = vf_set(((const float *)tile)[r % TILE_ROWS]);
+        for (int i = 0; i < num_panels; i++)
+            for (int lane = 0; lane < PANEL; lane += LANES) {
+                float *at = acc + (i * MATRIX_ROWS + r) * PANEL + lane;
+                vf_store(at, vf_mul(vf_load(at), scale));
+            }
     }
 }
 

@@ -36,7 +36,7 @@ static _Thread_local own_rows own;
 static _Atomic uint64_t last_number;
 
 int64_t qn_scratch_bytes(const qn_weight *w, int64_t rows) {
-    return w->bits >= 100 ? 0 : rows * (w->num_in / BLOCK) * ROUNDED_BYTES;
+    return w->bits >= 100 ? 0 : rows * ROUNDED_ROW_BYTES(w->num_in);
 }
 
 static void make_rows(const qn_op *op, int64_t begin, int64_t end) {
@@ -184,7 +184,7 @@ qn_chain qn_chain_of(const qn_op *ops, int64_t num_ops, int64_t rows) {
     for (int64_t i = first; i < num_ops; i++, chain.num_products++) {
         if (ops[i].kind != OP_PRODUCT || ops[i].x != product->x ||
             ops[i].of_samples != product->of_samples ||
-            ops[i].product->rounds_rows != product->product->rounds_rows)
+            ops[i].product->planes != product->product->planes)
             break;
         if (first && !makes_rows_of(&ops[0], &ops[i], rows)) break;
     }

@@ -15,7 +15,7 @@ enum { NOTHING, OFFSETS, ZEROS }; /* what a group has besides its scale */
 /* Outputs of one panel and one tile of rows: from `lane` on, LANES of them. */
 INLINE void tile(const qn_weight *w, const int8_t *x, int64_t panel, const int lane,
                  const int rows, const int bits, const int block, const int added_kind,
-                 float *out) {
+                 const int planes, float *out) {
     const int signed8 = bits == 8 || bits == CODES_TABLE4, size = block_bytes(bits, block);
     const int has_offset = added_kind == OFFSETS;
     const int has_zero = !has_offset && (!signed8 || DOT8_BIAS); /* offsets: zero is 0 */
@@ -27,7 +27,7 @@ INLINE void tile(const qn_weight *w, const int8_t *x, int64_t panel, const int l
     int64_t group = panel * groups, above = panel * (groups / w->super); /* of this block */
     int in_group = 0, in_super = 0;
     vf acc[TILE_ROWS];
-    for (int r = 0; r < rows; r++) acc[r] = vf_set(0.0f);
+    UNROLLED for (int r = 0; r < rows; r++) acc[r] = vf_set(0.0f);
     for (int64_t b = 0, at = panel * blocks; b < blocks; b++, at++) {
         const uint8_t *codes = w->codes + at * size + 4 * lane;
         for (int i = 0; i < size; i += 64) __builtin_prefetch(codes + AHEAD + i);
@@ -42,71 +42,79 @@ INLINE void tile(const qn_weight *w, const int8_t *x, int64_t panel, const int l
             if (++in_super == w->super) in_super = 0, above++;
         }
         const int half = block == 16 ? (int)(b % 2) : 2; /* which of the sums */
-        const int8_t *in = x + b * block / BLOCK * rows * ROUNDED_BYTES;
-        const float *scales = scales_of(in, rows), *totals = totals_of(in, rows) + half * rows;
+        const int8_t *in = blocks_of(x, rows) + b * block / BLOCK * block_stride(rows);
+        const float *totals = totals_of(in, rows) + half * rows;
         const int32_t *sums = sums_of(in, rows) + half * rows;
         vi sum[TILE_ROWS];
-        for (int r = 0; r < rows; r++)
+        UNROLLED for (int r = 0; r < rows; r++)
             sum[r] = added_kind == ZEROS ? vi_mul(zeros, vi_set(-sums[r]))
                                          : vi_set(has_zero ? -zero * sums[r] : 0);
-        dot_block(codes, in + half % 2 * 16, rows, bits, block, table, sum);
-        for (int r = 0; r < rows; r++)
-            acc[r] = vf_fma(vf_of_vi(sum[r]), vf_mul(scale, vf_set(scales[r])), acc[r]);
-        for (int r = 0; has_offset && r < rows; r++)
+        dot_block(codes, in + half % 2 * 16, rows, bits, block, planes, table, sum);
+        UNROLLED for (int r = 0; r < rows; r++) acc[r] = vf_fma(vf_of_vi(sum[r]), scale, acc[r]);
+        UNROLLED for (int r = 0; has_offset && r < rows; r++)
             acc[r] = vf_fma(offset, vf_set(totals[r]), acc[r]);
     }
-    for (int r = 0; r < rows; r++) vf_store(out + r * PANEL + lane, acc[r]);
+    UNROLLED for (int r = 0; r < rows; r++)
+        vf_store(out + r * PANEL + lane, vf_mul(acc[r], vf_set(((const float *)x)[r])));
 }
 
 INLINE void lanes_of_tile(const qn_weight *w, const int8_t *x, int64_t panel, const int rows,
-                          const int bits, const int block, const int added, float *out) {
+                          const int bits, const int block, const int added, const int planes,
+                          float *out) {
     for (int lane = 0; lane < PANEL; lane += LANES)
-        tile(w, x, panel, lane, rows, bits, block, added, out);
+        tile(w, x, panel, lane, rows, bits, block, added, planes, out);
 }
 
 typedef void (*tile_fn)(const qn_weight *w, const int8_t *x, int64_t panel, float *out);
 typedef struct {
-    int bits, block, added;
+    int bits, block, added, planes;
     tile_fn of_rows[4]; /* 1, 2, 4, 8 */
 } tile_kind;
 
-#define ROWS_OF(name, rows, bits, block, added) \
+#define ROWS_OF(name, rows, bits, block, added, planes) \
     static void name##_##rows(const qn_weight *w, const int8_t *x, int64_t panel, float *out) { \
-        lanes_of_tile(w, x, panel, rows < TILE_ROWS ? rows : TILE_ROWS, bits, block, added, out); \
+        lanes_of_tile(w, x, panel, rows < TILE_ROWS ? rows : TILE_ROWS, bits, block, added, \
+                      planes, out); \
     }
-#define KIND(name, bits, block, added) \
-    ROWS_OF(name, 1, bits, block, added) \
-    ROWS_OF(name, 2, bits, block, added) \
-    ROWS_OF(name, 4, bits, block, added) \
-    ROWS_OF(name, 8, bits, block, added) \
+#define KIND(name, bits, block, added, planes) \
+    ROWS_OF(name, 1, bits, block, added, planes) \
+    ROWS_OF(name, 2, bits, block, added, planes) \
+    ROWS_OF(name, 4, bits, block, added, planes) \
+    ROWS_OF(name, 8, bits, block, added, planes) \
     static const tile_kind name = \
-        {bits, block, added, {name##_1, name##_2, name##_4, name##_8}};
+        {bits, block, added, planes, {name##_1, name##_2, name##_4, name##_8}};
 
-KIND(u2_32, 2, 32, NOTHING)
-KIND(u2_32z, 2, 32, ZEROS)
-KIND(u2_16o, 2, 16, OFFSETS)
-KIND(u2_16z, 2, 16, ZEROS)
-KIND(u4_16, 4, 16, NOTHING)
-KIND(u4_16z, 4, 16, ZEROS)
-KIND(u4_32, 4, 32, NOTHING)
-KIND(u4_32o, 4, 32, OFFSETS)
-KIND(u4_32z, 4, 32, ZEROS)
-KIND(u5_32, 5, 32, NOTHING)
-KIND(u5_32o, 5, 32, OFFSETS)
-KIND(u6_16, 6, 16, NOTHING)
-KIND(s8_32, 8, 32, NOTHING)
-KIND(s8_32z, 8, 32, ZEROS)
-KIND(t4_16, CODES_TABLE4, 16, NOTHING)
-KIND(t4_32, CODES_TABLE4, 32, NOTHING)
+KIND(u2_32, 2, 32, NOTHING, 2)
+KIND(u2_32z, 2, 32, ZEROS, 2)
+KIND(u2_16o, 2, 16, OFFSETS, 2)
+KIND(u2_16z, 2, 16, ZEROS, 2)
+KIND(u4_16, 4, 16, NOTHING, 2)
+KIND(u4_16z, 4, 16, ZEROS, 2)
+KIND(u4_32, 4, 32, NOTHING, 2)
+KIND(u4_32o, 4, 32, OFFSETS, 2)
+KIND(u4_32z, 4, 32, ZEROS, 2)
+KIND(u5_32, 5, 32, NOTHING, 2)
+KIND(u5_32o, 5, 32, OFFSETS, 2)
+KIND(u6_16, 6, 16, NOTHING, 2)
+KIND(s8_32, 8, 32, NOTHING, 2)
+KIND(s8_32z, 8, 32, ZEROS, 2)
+KIND(t4_16, CODES_TABLE4, 16, NOTHING, 2)
+KIND(t4_32, CODES_TABLE4, 32, NOTHING, 2)
 
-static const tile_kind *const KINDS[] = {&u2_32,  &u2_32z, &u2_16o, &u2_16z, &u4_16,
-                                         &u4_16z, &u4_32,  &u4_32o, &u4_32z, &u5_32,
-                                         &u5_32o, &u6_16,  &s8_32,  &s8_32z, &t4_16, &t4_32};
+/* Inputs of one plane, for the forms that models were trained so in; others add a plane of zeros. */
+KIND(u2_32_one, 2, 32, NOTHING, 1)
+KIND(u4_32_one, 4, 32, NOTHING, 1)
+KIND(s8_32_one, 8, 32, NOTHING, 1)
+
+static const tile_kind *const KINDS[] = {
+    &u2_32_one, &u4_32_one, &s8_32_one, &u2_32, &u2_32z, &u2_16o, &u2_16z, &u4_16, &u4_16z, &u4_32,
+    &u4_32o,    &u4_32z,    &u5_32,     &u5_32o, &u6_16, &s8_32,  &s8_32z, &t4_16, &t4_32};
 
 static const tile_kind *kind_of(const qn_weight *w) {
     const int added = w->zeros ? ZEROS : w->offsets ? OFFSETS : NOTHING;
     for (unsigned i = 0; i < sizeof KINDS / sizeof *KINDS; i++)
-        if (KINDS[i]->bits == w->bits && KINDS[i]->block == w->block && KINDS[i]->added == added)
+        if (KINDS[i]->bits == w->bits && KINDS[i]->block == w->block && KINDS[i]->added == added &&
+            KINDS[i]->planes >= w->planes)
             return KINDS[i];
     return 0;
 }

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #define PANEL 16
-#define BLOCK 32 /* inputs that share a scale of the activations */
+#define BLOCK 32 /* inputs whose products are summed in whole numbers, or half as many */
 
 /* How codes are kept. The number of bits, except: */
 enum { CODES_FLOAT32 = 100, CODES_FLOAT16 = 101, CODES_BFLOAT16 = 102, CODES_TABLE4 = 40 };
@@ -42,11 +42,12 @@ typedef struct {
     int32_t num_out, num_in;      /* num_in is a multiple of the block */
     int32_t bits, block, zero;
     int32_t scale_kind, super, share;
-    int32_t rounds_rows;          /* inputs have one scale for a row, not for 32 of it */
+    int32_t planes;               /* int8 that an input is rounded to: 2, or 1 if trained so */
 } qn_weight;
 
-/* Of a row's activations for each 32 inputs, when rounded to int8; rounded.h has the layout. */
-#define ROUNDED_BYTES 60
+/* Of a row's activations when rounded, for each 32 inputs and in all; rounded.h has the layout. */
+#define ROUNDED_BYTES 88
+#define ROUNDED_ROW_BYTES(num_in) ((int64_t)(num_in) / BLOCK * ROUNDED_BYTES + 4)
 
 /* ------------------------------------------------------------------ a step */
 
