@@ -90,8 +90,9 @@ class Parameter:
 
     def reorder(self, part: str, rows: Tensor) -> None:
         """Give the part's rows another order."""
-        if (packed := self.packed.get(part)) is not None:
-            self.packed[part] = packed.pick(rows)
+        name = WHOLE if WHOLE in self.packed and list(self.parts) == [part] else part
+        if (packed := self.packed.get(name)) is not None:
+            self.packed[name] = packed.pick(rows)
         else:
             assert WHOLE not in self.packed, "the parts are packed as one"
             self.view(part).copy_(self.view(part)[rows.to(self.device)])

@@ -14,10 +14,12 @@ import torch
 from quire.attn.native import NativeAttention
 from quire.engine.build import Engine
 from quire.llm import LLM
+from quire.models.tiny import tiny_model as tiny_folder
 from quire.native.library import Library
 from tests.hf import tiny_engine, tiny_model
 from tests.model import test_deepseek, test_gpt_oss
 from tests.model.test_parity import make, prompts, run
+from tests.model.test_tiny import engine_of
 
 RECORDED = (
     "llama-gqa",
@@ -75,6 +77,32 @@ def test_one_call_is_the_model_layer_by_layer(
         logits_of(native, monkeypatch), logits_of(plain, monkeypatch), strict=True
     ):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("kind", ["Qwen3Moe", "DeepseekV3"])
+def test_packed_experts_and_latents(
+    kind: str, library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Red when packed experts are expanded, or latents beside them are not kept in fp16."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
+    sizes |= (
+        {"head_dim": 16} if kind == "Qwen3Moe" else {**test_deepseek.NATIVE, "kv_lora_rank": 32}
+    )
+    folder = tiny_folder(f"{kind}ForCausalLM", tmp_path, **sizes)
+    words = {"quantization": "rtn-int4-g32", "dtype": "auto", "max_num_batched_tokens": 24}
+    native, plain = engine_of(folder, **words), engine_of(folder, **words, enforce_eager=True)
+    assert native.runner.tapes is not None and plain.runner.tapes is None
+    assert native.runner.backend.cache_dtype == torch.float16
+    assert {"4 bits", "8 bits"} <= {" ".join(form.split()[:2]) for form in _forms(native)}
+    for got, want in zip(
+        logits_of(native, monkeypatch), logits_of(plain, monkeypatch), strict=True
+    ):
+        assert torch.equal(got, want)
+
+
+def _forms(engine: Engine) -> list[str]:
+    (weights,) = [d.value for d in engine.decisions if d.what == "weights"]
+    return weights.split(", ")
 
 
 @pytest.mark.parametrize("family", NOT_RECORDED)
