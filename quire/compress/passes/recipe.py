@@ -1,7 +1,7 @@
 """Recipe: what a user asks for. Pass: what a method does with one block.
 
 A pass says what it must know of inputs (`needs`), may move scales between products (`fold`), and
-turns one matrix into the tensors that are stored for it (`pack`). `methods.py` lists them.
+turns one matrix into the tensors that are stored for it (`pack`). `compress/methods.py` lists them.
 """
 
 from __future__ import annotations
