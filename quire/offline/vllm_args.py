@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.config import EngineArgs
 from quire.errors import NotSupported
+from quire.speculative import parse_speculative
 
 # vLLM's name -> field of EngineArgs
 RENAMED = {"block_size": "page_size", "kv_cache_memory_bytes": "kv_cache_memory"}
@@ -77,6 +78,8 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
             values[own] = tuple(value) if isinstance(value, list) else value
     if unknown:
         raise NotSupported(_unknown(unknown, known))
+    if "speculative_config" in values:  # before anything is downloaded
+        parse_speculative(values["speculative_config"])
     return EngineArgs(model=model, **values)
 
 
