@@ -1,0 +1,48 @@
+"""Codebooks: values lie where weights that matter are, and damaged files are named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.compress.passes.codebook import cluster, nearest
+from quire.errors import CheckpointError
+from quire.quant.clustered import Clustered
+from tests.load.held import plain
+
+SAID = {"quant_method": "codebook", "bits": 4}
+
+
+def test_values_follow_the_weights_that_matter() -> None:
+    """Red when inputs that matter count no more than others, or k-means stops to improve."""
+    torch.manual_seed(0)
+    points, energy = torch.randn(4, 512), torch.ones(512)
+    energy[::8] = 100.0
+
+    def cost(values: torch.Tensor) -> float:
+        near = values.gather(1, nearest(points, values).long())
+        return (energy * (near - points).square()).sum().item()
+
+    even = torch.linspace(points.min(), points.max(), 16).expand(4, -1).contiguous()
+    assert cost(cluster(points, energy)) < 0.98 * cost(cluster(points, torch.ones(512)))
+    assert cost(cluster(points, energy)) < 0.7 * cost(even)
+
+
+def test_the_form() -> None:
+    """Red when rows are picked without their values."""
+    codes = torch.randint(0, 16, (6, 8), dtype=torch.uint8)
+    weight = Clustered(codes, torch.randn(6, 16))
+    want = weight.dequantize()
+    rows = torch.tensor([4, 0, 2])
+    assert torch.equal(weight.pick(rows).dequantize(), want[rows])
+    assert torch.equal(weight.columns(2, 6).dequantize(), want[:, 2:6])
+    both = weight.pick(slice(0, 2)).join(weight.pick(slice(2, 6)))
+    assert both.is_like(weight) and torch.equal(both.dequantize(), want)
+
+
+def test_damage_is_named() -> None:
+    """Red when a file whose values do not fit its codes is read."""
+    codes = torch.zeros(6, 4, dtype=torch.uint8)
+    for values in (torch.zeros(4, 16), torch.zeros(6, 15), torch.full((6, 16), torch.nan)):
+        with pytest.raises(CheckpointError, match=r"w\.weight_values"):
+            plain(SAID, {"w.weight_codes": codes, "w.weight_values": values}).read("w.weight")
