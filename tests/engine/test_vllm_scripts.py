@@ -294,7 +294,6 @@ def test_arguments_that_change_nothing(make_llm: Callable[..., LLM], llm: LLM) -
         ("calculate_kv_scales", True, "fp8_per_token_head"),
         ("enable_lora", True, "merge them into the model"),
         ("revision", "main", "name@revision"),
-        ("speculative_config", {"method": "eagle3"}, "use one of ngram"),
     ],
 )
 def test_arguments_that_cannot_be_had(name: str, value: Any, way_out: str) -> None:
