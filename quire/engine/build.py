@@ -19,7 +19,6 @@ from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, p
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.load_model import load_model
-from quire.engine.pack_identity import keep, packs_of
 from quire.engine.speculate import SpecParts
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
@@ -44,7 +43,6 @@ from quire.models.decoder import Decoder, heads_of
 from quire.models.kv_cache import cache_of
 from quire.models.registry import spec_of
 from quire.models.spec import ModelSpec
-from quire.ops.select import ops_of
 from quire.quant.form_name import is_form
 from quire.quant.load_forms import LoadForm, load_form
 from quire.quant.methods import method_of, stored_method
@@ -92,11 +90,7 @@ def build_engine(
     if form is not None:
         cpu = cpu.rounding_to(str(args.quantization))
     wish = Wish(cpu.keeps_packed, form)
-    library = cpu.library if dtype == torch.float32 else None
-    packs = None if library is None else packs_of(checkpoint, wish)
-    ops = ops_of(device, library, packs)
-    model = load_model(checkpoint, spec, heads, config, ops, wish, dtype, device)
-    keep(packs)
+    model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device)
     backend = cpu.attention(backend, ops)
     cache = cache_of(spec, plain_form(backend.cache_dtype), kept, args.page_size)
     balance_keys(model, cache)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+from typing import NamedTuple
 
 import torch
 
 from quire.attn.backend import AttnSpec
 from quire.config import EngineConfig
+from quire.engine.cpu_path import CpuPath
+from quire.engine.pack_identity import keep, packs_of
 from quire.load.checkpoint import Checkpoint
 from quire.load.loader import fill_random, load_weights
 from quire.load.wish import Wish
@@ -15,6 +18,14 @@ from quire.models.decoder import Decoder
 from quire.models.registry import names_of
 from quire.models.spec import ModelSpec
 from quire.nn.ops import Ops
+from quire.ops.select import ops_of
+
+
+class Loaded(NamedTuple):
+    """A model, and the table of operations that made its kernels."""
+
+    model: Decoder
+    ops: Ops
 
 
 def load_model(
@@ -22,11 +33,14 @@ def load_model(
     spec: ModelSpec,
     heads: AttnSpec,
     config: EngineConfig,
-    ops: Ops,
+    cpu: CpuPath,
     wish: Wish,
     dtype: torch.dtype,
     device: torch.device,
-) -> Decoder:
+) -> Loaded:
+    library = cpu.library if dtype == torch.float32 else None
+    packs = None if library is None else packs_of(checkpoint, wish)
+    ops = ops_of(device, library, packs)
     with torch.inference_mode():
         model = Decoder(spec, heads, config.sched.max_model_len, dtype, device)
         if config.load_format == "dummy":
@@ -36,4 +50,5 @@ def load_model(
         model.finish(ops)
     if device.type == "cuda":
         gc.collect()  # an engine before this one, freed while a graph is captured, would spoil it
-    return model
+    keep(packs)
+    return Loaded(model, ops)

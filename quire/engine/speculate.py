@@ -18,7 +18,6 @@ from quire.config import Decision, EngineArgs, EngineConfig
 from quire.engine.cache_form import plain_form
 from quire.engine.cpu_path import CpuPath
 from quire.engine.load_model import load_model
-from quire.engine.pack_identity import keep, packs_of
 from quire.errors import NotSupported
 from quire.kv.spec import CacheSpec
 from quire.load.open import open_model
@@ -28,7 +27,6 @@ from quire.models.decoder import Decoder, heads_of
 from quire.models.kv_cache import cache_of
 from quire.models.registry import spec_of
 from quire.models.spec import ModelSpec
-from quire.ops.select import ops_of
 from quire.quant.load_forms import load_form
 from quire.runner.drafter import ModelDrafter, drafting_rows
 from quire.runner.runner import ModelRunner
@@ -81,11 +79,7 @@ class SpecParts:
         _, backend = select_backend(None, device, dtype, heads)
         form = load_form(config.quantization) if config.quantization else None
         wish = Wish(cpu.keeps_packed, form)
-        library = cpu.library if dtype == torch.float32 else None
-        packs = None if library is None else packs_of(checkpoint, wish)
-        ops = ops_of(device, library, packs)
-        model = load_model(checkpoint, spec, heads, engine, ops, wish, dtype, device)
-        keep(packs)
+        model, ops = load_model(checkpoint, spec, heads, engine, cpu, wish, dtype, device)
         backend = cpu.attention(backend, ops)
         cache = cache_of(spec, plain_form(backend.cache_dtype), page_size=args.page_size)
         return SpecParts(config, cpu, DraftModel(model, heads, backend, cache))
