@@ -14,6 +14,8 @@ from operator import mul
 
 from quire.sched.costs import StepCosts
 
+WORTH = 1.03  # times the speed without drafts that they must promise: costs are measured, not known
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -43,7 +45,7 @@ def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) 
     depths, best = [0] * len(candidates), [0] * len(candidates)
     tokens, drawing, seconds = float(num_base), 0.0, 0.0
     drawing = costs.draw * sum(candidate.is_drawn for candidate in candidates)
-    best_rate = tokens / (costs.step.seconds(num_base) + drawing)
+    best_rate = WORTH * tokens / (costs.step.seconds(num_base) + drawing)
     drafting: list[int] = []  # requests at each step of the model that drafts
     for count, (survival, index, depth) in enumerate(offers, 1):
         depths[index] = depth
