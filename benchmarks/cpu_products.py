@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from quire.native.library import Library, load_library
+from quire.native.library import Library, open_library
 from quire.native.linear import NativeLinear
 from tests.native.weights import FORMS
 
@@ -53,7 +53,7 @@ def compare(library: Library, isas: list[str], name: str, shape: tuple[int, int]
 
 
 def main() -> None:
-    library = load_library()
+    library = open_library()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--isas", default=",".join(library.isas[:-1]), help="names, best first")
     parser.add_argument("--threads", type=int, default=1)

@@ -302,7 +302,7 @@ def small_calls(pool: LayerCache, tokens: int) -> list[tuple[str, Callable[[], o
     return [
         ("rms_norm + residual", lambda: rms_norm(x, weight, 1e-5, x), 4 * x.nbytes),
         ("silu_mul", lambda: silu_mul(wide), wide.nbytes * 3 // 2),
-        ("rope_kv_write", lambda: rope_kv_write(qkv, *pool, at, at, rope), 2 * qkv.nbytes),
+        ("rope_kv_write", lambda: rope_kv_write(qkv, *pool[:2], at, at, rope), 2 * qkv.nbytes),
     ]
 
 

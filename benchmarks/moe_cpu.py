@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -47,6 +48,7 @@ class ConfigOnly:
     """A checkpoint without tensors, for random weights."""
 
     config: Mapping[str, Any]
+    files: Sequence[Path] = ()
 
     def names(self) -> Sequence[str]:
         return ()

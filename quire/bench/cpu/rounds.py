@@ -2,6 +2,7 @@
 
 Within a round every workload goes once through all engines, A B C, before the next round begins.
 A peer that fails at a workload is left out of it from then on, and said so; Quire may not fail.
+Figures are told as they come, and Ctrl-C ends the rounds with what there is.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ def run_rounds(
         neighbours = Neighbours()
         try:
             figures = measure(turn)
+        except KeyboardInterrupt:
+            say("stopped; these are the figures so far")
+            break
         except ChildFailed as error:
             if turn.engine in OURS:
                 raise
@@ -63,6 +67,7 @@ def run_rounds(
             measured.neighbours.setdefault(name, []).append(round(cores, 2))
             if cores > NOTABLE:
                 say(f"{name}: other programs kept {cores:.1f} cores busy meanwhile")
+        say(", ".join(f"{metric} {value:.5g}" for metric, value in figures.items()))
         for metric, value in figures.items():
             engines = measured.values.setdefault(metric, {})
             engines.setdefault(turn.engine, {})[turn.round] = value
