@@ -19,7 +19,6 @@ from quire.bench.offline import measure_latency
 from quire.llm import LLM
 from quire.load.hub import file_bytes, resolve_model
 from quire.nn.attention import RopeTables
-from quire.runner.device import peak_memory, reset_peak
 
 PROMPT, ANSWER, REPEATS = 32, 48, 2  # of the request whose speed is measured
 
@@ -38,17 +37,16 @@ class MemoryWatch:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         gc.collect()
-        if device.type == "cuda":
-            reset_peak(device)
-            self._before: int | None = torch.cuda.memory_allocated(device)
-        else:
+        self._before: int | None = None
+        if device.type == "cpu":
             _return_freed()
             self._before = _status("VmRSS") if _forget_peak() else None
 
     def peak(self) -> int | None:
+        """None where it cannot be told: a GPU's cache takes whatever memory weights leave."""
         if self._before is None:
             return None
-        now = peak_memory(self.device) if self.device.type == "cuda" else _status("VmHWM")
+        now = _status("VmHWM")
         return None if now is None else max(0, now - self._before)
 
 

@@ -92,6 +92,7 @@ class PendingStep:
         parts += [part.embedding for part in pooled]
         self.copy = HostCopy.start(parts)
         self._tokens: list[int] | None = None  # once they have arrived
+        self._kept: dict[int, Sequence[int]] | None = None  # the same, by work
 
     def tokens(self) -> list[int]:
         """Wait, and return the token of each sample."""
@@ -101,7 +102,9 @@ class PendingStep:
 
     def kept(self, work: int) -> Sequence[int]:
         """Wait, and return the tokens of one work that count."""
-        return next(run.tokens for run in self.runs() if run.work == work)
+        if self._kept is None:
+            self._kept = {run.work: run.tokens for run in self.runs()}
+        return self._kept[work]
 
     def runs(self) -> Iterator[Run]:
         """Wait, and return the samples that count; where there are drafts, not all do."""

@@ -205,7 +205,7 @@ class ModelRunner:
         work = plan.works[0]
         new = [needs_of(a.params) for a in plan.admissions if a.row == work.row]
         reads_hidden = bool(new[0] & bits.HIDDEN) if new else self._reads_hidden(plan.works)
-        if not work.sample or reads_hidden:
+        if not work.sample or work.num_drafts or reads_hidden:
             return 0
         return self.prompt_graphs.size_for(work.num_tokens, work.start + work.num_tokens)
 

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from quire.request import Request
+from quire.request import BACKGROUND, Request
 from quire.sched.queue import WaitingLine
 
 
 def turns(running: Collection[Request], waiting: WaitingLine) -> list[Request]:
     """Who may be planned in the next step."""
     found = list(running)
-    if not any(request.is_background for request in found):
+    if not has_background(found):
         return found
     others = [request for request in found if not request.is_background]
     somebody_waits = len(waiting) > 0 and not waiting.peek().is_background
     if somebody_waits or any(request.num_to_feed > 1 for request in others):
         return others
     return found
+
+
+def has_background(running: Collection[Request]) -> bool:
+    """Asked in every step: looks at no request twice."""
+    return BACKGROUND in [request.priority for request in running]
 
 
 def gives_way(victim: Request, newcomer: Request) -> bool:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from quire.config import SchedConfig
 from quire.kv.manager import KVManager
 from quire.request import NOT_RUNNING, Request, RequestId
-from quire.sched.background import gives_way, turns
+from quire.sched.background import gives_way, has_background, turns
 from quire.sched.costs import StepCosts
 from quire.sched.extras import with_extras
 from quire.sched.finish import Finish, finish_of, up_to_finish
@@ -243,7 +243,8 @@ class Scheduler:
             has_row = len(self.running) < self.max_running
             spent = self._try_admit(request, budget, works) if has_row else 0
             if spent == 0:
-                self._make_way(request, works)
+                if has_background(self.running.values()) or self.waiting.is_owed(self.running):
+                    self._make_way(request, works)
                 break
             budget -= spent
             admissions.append(Admission.of(request))
@@ -392,8 +393,6 @@ class Scheduler:
         del self.running[request.id]
         self.kv.release(request)
         self._free_rows.append(request.row)
-
-    # ------------------------------------------------------------ looking
 
     def stats(self) -> SchedStats:
         computing = sum(r.num_computed + r.num_inflight for r in self.running.values())

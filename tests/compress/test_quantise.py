@@ -69,7 +69,7 @@ def test_the_engine_answers_as_before(tmp_path: Path) -> None:
     asked = SamplingParams(temperature=0.0, max_tokens=6)
     texts = []
     for folder in (model, tmp_path / "out"):
-        llm = LLM(model=str(folder), dtype="float32", kv_cache_memory=1 << 22)
+        llm = LLM(model=str(folder), device="cpu", dtype="float32", kv_cache_memory=1 << 22)
         texts.append(llm.generate("abc", asked)[0].outputs[0].token_ids)
     assert texts[0] == texts[1]
 

@@ -28,7 +28,7 @@ KINDS = {
 
 
 def cache_of(case: LatentCase, backend: LatentNative) -> LayerCache:
-    return LayerCache(*(part.to(backend.cache_dtype) for part in case.cache(backend)))
+    return LayerCache(*(part.to(backend.cache_dtype) for part in case.cache(backend)[:2]))
 
 
 def rounded(case: LatentCase, dtype: torch.dtype) -> LatentCase:
