@@ -243,7 +243,8 @@ def _attend(
     def gathered(part: Tensor) -> Tensor:
         pages = part.index_select(0, group.pages)
         rows = pages if codes is None else codes.read(pages).to(q.dtype)
-        return rows.view(seqs, -1, kv_heads, dim)[:, :keys_each].transpose(1, 2)
+        found = rows.view(seqs, -1, kv_heads, dim)[:, :keys_each].transpose(1, 2)
+        return _cleared(found, group, queries * (spec.num_heads // kv_heads))
 
     k, v = gathered(cache.keys), gathered(cache.values)  # [seqs, kv_heads, keys, dim]
     ratio = spec.num_heads // kv_heads
@@ -267,6 +268,16 @@ def _attend(
         out = _attend_from_zero(x, k, v, spec, sinks)
     out = out[:, :, :rows].reshape(seqs, kv_heads, queries, ratio, dim)
     return out.transpose(1, 2).reshape(seqs * queries, spec.num_heads, dim)
+
+
+def _cleared(x: Tensor, group: Group, num_rows: int) -> Tensor:
+    """Zeros in place of keys that no query sees: a page may hold what another form left there,
+    which read as floats may be NaN, and a weight of 0 times NaN is NaN. `x` is a copy."""
+    if group.mask is None:
+        x[:, :, group.num_queries :] = 0
+        return x
+    unseen = (group.mask[:, :, :num_rows] == float("-inf")).all(dim=2)  # [seqs or 1, 1, keys]
+    return x.masked_fill_(unseen[..., None], 0)
 
 
 def _attend_from_zero(
