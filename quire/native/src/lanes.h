@@ -72,9 +72,6 @@ static inline vi vi_mul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
 static inline vi vi_shl(vi a, int n) { return _mm512_slli_epi32(a, n); }
 static inline vi vi_shr(vi a, int n) { return _mm512_srli_epi32(a, n); } /* zeros come in */
 static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
-static inline vi vi_of_u8(const uint8_t *p) {
-    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
-}
 static inline vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
 static inline vf vf_pick(const float *table, vi index) { /* of 16 */
     return _mm512_permutexvar_ps(index, _mm512_loadu_ps(table));
@@ -165,9 +162,6 @@ static inline vi vi_mul(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
 static inline vi vi_shl(vi a, int n) { return _mm256_slli_epi32(a, n); }
 static inline vi vi_shr(vi a, int n) { return _mm256_srli_epi32(a, n); }
 static inline vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
-static inline vi vi_of_u8(const uint8_t *p) {
-    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
-}
 static inline vf vf_bits(vi a) { return _mm256_castsi256_ps(a); }
 static inline vf vf_pick(const float *table, vi index) { /* the third bit chooses a half */
     const vf low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), index);
@@ -307,7 +301,6 @@ static inline vi vi_add(vi a, vi b) { EACH(vi, (int32_t)((uint32_t)a.at[i] + (ui
 static inline vi vi_shl(vi a, int n) { EACH(vi, (int32_t)((uint32_t)a.at[i] << n)); }
 static inline vi vi_shr(vi a, int n) { EACH(vi, (int32_t)((uint32_t)a.at[i] >> n)); }
 static inline vi vi_and(vi a, vi b) { EACH(vi, a.at[i] & b.at[i]); }
-static inline vi vi_of_u8(const uint8_t *p) { EACH(vi, p[i]); }
 static inline vf vf_bits(vi a) { EACH(vf, bits_to_float((uint32_t)a.at[i])); }
 static inline vf vf_pick(const float *table, vi index) { EACH(vf, table[index.at[i] & 15]); }
 static inline vb vb_load(const uint8_t *p) { EACH_BYTE(p[i]); }

@@ -89,12 +89,6 @@ static inline vi vi_shr(vi a, int n) {
     BOTH(vi, vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a.val[i]), vdupq_n_s32(-n))));
 }
 static inline vi vi_and(vi a, vi b) { BOTH(vi, vandq_s32(a.val[i], b.val[i])); }
-static inline vi vi_of_u8(const uint8_t *p) {
-    const uint16x8_t wide = vmovl_u8(vld1_u8(p));
-    const vi r = {{vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(wide))),
-                  vreinterpretq_s32_u32(vmovl_high_u16(wide))}};
-    return r;
-}
 static inline vf vf_bits(vi a) { BOTH(vf, vreinterpretq_f32_s32(a.val[i])); }
 static inline vf vf_pick(const float *table, vi index) {
     int32_t at[LANES];
