@@ -194,9 +194,8 @@ def alone(family: str) -> list[Any]:
 
 
 def tiny_pool(family: str, num_pages: int) -> dict[str, Any]:
-    pool = tiny_engine(model_of(family)).runner.pool
-    size = sum(part.nbytes for part in pool.layer(0)) * SIZES["num_hidden_layers"]
-    return {"max_model_len": 80, "kv_cache_memory": size // pool.num_pages * num_pages}
+    page_bytes = tiny_engine(model_of(family)).runner.pool.cache.page_bytes
+    return {"max_model_len": 80, "kv_cache_memory": page_bytes * num_pages}
 
 
 ENGINES: dict[str, Callable[[str], dict[str, Any]]] = {
@@ -239,7 +238,8 @@ def test_only_latents_are_cached() -> None:
     """Bytes of a token against keys and values of every head, here and in the published models."""
     engine = tiny_engine(model_of("v3"))
     pool = engine.runner.pool
-    cached = sum(part.nbytes for part in pool.layer(0)) / pool.num_pages / 4  # pages of 4 tokens
+    layer = pool.layer(0)
+    cached = (layer.keys.nbytes + layer.values.nbytes) / pool.num_pages / 4  # pages of 4 tokens
     assert cached == (32 + 8) * 4
     assert 6 * (16 + 8 + 12) * 4 / cached == 5.4  # six heads of keys and values
     published = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
