@@ -9,12 +9,14 @@ on, which the runner reads like any others. For the real one see `sched/schedule
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from quire.request import NOT_RUNNING, Request
+from quire.request import NOT_RUNNING, Request, RequestId
 from quire.sched.finish import finish_of
-from quire.step import Admission, PageWrite, StepPlan, StepResult, TokenEvent, Work
+from quire.sched.scheduler import NO_DRAFTS
+from quire.step import Admission, Draft, PageWrite, StepPlan, StepResult, TokenEvent, Work
 
 
 class CacheUse(NamedTuple):
@@ -63,7 +65,8 @@ class ContiguousScheduler:
     def has_work(self) -> bool:
         return bool(self.waiting) or any(self.rows)
 
-    def schedule(self) -> StepPlan:
+    def schedule(self, drafts: Mapping[RequestId, Draft] = NO_DRAFTS) -> StepPlan:
+        assert not drafts, "no baseline verifies guesses"
         admissions: list[Admission] = []
         writes: list[PageWrite] = []
         if self.refills or not any(self.rows):
