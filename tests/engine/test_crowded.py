@@ -49,10 +49,11 @@ def test_alone_and_crowded(make_llm: Callable[..., LLM]) -> None:
         own = [rng.randint(3, 250) for _ in range(rng.randint(1, 30))]
         prompts.append({"prompt_token_ids": shared[: rng.randint(0, 20)] + own})
         params.append(random_params(rng))
-    crowded = make_llm(kv_cache_memory=1 << 16)
+    alone = make_llm(max_num_seqs=2, enable_prefix_caching=False)
+    page_bytes = alone._engine.runner.pool.cache.page_bytes
+    crowded = make_llm(kv_cache_memory=page_bytes * 64)
     got = crowded.generate(prompts, params, False)
     assert crowded.stats().num_preempted > 0
-    alone = make_llm(max_num_seqs=2, enable_prefix_caching=False)
     for prompt, own, output in zip(prompts, params, got, strict=True):
         (want,) = alone.generate([prompt], [own], False)
         assert output.outputs == want.outputs, own

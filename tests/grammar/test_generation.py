@@ -134,21 +134,30 @@ def test_graphs_change_nothing(make_llm: MakeLLM, together: list[list[int]], lag
     assert graphs.num_replays > 20
 
 
+@pytest.fixture(scope="module")
+def short_of_memory(llm: LLM) -> dict[str, int]:
+    """Room for one request of any length and hardly a second, whatever a page holds."""
+    page_bytes = llm._engine.runner.pool.cache.page_bytes
+    return {"max_model_len": LONGEST, "kv_cache_memory": page_bytes * 34}
+
+
 @pytest.mark.parametrize("lag", [0, 1])
-def test_preemption_changes_nothing(make_llm: MakeLLM, together: list[list[int]], lag: int) -> None:
+def test_preemption_changes_nothing(
+    make_llm: MakeLLM, together: list[list[int]], short_of_memory: dict[str, int], lag: int
+) -> None:
     """Red when a matcher is not brought back to where its request's output ends."""
-    page_bytes = 2 * 2 * 2 * 8 * 4 * 4  # layers, K and V, heads, dim, tokens, bytes
-    other = make_llm(max_model_len=LONGEST, kv_cache_memory=page_bytes * 34)
+    other = make_llm(**short_of_memory)
     assert run(other, requests(other, EVERYONE), lag) == together
     num = other.stats().num_preempted
     assert num > 3, f"{num} preempted: the pool was meant to be too small"
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_preemption_of_the_only_grammar(llm: LLM, make_llm: MakeLLM, lag: int) -> None:
+def test_preemption_of_the_only_grammar(
+    llm: LLM, make_llm: MakeLLM, short_of_memory: dict[str, int], lag: int
+) -> None:
     """Red when a token drawn before a preemption is accepted a second time after it."""
-    page_bytes = 2 * 2 * 2 * 8 * 4 * 4
-    other = make_llm(max_model_len=LONGEST, kv_cache_memory=page_bytes * 34)
+    other = make_llm(**short_of_memory)
     letters = Wish("letters", StructuredOutputsParams(regex="([a-z][0-9]){20}"), bool)
     company: list[Wish | None] = [None, None, None, None, letters, None]
     want = run(llm, requests(llm, company))
@@ -161,7 +170,8 @@ def test_several_answers(llm: LLM) -> None:
     """Red when the answers to one prompt share a matcher."""
     wish = WISHES[0]
     params = constrained(wish, seed=5, n=8)
-    (output,) = llm.generate("the", params, use_tqdm=False)
+    # After this prompt no model of these tests prefers one of the choices by far.
+    (output,) = llm.generate("fox", params, use_tqdm=False)
     found = {answer.text for answer in output.outputs}
     assert found <= {"yes", "no", "maybe so"} and len(found) > 1
     assert all(answer.finish_reason == "stop" for answer in output.outputs)

@@ -76,7 +76,7 @@ def test_beside_generating_requests(
     make_llm: MakeLLM, oracle_folder: Path, near: float, lag: int
 ) -> None:
     """Red when embeddings and generations disturb each other, preempted or not."""
-    page_bytes = 2 * 2 * 2 * 8 * 4 * 4
+    page_bytes = make_llm()._engine.runner.pool.cache.page_bytes
     llm = make_llm(kv_cache_memory=page_bytes * 36, max_num_batched_tokens=16)
     core = llm._engine.core
     core.lag = lag
