@@ -6,9 +6,10 @@ walking the rounds: the key whose deficit would be paid first is taken at once. 
 back is lifted to the clock of the others: idling earns no credit, leaving forgives no debt.
 
 Inside a key the order is by arrival. A key with nothing running does not wait for another key's
-second request to end: that one makes room. Whoever is preempted, for room or for pages, comes from
-the key that runs most, the last to start first; so the first to start always gets on. `queue.py`
-has the other lines.
+second request to end: that one makes room, and the room is kept for the key it was made for, not
+for whoever was served less, the one that left perhaps. Whoever is preempted, for room or for pages,
+comes from the key that runs most, the last to start first; so the first to start always gets on.
+`queue.py` has the other lines.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class FairLine(WaitingLine):
         self._lines: dict[str, list[tuple[float, int, Request]]] = {}  # heaps, none empty
         self._served: dict[str, float] = {}  # tokens over weight, by key
         self._clock = 0.0  # service of the key that was next last time
+        self._promised: str | None = None  # the line that somebody made room for
 
     def __iter__(self) -> Iterator[Request]:
         """In order of service, as if every request cost its prompt and nothing else."""
@@ -36,13 +38,14 @@ class FairLine(WaitingLine):
         heads = [(*self._place(name, line[-1][2]), name) for name, line in lines.items()]
         heapq.heapify(heads)
         while heads:
-            is_last, served, _, _, name = heads[0]
+            _, is_last, served, _, _, name = heads[0]
             request = lines[name].pop()[2]
             yield request
             if line := lines[name]:
                 head = line[-1][2]
                 served += _price(request)
-                heapq.heapreplace(heads, (is_last, served, head.timing.arrival, head.id, name))
+                place = (True, is_last, served, head.timing.arrival, head.id)
+                heapq.heapreplace(heads, (*place, name))
             else:
                 heapq.heappop(heads)
 
@@ -59,9 +62,11 @@ class FairLine(WaitingLine):
         name = min(lines, key=lambda name: self._place(name, lines[name][0][2]))
         return lines[name][0][2]
 
-    def _place(self, name: str, head: Request) -> tuple[bool, float, float, int]:
-        """Of a line among the others: background last, then by service, then by arrival."""
-        return head.is_background, self._served[name], head.timing.arrival, head.id
+    def _place(self, name: str, head: Request) -> tuple[bool, bool, float, float, int]:
+        """Of a line among the others: the promised one first, background last, then by service,
+        then by arrival."""
+        is_unpromised = name != self._promised
+        return is_unpromised, head.is_background, self._served[name], head.timing.arrival, head.id
 
     def pop(self, num_cached: int = 0) -> Request:
         request = self.peek()
@@ -71,6 +76,7 @@ class FairLine(WaitingLine):
             request.turn = self._clock
         self._served[name] += _price(request, num_cached)
         heapq.heappop(self._lines[name])
+        self._promised = None
         self._drop_if_empty(name)
         self._forget(request)
         return request
@@ -86,6 +92,8 @@ class FairLine(WaitingLine):
     def _drop_if_empty(self, name: str) -> None:
         if not self._lines[name]:
             del self._lines[name]
+            if name == self._promised:
+                self._promised = None
 
     def ended(self, request: Request) -> None:
         if request.timing.scheduled is not None:
@@ -106,7 +114,10 @@ class FairLine(WaitingLine):
         )
 
     def displaced(self, running: Mapping[RequestId, Request]) -> Request | None:
-        return _of_the_richest(running) if self.is_owed(running) else None
+        owing = _of_the_richest(running) if self.is_owed(running) else None
+        if owing is not None:
+            self._promised = _line_name(self.peek())
+        return owing
 
 
 def _line_name(request: Request) -> str:

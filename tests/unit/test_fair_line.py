@@ -182,6 +182,39 @@ def test_nobody_loses_an_only_request_to_a_newcomer() -> None:
     assert third.output == expected(third, 2)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_room_that_was_made_is_kept_for_whom_it_was_made(overlap: bool) -> None:
+    """Red when the request that made room takes it back, because its key was served less: it would
+    leave and come back with every step, until the other one of its key ends."""
+    case = Case(policy="fair", max_num_seqs=2, num_pages=200, max_model_len=400, overlap=overlap)
+    case.add([1, 2, 3], max_tokens=50, tenant="served", ignore_eos=True)
+    case.run()
+    rich = [case.add([i] * 2, 300, tenant="rich", ignore_eos=True) for i in (1, 2)]
+    for _ in range(5):
+        case.step()
+    newcomer = case.add([3, 3], 5, tenant="served", ignore_eos=True)
+    for _ in range(8):
+        case.step()
+    assert newcomer.output == expected(newcomer, 5)
+    assert [r.num_preempted for r in rich] == [0, 1]
+
+
+def test_a_promise_ends_with_the_line_it_was_made_to() -> None:
+    """Red when a key that left, and comes back later, is still let in before others."""
+    line = FairLine()
+    line.push(waiting(1, "rich", 9))
+    line.push(waiting(2, "rich", 9))
+    running = {r.id: r for r in (start(line), start(line))}
+    gone = waiting(3, "new", 9, arrival=1.0)
+    line.push(gone)
+    assert line.displaced(running) is running[2]
+    line.push(waiting(4, "other", 9))
+    assert line.peek() is gone and next(iter(line)) is gone
+    line.remove(gone)
+    line.push(waiting(5, "new", 9, arrival=2.0))
+    assert line.peek().id == 4
+
+
 def test_the_displaced_request_is_the_last_one_of_the_richest_key() -> None:
     """Red when the victim is chosen by arrival alone, or the weight of its key is ignored."""
     case = Case(policy="fair", max_num_seqs=6)
