@@ -80,5 +80,7 @@ class WaitingLine:
         del self._by_id[request.id]
         self.num_tokens -= len(request.tokens)
 
-    def oldest_arrival(self) -> float:
-        return min(request.timing.arrival for request in self._by_id.values())
+    def oldest_arrival(self) -> float | None:
+        """Of requests that somebody waits for; None when there are none."""
+        found = (r.timing.arrival for r in self._by_id.values() if not r.is_background)
+        return min(found, default=None)

@@ -12,8 +12,8 @@ def has_company(config: SchedConfig, waiting: WaitingLine) -> bool:
 
 
 def seconds_held(config: SchedConfig, waiting: WaitingLine, now: float) -> float:
-    """How long the window stays open, by the oldest arrival; 0 when there is none."""
-    if config.batch_wait_ms <= 0 or not len(waiting):
-        return 0.0
-    waited = now - waiting.oldest_arrival()
-    return max(0.0, config.batch_wait_ms / 1000 - waited)
+    """How long the window stays open, by the oldest arrival; 0 when there is none.
+
+    The background, which may have waited for hours, neither closes nor opens it."""
+    oldest = waiting.oldest_arrival() if config.batch_wait_ms > 0 else None
+    return 0.0 if oldest is None else max(0.0, config.batch_wait_ms / 1000 - (now - oldest))

@@ -6,6 +6,7 @@ import pytest
 
 from quire.config import SchedConfig
 from quire.errors import NotSupported
+from quire.request import BACKGROUND
 from quire.sched.policies import waiting_line
 from tests.unit.case import Case, expected
 
@@ -126,6 +127,21 @@ def test_a_removed_request_no_longer_counts_for_the_window() -> None:
     case.now = 0.2
     case.step()
     assert case.fed() == {stays.id: 1}
+
+
+def test_the_background_has_no_part_in_the_window() -> None:
+    """Red when a line of a batch that has waited long switches the window off for newcomers, or
+    one that came just now holds back a step that could take it."""
+    case = Case(batch_wait_ms=100, max_num_seqs=1)
+    batch = [case.add([i], max_tokens=9, priority=BACKGROUND) for i in (1, 2)]
+    assert case.scheduler.seconds_held() == 0.0
+    case.step()
+    assert case.fed() == {batch[0].id: 1}
+    case.now = 5.0
+    case.add([3, 4])
+    assert case.scheduler.seconds_held() == pytest.approx(0.1)
+    case.now = 5.2
+    assert case.scheduler.seconds_held() == 0.0
 
 
 # ------------------------------------------------------------ preemption
