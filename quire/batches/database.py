@@ -8,6 +8,8 @@ time and the others wait. What a call returned from is on disk, also after a pow
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +60,8 @@ class Database:
     def _open(self) -> sqlite3.Connection:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two that make the tables at once would fail
             connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA journal_mode = WAL")
@@ -69,6 +73,7 @@ class Database:
                 )
             connection.executescript(SCHEMA)
             connection.execute(f"PRAGMA user_version = {VERSION}")
+            os.close(lock)
         except (sqlite3.Error, OSError) as error:
             raise BadRequest(
                 f"cannot use {self.path} ({error}); give another folder with --store, or --no-store"

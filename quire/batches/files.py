@@ -6,10 +6,12 @@ row (a crash in between) are swept at the next start. A tenant sees its own file
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sqlite3
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,13 +85,21 @@ class FileStore:
             expires_at=None if wish.expires_in is None else now + wish.expires_in,
         )
 
-        def store(db: sqlite3.Connection) -> FileRow:
+        def place() -> None:
             with spool.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(spool, self.path(row.id))
+            folder = os.open(self.folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)  # else a power cut may take the name
+            finally:
+                os.close(folder)
+
+        def store(db: sqlite3.Connection) -> FileRow:
             db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             return row
 
+        await self.database.in_thread(place)
         return await self.database.call(store)
 
     async def get(self, tenant: str, file_id: str) -> FileRow | None:
@@ -112,20 +122,20 @@ class FileStore:
         with suppress(FileNotFoundError):
             self.path(row.id).unlink()
 
-    async def sweep(self) -> int:
-        """Remove what expired, and bytes that no row knows; returns how many files went."""
-        now = int(time.time())
+    async def sweep(self, in_use: Collection[str] = ()) -> int:
+        """Remove what expired and is not in use, and bytes that no row knows; how many files."""
+        now, kept = int(time.time()), json.dumps(list(in_use))
 
         def expire(db: sqlite3.Connection) -> set[str]:
-            db.execute("DELETE FROM files WHERE expires_at < ?", (now,))
+            unused = "id NOT IN (SELECT value FROM json_each(?))"
+            db.execute(f"DELETE FROM files WHERE expires_at < ? AND {unused}", (now, kept))
             return {row["id"] for row in db.execute("SELECT id FROM files")}
 
         known = await self.database.call(expire)
-        stray = [
-            path for path in self.folder.iterdir() if path.name not in known and _is_old(path, now)
-        ]
+        strangers = (path for path in self.folder.iterdir() if path.name not in known)
+        stray = [path for path in strangers if path.is_file() and _is_old(path, now)]
         for path in stray:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 path.unlink()
         return len(stray)
 

@@ -73,6 +73,9 @@ def check_lines(path: Path, endpoint: str) -> Checked:
                     places.append(Place(len(places), line.custom_id, begin, size))
             if len(errors) >= MAX_ERRORS:
                 break
+            if at - len(places) - len(errors) > MAX_LINES:
+                errors.append(LineError("blank_lines", at, f"more than {MAX_LINES} blank lines"))
+                break
             if len(places) > MAX_LINES:
                 text = f"got more than {MAX_LINES} requests in one file; split it"
                 errors.append(LineError("too_many_requests", at, text))

@@ -30,13 +30,17 @@ async def write_outputs(batch: Batch, store: BatchStore, files: FileStore) -> Ou
     """Returns the ids of both files; None for one that would be empty."""
     good, bad = files.new_spool(), files.new_spool()
     after = -1
-    with good.open("wb") as output, bad.open("wb") as errors:
-        while results := await store.results(batch.id, after, PAGE):
-            after = results[-1].number
-            await store.database.in_thread(partial(_write, results, output, errors))
-    return OutputFiles(
-        await _kept(good, batch, files, "output"), await _kept(bad, batch, files, "errors")
-    )
+    try:
+        with good.open("wb") as output, bad.open("wb") as errors:
+            while results := await store.results(batch.id, after, PAGE):
+                after = results[-1].number
+                await store.database.in_thread(partial(_write, results, output, errors))
+        return OutputFiles(
+            await _kept(good, batch, files, "output"), await _kept(bad, batch, files, "errors")
+        )
+    finally:  # a full disk is not made fuller by every try
+        for spool in (good, bad):
+            spool.unlink(missing_ok=True)
 
 
 def _write(results: list[Result], output: BinaryIO, errors: BinaryIO) -> None:

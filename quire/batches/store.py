@@ -167,6 +167,10 @@ class BatchStore:
         rows = await self.database.call(lambda db: db.execute(query, OPEN).fetchall())
         return [Batch(*row) for row in rows]
 
+    async def inputs_in_use(self) -> set[str]:
+        """Files that open batches read from."""
+        return {batch.input_file_id for batch in await self.open_batches()}
+
     async def move(
         self, batch_id: str, before: Sequence[str], status: str, **columns: str | int | None
     ) -> Batch | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 from quire.cli.engine_flags import add_engine_flags, add_model
@@ -78,9 +79,10 @@ def _serve(args: Namespace, endpoint: str, output: Path, store: Path) -> int:
     serving = serve_parser().parse_args(words)
     for name, value in vars(args).items():
         setattr(serving, name, value)
-    settings = settings_of(serving, download=True)
+    # Its only client is this process; a key of the environment is for others.
+    settings = replace(settings_of(serving, download=True), api_keys=(), admin_keys=())
     configure_logging(settings.log_format, settings.log_level, [])
-    client = BatchClient(settings.port, args.file, endpoint, output)
+    client = BatchClient(settings.port, args.file, endpoint, output, settings.engine.model)
     client.start()
     code = Supervisor(settings).run()
     if client.failure is not None:

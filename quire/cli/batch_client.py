@@ -20,13 +20,17 @@ from uuid import uuid4
 from quire.progress import progress_to
 
 POLL_S = 0.25
+FAILED = ("failed", "expired", "cancelled")
 DONE = ("completed", "failed", "expired", "cancelled")
 
 
 class BatchClient(threading.Thread):
-    def __init__(self, port: int, source: Path, endpoint: str, output: Path) -> None:
+    def __init__(
+        self, port: int, source: Path, endpoint: str, output: Path, model: str = ""
+    ) -> None:
         super().__init__(name="batch-client", daemon=True)
         self.port, self.source, self.endpoint, self.output = port, source, endpoint, output
+        self.model = model
         self.failure: str | None = None
         self.is_done = False
         self.summary = ""
@@ -49,7 +53,7 @@ class BatchClient(threading.Thread):
         mark = self._mark()
         listed = self._call("GET", "/v1/batches?limit=100")["data"]
         same = (b for b in listed if (b["metadata"] or {}).get("sha256") == mark)
-        return next(same, None)
+        return next((b for b in same if b["status"] not in FAILED), None)
 
     def _create(self) -> dict[str, Any]:
         boundary = uuid4().hex
@@ -69,8 +73,11 @@ class BatchClient(threading.Thread):
         return self._call("POST", "/v1/batches", json.dumps(wish).encode())
 
     def _mark(self) -> str:
+        """Of the lines and the model: another model's answers are not these."""
         with self.source.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256")
+        digest.update(self.model.encode())
+        return digest.hexdigest()
 
     def _watch(self, batch: dict[str, Any]) -> dict[str, Any]:
         with self.source.open("rb") as file:

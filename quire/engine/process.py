@@ -89,7 +89,7 @@ class EngineProcess:
         self._watch_every = 0.0
         self._next_snapshot = 0.0
         self._next_check = 0.0
-        self._is_paused = False
+        self._pausers: set[int] = set()  # numbers of peers that paused; anyone may resume
         self._turned = time.monotonic()
         self._profile: Profile | None = None
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
@@ -126,6 +126,10 @@ class EngineProcess:
     def _can_step(self) -> bool:
         return self.core.has_work and not self._is_paused
 
+    @property
+    def _is_paused(self) -> bool:
+        return bool(self._pausers)
+
     def _take_commands(self) -> None:
         while self._arriving:
             peer = self._arriving.popleft()
@@ -146,8 +150,7 @@ class EngineProcess:
             self._profile.profiler.stop()
             self._profile = None
         self._set_watch()
-        if not self._peers:  # nobody is left to resume it
-            self._is_paused = False
+        self._pausers.discard(peer.number)  # its successor may be here already, and knows nothing
 
     def _step(self) -> None:
         begun = time.monotonic()
@@ -256,12 +259,12 @@ class EngineProcess:
         peer.reply(command.number, self.core.scheduler.kv.flush())
 
     def _pause(self, peer: Peer, command: msg.Pause) -> None:
-        self._is_paused = True
+        self._pausers.add(peer.number)
         peer.reply(command.number)
         self._send_beat()
 
     def _resume(self, peer: Peer, command: msg.Resume) -> None:
-        self._is_paused = False
+        self._pausers.clear()
         peer.reply(command.number)
         self._send_beat()
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from quire.config import Decision
 from quire.engine.commands import Hello
-from quire.errors import CheckpointError, QuireError
+from quire.errors import BadRequest, CheckpointError, QuireError
 from quire.load.card import ModelCard, open_card
 from quire.load.open import open_tokenizer
 from quire.load.verdict import open_verdict
@@ -67,7 +67,11 @@ def main() -> int:
         pass
     else:
         run = uvloop.run
-    return int(run(_serve(settings, tokenizer, card, verdict)))
+    try:
+        return int(run(_serve(settings, tokenizer, card, verdict)))
+    except BadRequest as error:  # a store that cannot be used
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return BAD_INPUT
 
 
 def check_templates(tokenizer: Tokenizer) -> None:

@@ -38,7 +38,8 @@ SWEEP_S = 600.0
 TROUBLE_S = 5.0
 PAGE = 256  # lines read from the database at once
 MAX_FAULTS = 5
-AGAIN = (429, 503)  # answers that say nothing about the line
+# Answers that say nothing about the line.
+AGAIN = ("engine_unavailable", "queue_full", "queue_timeout", "draining", "busy")
 EXPIRED = sse.encode({"code": "batch_expired", "message": "the batch's window ended before it ran"})
 
 
@@ -60,18 +61,15 @@ class BatchRunner:
         self._answers: list[Answer] = []
         self._has_answers = asyncio.Event()
         self._is_solo = False  # a line that must run alone is under way
+        self._next_sweep = 0.0
 
     async def run(self) -> None:
         """As long as the process."""
         while not self.shelf.try_own():
             await asyncio.sleep(OWN_S)
         writer = asyncio.create_task(self._write_answers())
-        next_sweep, loop = 0.0, asyncio.get_running_loop()
         try:
             while True:
-                if loop.time() >= next_sweep:
-                    next_sweep = loop.time() + SWEEP_S
-                    await self.shelf.files.sweep()
                 await self._turn_or_wait()
                 self.shelf.wake.clear()
                 with suppress(TimeoutError):
@@ -88,14 +86,26 @@ class BatchRunner:
         try:
             await self._turn()
         except (sqlite3.Error, OSError) as error:
-            log_event("batches_stand_still", severity=logging.ERROR, reason=str(error))
-            await asyncio.sleep(TROUBLE_S)
+            await self._stand_still(error)
+
+    async def _stand_still(self, error: Exception) -> None:
+        log_event("batches_stand_still", severity=logging.ERROR, reason=str(error))
+        await asyncio.sleep(TROUBLE_S)
 
     async def _turn(self) -> None:
-        batches = await self.shelf.batches.open_batches()
-        for batch in batches:
-            await self._advance(batch)
+        now, batches = asyncio.get_running_loop().time(), self.shelf.batches
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_S
+            await self.shelf.files.sweep(await batches.inputs_in_use())
+        trouble: Exception | None = None
+        for batch in await batches.open_batches():
+            try:
+                await self._advance(batch)
+            except (sqlite3.Error, OSError) as error:  # of this one: the others go on
+                trouble = error
         await self._fill()
+        if trouble is not None:
+            raise trouble
 
     async def _advance(self, batch: Batch) -> None:
         store = self.shelf.batches
@@ -171,24 +181,24 @@ class BatchRunner:
 
     async def _fill(self) -> None:
         """Start lines, a batch in turn, until the engine has a full batch of them."""
-        server = self.server
-        room = server.background.max_running - self._num_running
-        for feed in itertools.cycle(list(self._feeds.values())):
-            if server.is_draining or not server.link.is_up or self._is_solo:
+        server, most = self.server, self.server.background.max_running
+        feeds = list(self._feeds.values())
+        for feed in itertools.cycle(feeds):
+            is_waiting = server.is_draining or not server.link.is_up or self._is_solo
+            # Answers that cannot be written pile up in memory: no more lines until they are.
+            if is_waiting or len(self._answers) > 2 * most or self._num_running >= most:
                 return
-            await self._read_on(feed)
-            if not any(feed.lines for feed in self._feeds.values()):
+            for each in feeds:
+                await self._read_on(each)
+            suspect = next((f for f in feeds if f.lines and f.lines[0].num_faults), None)
+            if suspect is not None:  # it must be alone, and so nobody else may start
+                if self._num_running == 0:
+                    self._start(suspect, suspect.lines.popleft())
                 return
-            if room <= 0:
+            if not any(each.lines for each in feeds):
                 return
-            if feed.lines and self._may_start(feed.lines[0]):
+            if feed.lines:
                 self._start(feed, feed.lines.popleft())
-                room -= 1
-            elif feed.lines:
-                return  # it waits until it is alone
-
-    def _may_start(self, line: OpenLine) -> bool:
-        return line.num_faults == 0 or self._num_running == 0
 
     async def _read_on(self, feed: Feed) -> None:
         if feed.lines:
@@ -203,10 +213,14 @@ class BatchRunner:
         task = asyncio.create_task(self._run_line(feed, line))
         feed.tasks[line.number] = task
 
-        def done(_: asyncio.Task[None]) -> None:
-            feed.tasks.pop(line.number, None)
+        def done(ended: asyncio.Task[None]) -> None:
+            if feed.tasks.get(line.number) is ended:
+                del feed.tasks[line.number]
             if line.num_faults:
                 self._is_solo = False
+            if not ended.cancelled() and (error := ended.exception()) is not None:
+                log_event("batch_line_broke", severity=logging.ERROR, reason=repr(error))
+                feed.lines.append(line)
             self.shelf.wake.set()
 
         task.add_done_callback(done)
@@ -221,14 +235,15 @@ class BatchRunner:
                 trace = traceback.format_exc()
                 log_event("bug", severity=logging.ERROR, batch=batch.id, traceback=trace)
                 problem = Problem(500, "internal error; the log has it")
-            if problem.status in AGAIN and await self._tries_again(feed, line, problem):
+            if problem.code in AGAIN and await self._tries_again(feed, line, problem):
                 return
             status, body = problem.status, problem.body()
         self._answers.append(Answer(batch.id, line.number, status, body))
         self._has_answers.set()
 
     async def _answer(self, batch: Batch, line: OpenLine) -> tuple[int, bytes]:
-        body = read_body(self.shelf.files.path(batch.input_file_id), line.begin, line.size)
+        path = self.shelf.files.path(batch.input_file_id)
+        body = await asyncio.to_thread(read_body, path, line.begin, line.size)
         body["priority"] = BACKGROUND
         request = HttpRequest(
             method="POST",
@@ -274,9 +289,8 @@ class BatchRunner:
         try:
             await self.shelf.batches.answer(answers)
         except (sqlite3.Error, OSError) as error:
-            log_event("batches_stand_still", severity=logging.ERROR, reason=str(error))
             self._answers = answers + self._answers
-            await asyncio.sleep(TROUBLE_S)
+            await self._stand_still(error)
             self._has_answers.set()
 
 

@@ -67,7 +67,7 @@ def _expiry(form: Form) -> int | None:
     text = form.fields.get("expires_after[seconds]")
     if text is None:
         return None
-    if not text.isdigit() or not HOUR_S <= int(text[:12]) <= MONTH_S:
+    if not _is_number(text) or not HOUR_S <= int(text) <= MONTH_S:
         raise Problem(
             400,
             f"got expires_after {text[:40]!r}, want {HOUR_S} to {MONTH_S} seconds",
@@ -107,8 +107,10 @@ async def file(request: HttpRequest, server: Server) -> Reply:
 
 
 async def delete_file(request: HttpRequest, server: Server) -> Reply:
-    row = await _row(request, server, request.path_value)
-    await shelf_of(server).files.delete(row)
+    row, shelf = await _row(request, server, request.path_value), shelf_of(server)
+    if row.id in await shelf.batches.inputs_in_use():
+        raise Problem(409, f"a batch reads from {row.id}; cancel it first", code="conflict")
+    await shelf.files.delete(row)
     return _reply({"id": row.id, "object": "file", "deleted": True})
 
 
@@ -123,12 +125,16 @@ def page_of(request: HttpRequest, limit: int, most: int) -> Page:
     """`limit`, `after` and `order` of a list."""
     query = request.query
     text = query.get("limit", str(limit))
-    if not text.isdigit() or not 1 <= int(text[:12]) <= most:
+    if not _is_number(text) or not 1 <= int(text) <= most:
         raise Problem(400, f"got limit={text[:20]!r}, want 1 to {most}", param="limit")
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise Problem(400, f"got order={order[:20]!r}, want asc or desc", param="order")
     return Page(int(text), query.get("after"), order == "desc")
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 12
 
 
 def listed(items: list[dict[str, Any]], page: Page) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from quire.server.problems import Problem
 
 MAX_PARTS = 16
 MAX_PART_HEAD = 4_096
+MAX_TYPE = 300
 MAX_FIELD_BYTES = 4_096
 _BOUNDARY = re.compile(r"[A-Za-z0-9'()+_,./:=? -]{1,70}")
 
@@ -37,6 +38,8 @@ class Form:
 
 def boundary_of(content_type: str) -> bytes:
     """Raises Problem 415 for another type, 400 for a boundary that is none."""
+    if len(content_type) > MAX_TYPE:  # parsing a header takes time that grows with its square
+        raise Problem(400, f"got a content-type of {len(content_type)} characters")
     kind, found = _parsed("content-type", content_type, "boundary")
     if kind != "multipart/form-data":
         raise Problem(415, f"got content-type {content_type[:80]!r}, want multipart/form-data")
@@ -65,7 +68,7 @@ def _read(body: mmap.mmap, mark: bytes) -> Form:
             raise _broken("a boundary is not followed by a line break")
         head_end = body.find(b"\r\n\r\n", at, at + MAX_PART_HEAD)
         end = body.find(b"\r\n" + mark, at)
-        if head_end < 0 or end < 0 or head_end > end:
+        if head_end < 0 or end < head_end + 4:
             raise _broken("a part has no end")
         _take(form, body, at + 2, head_end, end)
         at = end + 2

@@ -30,6 +30,8 @@ class Shelf:
         """Whether this process works on the batches from now on."""
         if self._lock_fd >= 0:
             return True
+        if not os.access(self.folder, os.W_OK):
+            return False
         fd = os.open(self.folder / "worker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

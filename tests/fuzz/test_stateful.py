@@ -128,10 +128,11 @@ class EngineMachine(RuleBasedStateMachine):
         self._step(lag)
 
     @precondition(lambda self: self.scheduler.has_work)
-    @rule(count=st.integers(3, 9))
-    def steps(self, count: int) -> None:
+    @rule(count=st.integers(3, 9), lag=st.sampled_from([0, 1]))
+    def steps(self, count: int, lag: int) -> None:
+        """Drafts are made for requests with nothing in flight: mostly where no step lags."""
         for _ in range(count):
-            self._step(lag=1)
+            self._step(lag)
 
     @precondition(lambda self: self.requests)
     @rule(pick=st.integers(0, 1000))

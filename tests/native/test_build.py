@@ -74,6 +74,32 @@ def test_an_instruction_set_the_compiler_does_not_know_is_left_out(
     assert library.Library(build.ensure_built()).isas == ("plain",)
 
 
+COPIES = build.COPIES.get(build.machine(), {"plain": build.PLAIN})
+
+
+@pytest.mark.parametrize("isa", COPIES)
+def test_every_copy_compiles(isa: str, tmp_path: Path) -> None:
+    """Red when the sources are wrong for one instruction set: it would be left out in silence."""
+    compiler = build.find_compiler()
+    if compiler is None:
+        pytest.skip("no C compiler")
+    command = (*compiler, *build.FLAGS, *COPIES[isa], f"-DISA={isa}", "-fsyntax-only")
+    empty = tmp_path / "empty.c"
+    empty.touch()
+    try:
+        build._run((*command, str(empty)))
+    except NotSupported:
+        pytest.skip(f"this compiler does not know {isa}")
+    build._run((*command, *(str(build.SOURCES / name) for name in build.KERNELS)))
+
+
+def test_a_compiler_is_enough() -> None:
+    """Red when the sources make no library: engines go on without, and its tests are skipped."""
+    if build.find_compiler() is None:
+        pytest.skip("no C compiler")
+    assert library.open_library().isas[-1] == "plain"
+
+
 def isas_of(commands: list[tuple[str, ...]]) -> set[str]:
     flags = [flag for command in commands for flag in command]
     return {flag.removeprefix("-DISA=") for flag in flags if flag.startswith("-DISA=")}

@@ -146,7 +146,7 @@ def _gate(library: Library, form: GateForm, x: Tensor) -> Tensor:
 
 def test_what_is_not_alike_is_not_fused(library: Library) -> None:
     """Red when rows rounded for one form are read by another."""
-    up, down = linears(("4 bits", "2 bits, rounded rows", "4 bits"), library)
+    up, down = linears(("4 bits", "2 bits, int8 inputs", "4 bits"), library)
     assert not can_fuse(up, down)
     up, down = linears(("4 bits", "fp32", "4 bits"), library)
     assert not can_fuse(up, down)

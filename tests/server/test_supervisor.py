@@ -95,8 +95,12 @@ def wait(is_so: Callable[[], bool], what: str, seconds: float = 15.0) -> None:
 def family(tmp_path: Path) -> Iterator[Callable[..., Family]]:
     made: list[Family] = []
 
-    def make(*args: str, **options: float) -> Family:
-        made.append(Family(tmp_path, *args, **options))  # type: ignore[arg-type]
+    def make(*args: str, hang_up: signal.Handlers = signal.SIG_DFL, **options: float) -> Family:
+        before = signal.signal(signal.SIGHUP, hang_up)  # inherited; tests may run under nohup
+        try:
+            made.append(Family(tmp_path, *args, **options))  # type: ignore[arg-type]
+        finally:
+            signal.signal(signal.SIGHUP, before)
         return made[-1]
 
     yield make
@@ -228,11 +232,7 @@ def test_children_leave_a_hang_up_to_their_parent(family: Callable[..., Family])
 
 def test_nohup_means_no_hang_up(family: Callable[..., Family]) -> None:
     """Red when `nohup quire serve` ends with its terminal all the same."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited
-    try:
-        made = family(IS_UP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    made = family(IS_UP, hang_up=signal.SIG_IGN)
     made.wait_lives("engine", 1)
     made.process.send_signal(signal.SIGHUP)
     time.sleep(0.3)

@@ -20,7 +20,7 @@ import torch
 from quire.grammar.matcher import Matcher
 from quire.runner import gather, runner
 from quire.runner import sampling as sampling_inputs
-from quire.sample import gumbel, sampler
+from quire.sample import cpu_ops, gumbel
 from tests.spec.cases import FAMILIES, TEXTS, Told, answer, everyone, open_tiny, sampling
 
 CROWDS: dict[str, dict[str, Any]] = {
@@ -103,7 +103,7 @@ def noise_of_the_wrong_position(patch: pytest.MonkeyPatch) -> None:
         shifted[repeats] -= 1  # a draft's draw takes the noise of the draw before
         return gumbel.row_keys(seeds, shifted)
 
-    patch.setattr(sampler, "row_keys", row_keys)
+    patch.setattr(cpu_ops, "row_keys", row_keys)
 
 
 def grammar_not_rolled_back(patch: pytest.MonkeyPatch) -> None:
