@@ -117,6 +117,8 @@ def read_head(scope: Scope, request_id: str) -> HttpRequest:
             f" want at most {MAX_HEADERS} of {MAX_HEADER_BYTES}",
         )
     _check_framing(scope, headers)
+    if len(scope["path"]) + len(scope.get("query_string", b"")) > MAX_HEADER_BYTES:
+        raise Problem(414, f"the path and query have more than {MAX_HEADER_BYTES} bytes")
     try:
         text = scope.get("query_string", b"").decode("latin-1")
         query = dict(parse_qsl(text, max_num_fields=MAX_QUERY_FIELDS))

@@ -138,6 +138,7 @@ STATUSES = {
     408: "The body did not arrive in time.",
     409: "Not in the state the engine or the batch is in; the message says why.",
     413: "The body is too large.",
+    414: "The path and query are too long.",
     415: "Bodies must not be compressed.",
     429: "The server is full; Retry-After says when to try again.",
     431: "The headers are too large.",
@@ -147,7 +148,7 @@ STATUSES = {
     507: "The disk cannot take it.",
 }
 ERRORS = {"anthropic": "AnthropicError", "ollama": "OllamaError"}  # by style; else "Error"
-ALWAYS = (405, 408, 413, 415, 431, 500)  # from what happens around every handler
+ALWAYS = (405, 408, 413, 414, 415, 431, 500)  # from what happens around every handler
 ENGINE = (429, 503, 504)
 EXTRA = {
     "/ready": (503,),

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -30,8 +31,12 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def apis(served: Served) -> list[psutil.Process]:
-    children = psutil.Process(served.process.pid).children()
-    return [child for child in children if "quire.server.api_main" in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process(served.process.pid).children():
+        with suppress(psutil.NoSuchProcess):  # a zombie counts as one
+            if "quire.server.api_main" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def owner(served: Served, client: StreamClient) -> int:

@@ -144,4 +144,5 @@ def test_a_packed_file_stays_packed(library: Library, default_model_path: Path) 
     assert said["cpu kernels"].value == f"{library.isas[0]}, 1 threads"
     # 30 layers of 3 kv heads of 64 numbers, keys and values, in two bytes each.
     pages = (64 << 20) // (16 * 30 * 3 * 64 * 2 * 2)
-    assert said["kv cache"].value == f"{pages - 1} pages of 16 tokens, 63.98 MiB of float16"
+    told = f"{pages - 1} pages of 16 tokens, 63.98 MiB of float16, 23,040 bytes a token"
+    assert said["kv cache"].value == told

@@ -201,15 +201,18 @@ def test_waiting_too_long_to_start_ends(running: Running) -> None:
     wait(lambda: running.num_live == 0)
 
 
-def test_a_pause_ends_with_the_connection(running: Running) -> None:
-    """Red when an API process that paused the engine and died leaves it paused."""
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_pause_ends_with_the_connection(running: Running, is_early: bool) -> None:
+    """Red when an API process that paused the engine and died leaves it paused, also where the next
+    one is there before the engine notices."""
     peer = running.connect()
     peer.say(msg.Pause(1))
     while not isinstance(peer.next(), msg.Reply):
         pass
     peer.submit(1, [1], 3)
+    early = running.connect() if is_early else None
     peer.socket.close()
-    other = running.connect()
+    other = early or running.connect()
     other.submit(2, [1], 3)
     assert len(other.tokens_until_end(2)[2]) == 3
 
