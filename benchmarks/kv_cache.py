@@ -3,7 +3,7 @@
     python benchmarks/kv_cache.py quality --text FILE --window 4096 --tokens 16384
     python benchmarks/kv_cache.py speed --contexts 512,4096,8192
 
-`quality` compares every form with the first one, window by window, as `perplexity.py` does;
+`quality` compares every form with the first one, window by window;
 `int4-plain` is int4 without its rotation. `speed` decodes one request behind contexts of random
 tokens and prints the median time of a step, rounds of all forms taking turns. One JSON line each.
 """
@@ -20,8 +20,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-
-from perplexity import compared
 
 from quire import LLM, SamplingParams
 from quire.kv import forms
@@ -55,6 +53,17 @@ def window_losses(args: argparse.Namespace, form: str) -> list[list[float]]:
         said = zip(prompt["prompt_token_ids"][1:], output.prompt_logprobs[1:], strict=True)
         losses.append([-found[token].logprob for token, found in said])
     return losses
+
+
+def compared(losses: list[list[float]], base: list[list[float]]) -> dict[str, float]:
+    moved = [[a - b for a, b in zip(*pair, strict=True)] for pair in zip(losses, base, strict=True)]
+    changes = [statistics.fmean(window) for window in moved]
+    error = statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else math.nan
+    return {
+        "change_percent": round(100 * math.expm1(statistics.fmean(changes)), 4),
+        "standard_error_percent": round(100 * error, 4),
+        "windows_worse": sum(change > 0 for change in changes),
+    }
 
 
 def quality(args: argparse.Namespace) -> None:
