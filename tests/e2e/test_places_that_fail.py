@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from quire.native.build import ensure_built
-
 from tests.e2e.harness import Served
 from tests.e2e.raw import StreamClient
 from tests.tiny_folder import write_tiny_folder
@@ -50,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_full_disk_costs_the_file_that_does_not_fit_alone(model: Path, tmp_path: Path) -> None:
-    """Red when a full store breaks answers, keeps half a file, or stays broken once there is room."""
+    """Red when a full store breaks answers, keeps half a file, or stays broken with room again."""
     with (
         mounted(tmp_path, "size=1m"),
         Served(model, *FLAGS, "--store", str(tmp_path / "store")) as served,
