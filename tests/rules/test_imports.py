@@ -32,6 +32,7 @@ LAYERS: list[set[str]] = [
     {"evaluate"},
     {"compress"},
     {"server"},
+    {"router"},
     {"cli"},
 ]
 
@@ -90,6 +91,7 @@ TORCH_FREE = [
     "quire.bench.cpu.openvino_peer",
     "quire.batches.store",
     "quire.batches.output",
+    "quire.router.main",
     "quire.cli.main",
 ]
 
