@@ -56,6 +56,11 @@ def admin_key() -> str | None:
     return os.environ.get("QUIRE_ADMIN_API_KEY", "").strip() or None
 
 
+def with_admin_key(key: str) -> dict[str, str]:
+    """This process's environment, for a child that has this admin key."""
+    return {**os.environ, "QUIRE_ADMIN_API_KEY": key} if key else dict(os.environ)
+
+
 def is_offline() -> bool:
     return os.environ.get("QUIRE_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on")
 

@@ -1,7 +1,7 @@
 """PrefixIndex: which prefixes one upstream has in its cache, as far as the router knows.
 
 An upstream that publishes its cache sends numbered changes; whoever has missed some, or speaks of
-an earlier life of the process, gets the whole list instead (`server/kv_events.py`). What was just
+an earlier life of the process, gets the whole list instead (`kv/cache_news.py`). What was just
 sent there is *promised*: it counts as cached until the upstream has had time to say so itself. An
 upstream that publishes nothing is known by its promises alone, the oldest of which are forgotten.
 """

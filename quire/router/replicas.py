@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from quire import env
 from quire.obs.log import log_event
 from quire.router.main import prompt_keys_of
 from quire.router.main import serve as serve_router
@@ -79,14 +80,12 @@ class Replica:
 class Replicas:
     def __init__(self, count: int, words: Sequence[str], settings: RouterSettings) -> None:
         """`words`: what each `quire serve` is told, but for its address."""
-        env = dict(os.environ)
-        if settings.admin_key:
-            env["QUIRE_ADMIN_API_KEY"] = settings.admin_key
+        children_env = env.with_admin_key(settings.admin_key)
         self.replicas = []
         for number, port in enumerate(_free_ports(count)):
             address = ("--host", "127.0.0.1", "--port", str(port))
             line = (sys.executable, "-m", "quire", "serve", *words, *address)
-            self.replicas.append(Replica(f"replica-{number}", port, line, env))
+            self.replicas.append(Replica(f"replica-{number}", port, line, children_env))
         upstreams = tuple(UpstreamAddress(r.name, "127.0.0.1", r.port) for r in self.replicas)
         self.settings = replace(settings, upstreams=upstreams)
 
