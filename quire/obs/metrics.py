@@ -103,6 +103,8 @@ class ServerMetrics:
         self._num_cached += report.cached_tokens
         self._observe("request_prompt_tokens", report.prompt_tokens)
         self._observe("request_generation_tokens", report.output_tokens)
+        if report.is_background:
+            return  # its times say nothing of those of requests that somebody waits for
         self._observe("e2e_request_latency_seconds", report.e2e_s)
         self._observe("request_queue_time_seconds", report.queue_s)
         self._observe("request_prefill_time_seconds", report.prefill_s)

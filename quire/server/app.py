@@ -219,7 +219,7 @@ class Exchange:
         if isinstance(answer, Reply):
             return await self._reply(answer)
         if request.method == "HEAD":
-            return await self._reply(Reply(b"", content_type="text/event-stream"))
+            return await self._reply(Reply(b"", content_type=answer.content_type))
         request.body = b""
         self.app.room.release(request)  # streams are long
         self._stream = answer

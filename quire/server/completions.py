@@ -82,7 +82,7 @@ async def check_grammar(
     request: HttpRequest, server: Server, wanted: StructuredOutputsParams
 ) -> None:
     """Raises as the checker does; warns of string formats that are not enforced."""
-    await server.checker.check(wanted)
+    await server.checker(request.is_background).check(wanted)
     if ignored := ignored_formats(wanted):
         shown = ", ".join(name[:40] for name in ignored[:10])
         request.warnings.append(f"ignored unknown string formats: {shown}")

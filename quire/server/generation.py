@@ -183,6 +183,7 @@ class Generation:
             prefill_s=prefill,
             decode_s=decode,
             num_preempted=sum(r.num_preempted for r in self.requests),
+            is_background=self.http.is_background,
         )
 
     # ------------------------------------------------------------ tokens
@@ -214,9 +215,11 @@ class Generation:
             if event.tokens:
                 before = last.get(event.request_id)
                 last[event.request_id] = now
-                if before is None and len(last) == 1:
+                is_timed = not self.http.is_background
+                if before is None and len(last) == 1 and is_timed:
                     metrics.first_token(now - self.begun)
-                metrics.tokens(len(event.tokens), None if before is None else now - before)
+                gap = now - before if before is not None and is_timed else None
+                metrics.tokens(len(event.tokens), gap)
                 if before is None:
                     self._take_report(event)
             if event.pooled:

@@ -132,7 +132,7 @@ UPLOAD: Schema = {
 STATUSES = {
     400: "The request is wrong; the message says what and why.",
     401: "The API key is missing or wrong.",
-    403: "This needs an admin key.",
+    403: "This needs an admin key, or the key's quota is used up.",
     404: "No such model, path, file or batch.",
     405: "The path is there, for another method.",
     408: "The body did not arrive in time.",
@@ -156,9 +156,9 @@ EXTRA = {
     "/page/{}": (404,),
     "/v1/models/{}": (404,),
     "/admin/profile": (409,),
-    "/v1/files": (404, 507),
+    "/v1/files": (403, 404, 507),
     "/v1/files/{}": (404,),
-    "/v1/batches": (404,),
+    "/v1/batches": (403, 404),
     "/v1/batches/{}": (404, 409),
 }
 
