@@ -174,9 +174,10 @@ def rows_after(
     if page.after is not None:
         sign = "<" if page.is_descending else ">"
         where.append(
-            f"(created_at, rowid) {sign} (SELECT created_at, rowid FROM {table} WHERE id = ?)"
+            f"(created_at, rowid) {sign}"
+            f" (SELECT created_at, rowid FROM {table} WHERE id = ? AND tenant = ?)"
         )
-        values.append(page.after)
+        values += [page.after, tenant]
     order = "DESC" if page.is_descending else "ASC"
     query = (
         f"SELECT * FROM {table} WHERE {' AND '.join(where)}"

@@ -30,6 +30,34 @@ CREATE TABLE IF NOT EXISTS lines (
     status INTEGER, answer BLOB,
     PRIMARY KEY (batch_id, number)
 );
+CREATE TABLE IF NOT EXISTS kept (
+    tenant TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, status TEXT NOT NULL,
+    created_at INTEGER NOT NULL, used_at INTEGER NOT NULL, size INTEGER NOT NULL,
+    previous_id TEXT, model TEXT, metadata TEXT NOT NULL, asked BLOB NOT NULL, body BLOB NOT NULL,
+    request BLOB,
+    PRIMARY KEY (tenant, id)
+);
+CREATE TABLE IF NOT EXISTS kept_items (
+    tenant TEXT NOT NULL, owner TEXT NOT NULL, number INTEGER NOT NULL, id TEXT NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (tenant, owner, number)
+);
+CREATE TABLE IF NOT EXISTS kept_sizes (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
+CREATE TRIGGER IF NOT EXISTS kept_came AFTER INSERT ON kept BEGIN
+    INSERT INTO kept_sizes VALUES (new.tenant, new.size)
+    ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + new.size;
+END;
+CREATE TRIGGER IF NOT EXISTS kept_grew AFTER UPDATE OF size ON kept BEGIN
+    UPDATE kept_sizes SET bytes = bytes + new.size - old.size WHERE tenant = new.tenant;
+END;
+CREATE TRIGGER IF NOT EXISTS kept_went AFTER DELETE ON kept BEGIN
+    UPDATE kept_sizes SET bytes = bytes - old.size WHERE tenant = old.tenant;
+    DELETE FROM kept_items WHERE tenant = old.tenant AND owner = old.id;
+END;
+CREATE INDEX IF NOT EXISTS kept_by_age ON kept (tenant, kind, created_at);
+CREATE INDEX IF NOT EXISTS kept_by_use ON kept (tenant, used_at);
+CREATE INDEX IF NOT EXISTS kept_open ON kept (created_at)
+    WHERE status IN ('queued', 'in_progress');
 CREATE INDEX IF NOT EXISTS open_lines ON lines (batch_id, number) WHERE is_answered = 0;
 CREATE INDEX IF NOT EXISTS files_by_age ON files (tenant, created_at, id);
 CREATE INDEX IF NOT EXISTS batches_by_age ON batches (tenant, created_at, id);

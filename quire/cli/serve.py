@@ -34,6 +34,8 @@ QUIRE_API_KEY=secret quire serve smollm2-360m-instruct --served-model-name gpt-m
 LOG_FORMATS = ("auto", "text", "json")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")  # as browsers send it
 MAX_REQUESTS = 1_000_000
+DAY_S, GIB = 86_400, 1 << 30
+MAX_DAYS, MAX_GIB = 3_650, 1 << 20
 MAX_SECONDS = 31_536_000.0  # a year
 MAX_PROCESSES, MAX_AUTO_PROCESSES, CPUS_PER_PROCESS = 64, 8, 8
 
@@ -57,14 +59,7 @@ def build_parser() -> VerbParser:
     _add_key_flags(parser)
     _add_model_flags(parser)
     _add_limit_flags(parser)
-    kept = parser.add_argument_group("what is kept")
-    kept.add_argument(
-        "--store",
-        type=Path,
-        metavar="DIR",
-        help="files and batches, across restarts (default: a folder of the model in the cache)",
-    )
-    kept.add_argument("--no-store", action="store_true", help="no files, no batches")
+    _add_store_flags(parser)
     log = parser.add_argument_group("seeing")
     log.add_argument("--log-format", choices=LOG_FORMATS, default="auto")
     log.add_argument("--log-level", type=str.lower, choices=LEVELS, default="info", metavar="NAME")
@@ -113,6 +108,33 @@ def _add_model_flags(parser: VerbParser) -> None:
     )
     model.add_argument("--tool-call-parser", metavar="NAME", help="default: from the template")
     model.add_argument("--reasoning-parser", metavar="NAME", help="default: from the template")
+
+
+def _add_store_flags(parser: VerbParser) -> None:
+    from quire.server.settings import Limits
+
+    usual, kept = Limits(), parser.add_argument_group("what is kept")
+    kept.add_argument(
+        "--store",
+        type=Path,
+        metavar="DIR",
+        help="files, batches and responses, across restarts (default: a folder of the model in the"
+        " cache)",
+    )
+    kept.add_argument("--no-store", action="store_true", help="nothing is kept")
+    kept.add_argument(
+        "--store-days",
+        type=whole(1, MAX_DAYS),
+        metavar="N",
+        help=f"forget responses nobody used for so long (default: {usual.stored_s // DAY_S})",
+    )
+    kept.add_argument(
+        "--store-gib-per-key",
+        type=whole(1, MAX_GIB),
+        metavar="N",
+        help="files of one key, and as much of responses"
+        f" (default: {usual.max_stored_bytes_per_key // GIB})",
+    )
 
 
 def _add_limit_flags(parser: VerbParser) -> None:
@@ -260,6 +282,8 @@ def _given_limits(args: Namespace) -> dict[str, Any]:
         "max_requests_per_key": args.max_requests_per_key,
         "request_timeout_s": args.request_timeout,
         "queue_timeout_s": args.queue_timeout,
+        "stored_s": args.store_days and args.store_days * DAY_S,
+        "max_stored_bytes_per_key": args.store_gib_per_key and args.store_gib_per_key * GIB,
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -101,6 +101,8 @@ class ChatFields(SamplingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class CompletionFields(SamplingFields, kw_only=True):

@@ -113,7 +113,7 @@ def problem_of(error: BaseException) -> Problem | None:
     if isinstance(error, Overloaded):
         return Problem(429, str(error), code="queue_full", retry_after_s=error.retry_after_s)
     if isinstance(error, QuotaExceeded):
-        return Problem(403, str(error), code="quota_exceeded")
+        return Problem(429, str(error), code="insufficient_quota")  # as OpenAI calls it
     if isinstance(error, EngineDead):
         return Problem(503, str(error), code="engine_unavailable", retry_after_s=2)
     if isinstance(error, Refused):

@@ -43,6 +43,8 @@ class Limits:
     max_requests_per_key: int = 0  # open at once for one key; 0: no limit
     max_stored_bytes_per_key: int = 4_096 * MIB  # in files; as much again in what is remembered
     max_open_batches_per_key: int = 64
+    max_background_responses_per_key: int = 256  # that are not done
+    stored_s: int = 30 * 86_400  # responses and conversations, since somebody used them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

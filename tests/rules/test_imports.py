@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
     {"resolve"},
     {"engine"},
     {"offline", "batches"},
+    {"kept"},
     {"llm"},
     {"bench"},
     {"evaluate"},
@@ -90,6 +91,7 @@ TORCH_FREE = [
     "quire.bench.cpu.openvino_peer",
     "quire.batches.store",
     "quire.batches.output",
+    "quire.kept.conversations",
     "quire.cli.main",
 ]
 

@@ -93,7 +93,7 @@ def test_an_upload_past_the_quota_is_told_so(tmp_path: Path) -> None:
 
     first, second = asyncio.run(work())
     assert first.status == 200, first.body
-    assert (second.status, second.json()["error"]["code"]) == (403, "quota_exceeded")
+    assert (second.status, second.json()["error"]["code"]) == (429, "insufficient_quota")
 
 
 def test_output_files_expire_when_asked(tmp_path: Path) -> None:
