@@ -27,8 +27,10 @@ from quire.server.server import Server
 from quire.server.stored_responses import no_path, page_items
 
 LIMIT, MOST = 20, 100
-ECHOED = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
-ECHOED += ("tools", "tool_choice", "response_format")
+ECHOED = (
+    *("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty"),
+    *("tools", "tool_choice", "response_format"),
+)
 _METADATA = re.compile(r"metadata\[(.{1,64})\]")
 
 
