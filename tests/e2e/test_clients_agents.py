@@ -26,7 +26,7 @@ def real(served_real: Served) -> Iterator[Served]:
 
 def agent_of(served: Served, **fields: Any) -> Any:
     client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="any", max_retries=0)
-    settings = agents.ModelSettings(max_tokens=60, temperature=0.0, **fields.pop("settings", {}))
+    settings = agents.ModelSettings(max_tokens=400, temperature=0.0, **fields.pop("settings", {}))
     return agents.Agent(
         name="helper",
         instructions="You are a helpful assistant.",
@@ -80,7 +80,7 @@ def test_a_chain_of_responses(real: Served) -> None:
         usage = second.raw_responses[-1].usage
         assert usage.input_tokens_details.cached_tokens > 0
         streamed = agents.Runner.run_streamed(
-            agent, "And again?", previous_response_id=second.last_response_id
+            agent, "Say yes.", previous_response_id=second.last_response_id
         )
         kinds = {event.type async for event in streamed.stream_events()}
         assert "raw_response_event" in kinds and streamed.final_output
