@@ -54,6 +54,15 @@ CREATE TRIGGER IF NOT EXISTS kept_went AFTER DELETE ON kept BEGIN
     UPDATE kept_sizes SET bytes = bytes - old.size WHERE tenant = old.tenant;
     DELETE FROM kept_items WHERE tenant = old.tenant AND owner = old.id;
 END;
+CREATE TABLE IF NOT EXISTS answers (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, key BLOB NOT NULL,
+    model BLOB NOT NULL, frame BLOB NOT NULL, text TEXT NOT NULL, features BLOB NOT NULL,
+    answer TEXT NOT NULL, tokens BLOB NOT NULL, finish TEXT, stop_reason TEXT NOT NULL,
+    created_at INTEGER NOT NULL, used_at INTEGER NOT NULL, num_hits INTEGER NOT NULL DEFAULT 0,
+    seen TEXT NOT NULL DEFAULT '[]',
+    UNIQUE (tenant, key)
+);
+CREATE INDEX IF NOT EXISTS answers_by_use ON answers (tenant, used_at);
 CREATE INDEX IF NOT EXISTS kept_by_age ON kept (tenant, kind, created_at);
 CREATE INDEX IF NOT EXISTS kept_by_use ON kept (tenant, used_at);
 CREATE INDEX IF NOT EXISTS kept_open ON kept (created_at)

@@ -11,8 +11,9 @@ import os
 import re
 import socket
 from argparse import ArgumentTypeError, Namespace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.engine_flags import (
     add_engine_flags,
@@ -24,6 +25,9 @@ from quire.cli.engine_flags import (
 from quire.cli.parser import VerbParser, whole
 from quire.errors import BadRequest
 from quire.obs.log import LEVELS
+
+if TYPE_CHECKING:
+    from quire.config import EngineArgs
 
 EXAMPLES = """
 quire serve                                        the default model, on 127.0.0.1:8000
@@ -60,6 +64,7 @@ def build_parser() -> VerbParser:
     _add_model_flags(parser)
     _add_limit_flags(parser)
     _add_store_flags(parser)
+    _add_cache_flags(parser)
     log = parser.add_argument_group("seeing")
     log.add_argument("--log-format", choices=LOG_FORMATS, default="auto")
     log.add_argument("--log-level", type=str.lower, choices=LEVELS, default="info", metavar="NAME")
@@ -137,6 +142,36 @@ def _add_store_flags(parser: VerbParser) -> None:
     )
 
 
+def _add_cache_flags(parser: VerbParser) -> None:
+    from quire.server.cache_wish import MODES
+
+    group = parser.add_argument_group("answers that were given before")
+    group.add_argument(
+        "--answer-cache",
+        choices=MODES,
+        default="off",
+        help="the most that requests may ask of it: the same request again (exact), drafts of"
+        " similar answers (draft), similar answers (answer) (default: off)",
+    )
+    group.add_argument(
+        "--answer-cache-error",
+        type=share,
+        default=0.05,
+        metavar="P",
+        help="how often an answer of `answer` may be wrong (default: 0.05)",
+    )
+
+
+def share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise ArgumentTypeError(f"got {text!r}, want a number between 0 and 1")
+    return value
+
+
 def _add_limit_flags(parser: VerbParser) -> None:
     from quire.server.settings import Limits, ServeSettings
 
@@ -203,7 +238,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
     template = None
     if args.chat_template is not None:
         template = _read(args.chat_template, "--chat-template")
-    engine = (engine_args if download else checked_args)(args, seed=args.engine_seed)
+    engine = _engine(args, download)
     sampling = {}
     if download and args.generation_config == "auto":
         sampling = recommended_sampling(model_of(args), Path(engine.model))
@@ -228,6 +263,8 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         cors_origins=tuple(args.allowed_origins),
         page=not args.no_page,
         store_folder=_store_folder(args),
+        answer_cache=args.answer_cache,
+        answer_cache_error=args.answer_cache_error,
         drain_s=args.drain_timeout,
         stall_kill_s=args.stall_timeout,
         stall_s=min(30.0, args.stall_timeout),
@@ -236,6 +273,19 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         limits=Limits(**_given_limits(args)),
     )
+
+
+def _engine(args: Namespace, download: bool) -> EngineArgs:
+    from quire.speculative import with_hints
+
+    made = (engine_args if download else checked_args)(args, seed=args.engine_seed)
+    if args.answer_cache != "off" and args.no_store:
+        raise BadRequest(
+            f"got --answer-cache {args.answer_cache} with --no-store; give one of them"
+        )
+    if args.answer_cache in ("draft", "answer"):
+        made = replace(made, speculative_config=with_hints(made.speculative_config))
+    return made
 
 
 def _store_folder(args: Namespace) -> str:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from quire.answers.entries import Entries, Keeping
 from quire.config import Decision
 from quire.engine.commands import Hello
 from quire.errors import BadRequest, CheckpointError, QuireError
@@ -28,6 +29,7 @@ from quire.load.verdict import open_verdict
 from quire.models.sequence_head import Verdict
 from quire.obs.log import configure_logging, log_event
 from quire.obs.trace import make_tracer
+from quire.server.answer_cache import AnswerCache
 from quire.server.app import App
 from quire.server.background_responses import BackgroundResponses
 from quire.server.batch_runner import BatchRunner
@@ -110,10 +112,14 @@ def build_server(
     tracer = make_tracer(settings.otlp_traces_endpoint)
     server = Server(settings, tokenizer, link, tracer=tracer, verdict=verdict)
     server.inside, server.card = Inside(server), card
+    limits = settings.limits
     if settings.store_folder:
-        limits = settings.limits
         bounds = Bounds(limits.stored_s, limits.max_stored_bytes_per_key)
         server.shelf = Shelf(Path(settings.store_folder), bounds)
+    if server.shelf is not None and settings.answer_cache != "off":
+        keeping = Keeping(limits.max_cached_answers_per_key, limits.stored_s)
+        entries = Entries(server.shelf.database, keeping)
+        server.answers = AnswerCache(server, entries, settings.answer_cache_error)
     if settings.api_processes > 1:
         server.siblings = Siblings(server, server.abort)
         server.siblings.restore()

@@ -244,7 +244,7 @@ class Exchange:
             if request.warnings:
                 text = _UNPRINTABLE.sub("?", "; ".join(request.warnings)[:1_000])
                 headers.append((b"x-quire-warning", text.encode("ascii")))
-            headers += cors_headers(request, self.server)
+            headers += [*request.answer_headers, *cors_headers(request, self.server)]
         return headers
 
     async def _reply(self, reply: Reply) -> int:

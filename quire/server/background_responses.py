@@ -67,6 +67,8 @@ class BackgroundResponses:
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_S
             await self.shelf.records.sweep()
+            if self.server.answers is not None:
+                await self.server.answers.entries.sweep()
         if self.server.is_draining or not self.server.link.is_up:
             return
         for record in await self.shelf.records.open_records():

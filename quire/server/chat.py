@@ -12,6 +12,7 @@ from quire.server import sse
 from quire.server.fields import ChatFields, decode
 from quire.server.generation import Generation
 from quire.server.http import EventStream, HttpRequest, Reply
+from quire.server.items import Item, wrong
 from quire.server.prompting import ChatAsk, ChatPlan, Piece, prepare
 from quire.server.server import Server
 from quire.server.settings import Limits
@@ -62,7 +63,20 @@ def _ask(fields: ChatFields, limits: Limits) -> ChatAsk:
         continue_final_message=continues,
         chat_template=fields.chat_template,
         template_values=values,
+        prediction=_prediction(fields),
     )
+
+
+def _prediction(fields: ChatFields) -> str:
+    """OpenAI's Predicted Outputs: what the answer may be much like."""
+    if fields.prediction is None:
+        return ""
+    item = Item(fields.prediction, "prediction").only(("type", "content"))
+    if item.get("type") != "content":
+        raise wrong("prediction.type", item.get("type"), "'content'")
+    if isinstance(item.get("content"), str):
+        return item.text("content")
+    return "".join(part.text("text") for part in item.items("content"))
 
 
 class ChatAnswer:

@@ -101,6 +101,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "/v1/chat/completions/{}": ("object",),
     "/v1/conversations": ("id", "object", "created_at", "metadata"),
     "/v1/conversations/{}": (),
+    "/v1/answer_cache": ("object",),
     "/tokenize": ("count", "max_model_len", "tokens"),
     "/detokenize": ("prompt",),
     "/health": ("status",),
@@ -174,6 +175,7 @@ EXTRA = {
     "/v1/responses/{}": (404,),
     "/v1/chat/completions": (404,),
     "/v1/chat/completions/{}": (404,),
+    "/v1/answer_cache": (404,),
     "/v1/conversations": (404,),
     "/v1/conversations/{}": (404,),
 }

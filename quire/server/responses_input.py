@@ -75,6 +75,7 @@ class ResponsesFields(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None
+    answer_cache: str | None = None
 
 
 def chat_ask(fields: ResponsesFields, history: Sequence[dict[str, Any]] = ()) -> ChatAsk:
@@ -130,6 +131,7 @@ def _sampling(fields: ResponsesFields) -> SamplingFields:
         priority=fields.priority,
         cache_salt=fields.cache_salt,
         timeout=fields.timeout,
+        answer_cache=fields.answer_cache,
         response_format=_response_format(fields.text),
     )
 

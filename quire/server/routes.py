@@ -14,6 +14,7 @@ from quire.server import (
     stored_chats,
 )
 from quire.server.app import ADMIN, KEY, PUBLIC, Handler, Route
+from quire.server.cached_answers import cached_answers, forget_answers
 from quire.server.chat import chat_completions
 from quire.server.classify import classify, pooling
 from quire.server.completions import completions
@@ -82,6 +83,8 @@ def _stored() -> list[Route]:
         Route("GET", "/v1/conversations/{}", conversations.conversation),
         Route("POST", "/v1/conversations/{}", conversations.change_conversation),
         Route("DELETE", "/v1/conversations/{}", conversations.delete_conversation),
+        Route("GET", "/v1/answer_cache", cached_answers),
+        Route("DELETE", "/v1/answer_cache", forget_answers),
         Route("POST", "/v1/files", files.upload, spools=True),
         Route("GET", "/v1/files", files.files),
         Route("GET", "/v1/files/{}", files.file),

@@ -35,6 +35,7 @@ from quire.server.watch import Watchman
 if TYPE_CHECKING:
     from quire.load.card import ModelCard
     from quire.models.sequence_head import Verdict
+    from quire.server.answer_cache import AnswerCache
     from quire.server.http import HttpRequest
     from quire.server.inside import Inside
     from quire.server.shelf import Shelf
@@ -78,6 +79,7 @@ class Server:
         self.siblings: Siblings | None = None  # the same; None: there is one API process
         self.card: ModelCard | None = None  # the same
         self.shelf: Shelf | None = None  # the same; None: nothing is stored
+        self.answers: AnswerCache | None = None  # the same; None: every answer is made anew
         self._intake: Intake | None = None
         self._ids = itertools.count(1)
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="text")

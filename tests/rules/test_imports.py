@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"resolve"},
     {"engine"},
     {"offline", "batches"},
-    {"kept"},
+    {"kept", "answers"},
     {"llm"},
     {"bench"},
     {"evaluate"},
@@ -92,6 +92,7 @@ TORCH_FREE = [
     "quire.batches.store",
     "quire.batches.output",
     "quire.kept.conversations",
+    "quire.answers.index",
     "quire.cli.main",
 ]
 
