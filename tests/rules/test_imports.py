@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
     {"resolve"},
     {"engine"},
     {"offline", "batches"},
+    {"kept", "answers"},
     {"llm"},
     {"bench"},
     {"evaluate"},
@@ -92,6 +93,8 @@ TORCH_FREE = [
     "quire.batches.store",
     "quire.batches.output",
     "quire.router.main",
+    "quire.kept.conversations",
+    "quire.answers.index",
     "quire.cli.main",
 ]
 
