@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.compress.block import BlockTensors, Matrix
 from quire.compress.layouts.words import to_bytes
-from quire.compress.passes.recipe import Kept, Pass, Recipe
+from quire.compress.passes.recipe import Kept, Pass
 from quire.compress.seen import Needs, Seen
 from quire.errors import NotSupported
 
@@ -24,17 +24,6 @@ AT_ONCE = 1 << 22  # weights clustered at once
 
 class CodebookPass(Pass):
     needs = Needs(rows=True)
-
-    def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
-        recipe.bits_among((4,), 4)
-        recipe.refuse(
-            static_inputs="--static-inputs",
-            storage="--type",
-            asymmetric="--asymmetric",
-            group="--group-size: rows share values, inputs do not",
-            act_order="--no-act-order",
-            static_groups="--no-static-groups",
-        )
 
     def check(self, module: str, shape: tuple[int, int]) -> None:
         if shape[0] % ROWS or shape[1] % 2:

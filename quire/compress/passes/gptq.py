@@ -27,10 +27,12 @@ BLOCK = 128  # columns whose errors are spread at once
 class Gptq(Pass):
     needs = Needs(rows=True, gram=True)
 
+    widths = (4, 2, 3, 8)
+    takes = ("group", "asymmetric", "act_order", "static_groups")
+
     def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
-        recipe.refuse(static_inputs="--static-inputs", storage="--type")
-        bits = recipe.bits_among(layout.BITS, 4)
-        self.grid = Grid(bits, recipe.group_size(), recipe.asymmetric, torch.float16)
+        super().__init__(recipe, dtype)
+        self.grid = Grid(self.bits, recipe.group_size(), recipe.asymmetric, torch.float16)
         self.act_order, self.static_groups = recipe.act_order, recipe.static_groups
 
     @property

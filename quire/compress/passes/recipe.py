@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,16 @@ from quire.errors import BadRequest, NotSupported
 from quire.models.spec import ModelSpec
 
 GROUP = 128
+# What fields of a recipe are called on the command line.
+OPTIONS = {
+    "bits": "--bits",
+    "group": "--group-size",
+    "asymmetric": "--asymmetric",
+    "act_order": "--no-act-order",
+    "static_groups": "--no-static-groups",
+    "static_inputs": "--static-inputs",
+    "storage": "--type",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +43,23 @@ class Recipe:
     static_inputs: bool = False  # fp8: scales of inputs come from calibration
     storage: str = "Q4_K"  # gguf: the type of most tensors
 
-    def bits_among(self, known: tuple[int, ...], usual: int) -> int:
-        bits = usual if self.bits is None else self.bits
+    def bits_among(self, known: tuple[int, ...]) -> int:
+        """The first is the usual one."""
+        bits = known[0] if self.bits is None else self.bits
         if bits not in known:
             raise NotSupported(
                 f"got --bits {bits} with --method {self.method}, which writes"
-                f" {' or '.join(map(str, known))} bits"
+                f" {' or '.join(map(str, sorted(known)))} bits"
             )
         return bits
 
-    def refuse(self, **fields: str) -> None:
-        """Raises BadRequest where one of these, by its option, was asked for in vain."""
-        for name, option in fields.items():
-            if getattr(self, name) != getattr(Recipe(self.method), name):
-                raise BadRequest(f"--method {self.method} has no use for {option}; leave it out")
+    def check(self, taken: tuple[str, ...]) -> None:
+        """Raises BadRequest where anything but these fields was asked for in vain."""
+        for name, option in OPTIONS.items():
+            if name not in taken and getattr(self, name) != getattr(Recipe(self.method), name):
+                raise BadRequest(
+                    f"--method {self.method} has no use for {option}; leave it out", param=name
+                )
 
     def group_size(self, usual: int | None = GROUP) -> int | None:
         return usual if self.group is None else self.group or None
@@ -61,6 +75,12 @@ class Kept:
 
 class Pass(ABC):
     needs = Needs()
+    widths: ClassVar[tuple[int, ...]] = (4,)  # bits of a weight that it writes, the usual first
+    takes: ClassVar[tuple[str, ...]] = ()  # other fields of a recipe that it heeds
+
+    def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
+        recipe.check((*self.takes, "bits"))
+        self.bits = recipe.bits_among(self.widths)
 
     def check(self, module: str, shape: tuple[int, int]) -> None:
         """Raises NotSupported where the matrix does not fit the form it would be stored in."""
