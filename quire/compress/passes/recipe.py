@@ -1,12 +1,14 @@
 """Recipe: what a user asks for. Pass: what a method does with one block.
 
-A pass says what it must know of inputs (`needs`), may move scales between products (`fold`), and
-turns one matrix into the tensors that are stored for it (`pack`). `compress/methods.py` lists them.
+A pass says what it must know of inputs (`needs`), may move scales between products (`fold`), may
+put other weights in the place of some (`act`), and turns one matrix into the tensors that are
+stored for it (`pack`). `compress/methods.py` lists them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,6 +31,9 @@ OPTIONS = {
     "static_groups": "--no-static-groups",
     "static_inputs": "--static-inputs",
     "storage": "--type",
+    "sparsity": "--sparsity",
+    "pattern": "--pattern",
+    "reconstruct": "--no-reconstruct",
 }
 
 
@@ -42,6 +47,9 @@ class Recipe:
     static_groups: bool = True
     static_inputs: bool = False  # fp8: scales of inputs come from calibration
     storage: str = "Q4_K"  # gguf: the type of most tensors
+    sparsity: float | None = None  # pruning: the share of weights that go
+    pattern: str | None = None  # pruning: N:M
+    reconstruct: bool = True  # pruning: fit what is left to the dense outputs
 
     def bits_among(self, known: tuple[int, ...]) -> int:
         """The first is the usual one."""
@@ -75,12 +83,14 @@ class Kept:
 
 class Pass(ABC):
     needs = Needs()
-    widths: ClassVar[tuple[int, ...]] = (4,)  # bits of a weight that it writes, the usual first
+    reconstructs = False  # whether weights that `act` left are fitted to the dense outputs
+    widths: ClassVar[tuple[int, ...]] = (4,)  # bits of a weight that it writes, the usual first;
+    # empty: they stay what they are
     takes: ClassVar[tuple[str, ...]] = ()  # other fields of a recipe that it heeds
 
     def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
-        recipe.check((*self.takes, "bits"))
-        self.bits = recipe.bits_among(self.widths)
+        recipe.check((*self.takes, "bits") if self.widths else self.takes)
+        self.bits = recipe.bits_among(self.widths) if self.widths else 0
 
     def check(self, module: str, shape: tuple[int, int]) -> None:
         """Raises NotSupported where the matrix does not fit the form it would be stored in."""
@@ -90,13 +100,17 @@ class Pass(ABC):
         """Change the block's tensors without changing what it computes. Mutates both."""
         return
 
+    def act(self, matrices: Sequence[Matrix], block: BlockTensors, seen: dict[str, Seen]) -> None:
+        """Put weights into `block.changed` that take the place of these matrices'."""
+        return
+
     @abstractmethod
     def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
         """Tensors to store, by the last part of their names. Must not change the block."""
 
     @abstractmethod
     def said(self, kept: Kept) -> dict[str, object]:
-        """`quantization_config` of config.json."""
+        """`quantization_config` of config.json; empty: the weights are plain."""
 
 
 def check_groups(module: str, num_in: int, grid: Grid) -> None:
