@@ -51,9 +51,11 @@ def share(text: str) -> float:
     return value
 
 
-def kept_of(words: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
+def kept_of(words: str | None, method: str) -> tuple[str, ...]:
     if words is None:
-        return usual
+        from quire.compress.methods import usually_kept
+
+        return usually_kept(method)
     return tuple(word for word in words.split(",") if word and word != "none")
 
 

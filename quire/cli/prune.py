@@ -48,4 +48,4 @@ def run(args: Namespace) -> int:
         pattern=args.pattern,
         reconstruct=not args.no_reconstruct,
     )
-    return run_pass(args, recipe, kept_of(args.keep, ("lm_head",)), "pruning")
+    return run_pass(args, recipe, kept_of(args.keep, args.method), "pruning")

@@ -60,6 +60,4 @@ def run(args: Namespace) -> int:
         static_inputs=args.static_inputs,
         storage=args.type,
     )
-    # A GGUF file has types of more bits for heads.
-    usual = () if args.method == "gguf" else ("lm_head",)
-    return run_pass(args, recipe, kept_of(args.keep, usual), "quantising")
+    return run_pass(args, recipe, kept_of(args.keep, args.method), "quantising")

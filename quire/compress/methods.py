@@ -33,6 +33,7 @@ PRUNERS = Registry(
     },
 )
 METHODS = (*QUANTISERS.entries, "gguf")
+ALL = (*METHODS, *PRUNERS.entries)
 
 
 def pass_of(method: str) -> type[Pass]:
@@ -40,3 +41,8 @@ def pass_of(method: str) -> type[Pass]:
     known = PRUNERS if method in PRUNERS.entries else QUANTISERS
     found: type[Pass] = known.get(method)
     return found
+
+
+def usually_kept(method: str) -> tuple[str, ...]:
+    """What stays as it is unless a user says otherwise. GGUF has types of more bits for heads."""
+    return () if method == "gguf" else ("lm_head",)
