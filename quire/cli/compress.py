@@ -18,8 +18,8 @@ quire evaluate smollm2-small --against smollm2-135m-instruct
 def build_parser() -> VerbParser:
     purpose = (
         "Run the passes of a recipe, in its order. A recipe is a TOML file with a [[step]] for\n"
-        "each pass; its keys are the options of `quire quantize` and `quire prune` without their\n"
-        "dashes. The same command goes on after a kill."
+        "each pass; its keys are the options of `quire quantize`, `prune` and `shrink` without\n"
+        "their dashes. The same command goes on after a kill."
     )
     parser = VerbParser("compress", purpose, EXAMPLES, "MODEL --recipe FILE --out DIR")
     parser.add_argument("model", metavar="MODEL", help="name, folder or .gguf file")

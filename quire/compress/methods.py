@@ -1,5 +1,5 @@
 """The methods of `quire quantize` and `quire prune`: two tables, a line for each pass. `gguf` is a
-file format of its own (`gguf_export.py`)."""
+file format of its own (`gguf_export.py`), and `shrink` changes the shape of a model (`shrink/`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PRUNERS = Registry(
     },
 )
 METHODS = (*QUANTISERS.entries, "gguf")
-ALL = (*METHODS, *PRUNERS.entries)
+ALL = (*METHODS, *PRUNERS.entries, "shrink")
 
 
 def pass_of(method: str) -> type[Pass]:
@@ -45,4 +45,4 @@ def pass_of(method: str) -> type[Pass]:
 
 def usually_kept(method: str) -> tuple[str, ...]:
     """What stays as it is unless a user says otherwise. GGUF has types of more bits for heads."""
-    return () if method == "gguf" else ("lm_head",)
+    return () if method in ("gguf", "shrink") else ("lm_head",)

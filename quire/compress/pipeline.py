@@ -78,7 +78,43 @@ def compress(job: Job, listen: Listen) -> dict[str, Any]:
         return export(job, source, kept, listen)
     source.check_layout(job.recipe.method)
     with torch.inference_mode():
+        if job.recipe.method == "shrink":
+            from quire.compress.shrink.run import Shrink
+
+            return Shrink(job, source, listen).all()
         return Run(job, source, kept, listen).all()
+
+
+def new_stream(job: Job, source: Source) -> Stream:
+    """The calibration text before the first block. Raises BadRequest or NotSupported."""
+    if source.tokenizer is None:
+        raise NotSupported(
+            f"--method {job.recipe.method} calibrates on text, and {source.path} has no tokenizer;"
+            " take rtn, nf4, mxfp4, nvfp4 or fp8, or magnitude with --no-reconstruct, which need"
+            " no text"
+        )
+    if job.calibration.length > source.spec.max_positions:
+        raise NotSupported(
+            f"got --length {job.calibration.length}, the model has {source.spec.max_positions}"
+            " positions"
+        )
+    stream = Stream(source.spec, job.calibration.sequences(source.tokenizer), job.device)
+    outer = {source.places[name].target.name: name for name in source.of_layer(None)}
+    at = outer.get("positions.weight")
+    stream.enter(source.read(outer["embed.weight"]), None if at is None else source.read(at))
+    return stream
+
+
+def asked_of(job: Job, source: Source, has_text: bool) -> dict[str, Any]:
+    """What makes two runs the same one."""
+    asked = {"model": str(source.path.resolve()), **asdict(job.recipe)}
+    files = [source.path] if source.path.is_file() else sorted(source.path.glob("*.safetensors"))
+    asked["files"] = [[file.name, file.stat().st_size] for file in files]
+    asked["keep"] = sorted(source.kept_modules(list(job.keep)))
+    if has_text:
+        text = job.calibration
+        asked["calibration"] = [text.sha256, text.samples, text.length]
+    return asked
 
 
 class Run:
@@ -98,7 +134,9 @@ class Run:
 
     def all(self) -> dict[str, Any]:
         begun = time.perf_counter()
-        self._begin_calibration()
+        if self.work.needs.calibration:
+            self.stream = new_stream(self.job, self.source)
+            self.dense = new_stream(self.job, self.source) if self.work.reconstructs else None
         if 0 not in self.output.records:
             self._check_room()
             outer = self._outer()
@@ -124,32 +162,6 @@ class Run:
         return report
 
     # ------------------------------------------------------------ steps
-
-    def _begin_calibration(self) -> None:
-        if not self.work.needs.calibration:
-            return
-        source, spec = self.source, self.source.spec
-        if source.tokenizer is None:
-            raise NotSupported(
-                f"--method {self.job.recipe.method} calibrates on text, and {source.path} has no"
-                " tokenizer; take rtn, nf4, mxfp4, nvfp4 or fp8, or magnitude with"
-                " --no-reconstruct, which need no text"
-            )
-        if self.job.calibration.length > spec.max_positions:
-            raise NotSupported(
-                f"got --length {self.job.calibration.length}, the model has {spec.max_positions}"
-                " positions"
-            )
-        ids = self.job.calibration.sequences(source.tokenizer)
-        outer = {source.places[name].target.name: name for name in source.of_layer(None)}
-        at = outer.get("positions.weight")
-        positions = None if at is None else source.read(at)
-        embed = source.read(outer["embed.weight"])
-        self.stream = Stream(spec, ids, self.job.device)
-        self.stream.enter(embed, positions)
-        if self.work.reconstructs:
-            self.dense = Stream(spec, ids, self.job.device)
-            self.dense.enter(embed, positions)
 
     def _layer(self, layer: int) -> None:
         shard = layer + 1
@@ -244,19 +256,7 @@ class Run:
         self.listen(Progress(shard, total, what, error, is_resumed))
 
     def _asked(self) -> dict[str, Any]:
-        """What makes two runs the same one."""
-        asked = {"model": str(self.source.path.resolve()), **asdict(self.job.recipe)}
-        files = (
-            [self.source.path]
-            if self.source.path.is_file()
-            else sorted(self.source.path.glob("*.safetensors"))
-        )
-        asked["files"] = [[file.name, file.stat().st_size] for file in files]
-        asked["keep"] = sorted(self.kept)
-        if self.work.needs.calibration:
-            text = self.job.calibration
-            asked["calibration"] = [text.sha256, text.samples, text.length]
-        return asked
+        return asked_of(self.job, self.source, self.work.needs.calibration)
 
     def _plain_modules(self) -> tuple[str, ...]:
         """Modules that readers would take for quantised ones if nobody told them."""

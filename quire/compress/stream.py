@@ -143,6 +143,10 @@ class Stream:
         for i, at in enumerate(self._contexts()):
             self._parts[i] = _run(self.model.blocks[layer], self._parts[i], at)
 
+    def states(self) -> list[Tensor]:
+        """The stream as it is now, [tokens, hidden] for each part of the text."""
+        return [p.x if p.residual is None else p.x + p.residual for p in self._parts]
+
     def observe_head(self, norm: Tensor, bias: Tensor | None, needs: Needs) -> Seen:
         """What the last norm gives the head."""
         parameters = self.model.parameters()

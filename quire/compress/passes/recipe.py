@@ -34,6 +34,11 @@ OPTIONS = {
     "sparsity": "--sparsity",
     "pattern": "--pattern",
     "reconstruct": "--no-reconstruct",
+    "layers": "--layers",
+    "heads": "--heads",
+    "kv_heads": "--kv-heads",
+    "mlp": "--mlp",
+    "hidden": "--hidden",
 }
 
 
@@ -49,7 +54,12 @@ class Recipe:
     storage: str = "Q4_K"  # gguf: the type of most tensors
     sparsity: float | None = None  # pruning: the share of weights that go
     pattern: str | None = None  # pruning: N:M
-    reconstruct: bool = True  # pruning: fit what is left to the dense outputs
+    reconstruct: bool = True  # fit what is left to the dense outputs
+    layers: int | None = None  # shrinking: how many are left; None: all
+    heads: int | None = None
+    kv_heads: int | None = None
+    mlp: int | None = None
+    hidden: int | None = None
 
     def bits_among(self, known: tuple[int, ...]) -> int:
         """The first is the usual one."""
