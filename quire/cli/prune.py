@@ -22,13 +22,17 @@ def build_parser() -> VerbParser:
 
     purpose = (
         "Prune a model: weights that matter least become zero, and the others make up for it.\n"
-        "What is written is an ordinary checkpoint of the same shape."
+        "What is written is an ordinary checkpoint of the same shape; of 2:4 the kept weights and\n"
+        "their places, 9 bits for 16."
     )
     parser = VerbParser("prune", purpose, EXAMPLES, "MODEL --method METHOD --out DIR")
     parser.flag("--method", ", ".join(PRUNERS.entries), metavar="METHOD", required=True)
     parser.flag("--sparsity", "share of weights that go (default: 0.5)", type=share, metavar="S")
     parser.flag("--pattern", "keep N of every M inputs, such as 2:4", metavar="N:M")
     parser.flag("--no-reconstruct", "leave weights as the method left them", action="store_true")
+    parser.flag(
+        "--plain", "2:4: store zeros too, for readers that know no 2:4", action="store_true"
+    )
     add_keep(parser, "pruned", "lm_head")
     add_pass_flags(parser)
     return parser
@@ -47,5 +51,6 @@ def run(args: Namespace) -> int:
         sparsity=args.sparsity,
         pattern=args.pattern,
         reconstruct=not args.no_reconstruct,
+        plain=args.plain,
     )
     return run_pass(args, recipe, kept_of(args.keep, args.method), "pruning")

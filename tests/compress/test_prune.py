@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire import LLM, SamplingParams
 from quire.cli.main import main
 from quire.compress.hessian import DAMP
 from quire.compress.methods import PRUNERS, pass_of
@@ -19,7 +20,9 @@ from quire.compress.reconstruct import fitted
 from quire.compress.seen import Needs, Seen
 from quire.config import EngineArgs
 from quire.errors import BadRequest, NotSupported
+from quire.evaluate.footprint import resident_bytes
 from quire.load.open import open_model
+from quire.load.unpack import readable
 from quire.models.tiny import tiny_model
 from quire.models.tiny_configs import tiny_families
 from tests.compress.models import CPU, hidden, job, run, small
@@ -125,7 +128,7 @@ def test_reconstruction_brings_outputs_back(method: str, tmp_path: Path) -> None
         out = tmp_path / f"out-{reconstruct}"
         report: Any = run(model, out, method, pattern="2:4", reconstruct=reconstruct)
         assert report["zeros"] == 0.5
-        stored = open_model(EngineArgs(model=str(out))).checkpoint
+        stored = readable(open_model(EngineArgs(model=str(out))).checkpoint, CPU)
         moved = hidden(model, stored, text) - want
         errors.append((moved.square().sum() / want.square().sum()).item())
         split = stored.read("model.layers.1.mlp.down_proj.weight").view(-1, 4)
@@ -184,3 +187,21 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
     words[3] = "wnada"
     assert main([*words, "--out", str(tmp_path / "other")]) == 2
     assert "did you mean 'wanda'?" in capsys.readouterr().err
+
+
+def test_two_of_four_are_kept_packed(tmp_path: Path) -> None:
+    """Red when a 2:4 model is stored or held with its zeros, or says something else than the same
+    weights stored plainly."""
+    model = small(tmp_path, dtype="bfloat16")
+    said, sizes = [], []
+    for plain in (True, False):
+        out = tmp_path / f"out-{plain}"
+        report: Any = run(model, out, "wanda", pattern="2:4", plain=plain)
+        llm = LLM(model=str(out), device="cpu", kv_cache_memory=1 << 22)
+        asked = SamplingParams(temperature=0.0, max_tokens=8, logprobs=3, ignore_eos=True)
+        said.append(llm.generate("abc", asked)[0].outputs[0])
+        sizes.append((report["bytes"], resident_bytes(llm._engine.runner.model.blocks)))
+    assert said[0].token_ids == said[1].token_ids
+    assert said[0].logprobs == said[1].logprobs
+    assert sizes[1][0] < sizes[0][0]
+    assert sizes[1][1] < 0.65 * sizes[0][1]  # 9/16, and the norms

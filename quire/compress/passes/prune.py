@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.block import BlockTensors, Matrix
+from quire.compress.layouts import sparse24
 from quire.compress.passes.recipe import Kept, Pass, Recipe
 from quire.compress.seen import Needs, Seen
 from quire.compress.sparsity import Sparsity
@@ -21,12 +22,13 @@ from quire.compress.sparsity import Sparsity
 
 class Prune(Pass):
     widths = ()
-    takes = ("sparsity", "pattern", "reconstruct")
+    takes = ("sparsity", "pattern", "reconstruct", "plain")
 
     def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
         super().__init__(recipe, dtype)
         self.sparsity = Sparsity.of(recipe.sparsity, recipe.pattern)
         self.dtype, self.reconstructs = dtype, recipe.reconstruct
+        self.packs = self.sparsity.is_two_of_four and not recipe.plain
         if recipe.reconstruct:
             self.needs = Needs(rows=True, gram=self.needs.gram)
 
@@ -43,7 +45,9 @@ class Prune(Pass):
             block.changed[matrix.name] = self.cut(weight, seen.get(matrix.site), matrix.module)
 
     def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
-        return {"weight": block.changed[matrix.name].to(self.dtype)}
+        weight = block.changed[matrix.name].to(self.dtype)
+        return sparse24.pack(weight) if self.packs else {"weight": weight}
 
     def said(self, kept: Kept) -> dict[str, object]:
-        return {}  # plain weights, some of them zero
+        """Other patterns are plain weights, some of them zero."""
+        return sparse24.said(list(kept.modules)) if self.packs else {}

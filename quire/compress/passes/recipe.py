@@ -34,6 +34,7 @@ OPTIONS = {
     "sparsity": "--sparsity",
     "pattern": "--pattern",
     "reconstruct": "--no-reconstruct",
+    "plain": "--plain",
     "layers": "--layers",
     "heads": "--heads",
     "kv_heads": "--kv-heads",
@@ -55,6 +56,7 @@ class Recipe:
     sparsity: float | None = None  # pruning: the share of weights that go
     pattern: str | None = None  # pruning: N:M
     reconstruct: bool = True  # fit what is left to the dense outputs
+    plain: bool = False  # 2:4: zeros are stored like other weights
     layers: int | None = None  # shrinking: how many are left; None: all
     heads: int | None = None
     kv_heads: int | None = None
