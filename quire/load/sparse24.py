@@ -41,8 +41,8 @@ def sparse24_piece(module: Module) -> Piece:
 def _weight(module: Module) -> Sparse24:
     values, mask = module.read(VALUES), module.read(MASK)
     table = torch.full((16,), NONE, dtype=torch.uint8, device=mask.device)
-    for nibble, places in PLACES.items():
-        table[nibble] = places
+    for nibble, both in PLACES.items():
+        table[nibble] = both
     nibbles = torch.stack((mask & 15, mask >> 4), -1).flatten(1)[:, : values.shape[1] // 2]
     places: Tensor = table[nibbles.int()]
     if bool((places == NONE).any()):
