@@ -5,9 +5,10 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
+from quire.cli.judging import add_report_flags, judge_and_show
 from quire.cli.parser import VerbParser
-from quire.cli.passes import print_report, progress
-from quire.cli.show import note, print_json
+from quire.cli.passes import progress
+from quire.cli.show import note
 
 EXAMPLES = """
 quire compress smollm2-135m-instruct --recipe small.toml --out smollm2-small
@@ -27,6 +28,7 @@ def build_parser() -> VerbParser:
     parser.flag("--out", "folder to write, or to go on with", metavar="DIR", required=True)
     parser.flag("--device", "auto, cpu or cuda", default="auto", choices=("auto", "cpu", "cuda"))
     parser.flag("--json", "the report as one JSON object", action="store_true")
+    add_report_flags(parser)
     return parser
 
 
@@ -42,10 +44,7 @@ def run(args: Namespace) -> int:
     with progress("compressing") as listen:
         chain = Chain(args.model, Path(args.out), plan, pick_device(args.device)[0])
         report = chain.run(listen)
-    if args.json:
-        print_json(report)
-        return 0
-    for step in report["steps"][:-1]:
+    *before, last = report["steps"]
+    for step in before:
         note(f"{step['method']}: {step['bytes'] / 1e6:.1f} MB, mean error {step['mean_error']:.2e}")
-    print_report(args.out, report["steps"][-1])
-    return 0
+    return judge_and_show(args, {**last, **report})

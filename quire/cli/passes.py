@@ -66,8 +66,8 @@ def calibration_of(args: Namespace) -> Calibration:
     return Calibration(args.samples, args.length, file)
 
 
-def run_pass(args: Namespace, recipe: Recipe, keep: tuple[str, ...], doing: str) -> int:
-    """Fetches the model, runs the pass over it, and prints what came of it."""
+def run_pass(args: Namespace, recipe: Recipe, keep: tuple[str, ...], doing: str) -> dict[str, Any]:
+    """Fetches the model and runs the pass over it."""
     from quire.cli.download import fetch
 
     fetch(args.model)
@@ -77,7 +77,11 @@ def run_pass(args: Namespace, recipe: Recipe, keep: tuple[str, ...], doing: str)
     device = pick_device(args.device)[0]
     job = Job(args.model, Path(args.out), recipe, calibration_of(args), keep, device)
     with progress(doing) as listen:
-        report = compress(job, listen)
+        return compress(job, listen)
+
+
+def show(args: Namespace, report: dict[str, Any]) -> int:
+    """Print what came of it."""
     if args.json:
         print_json(report)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from quire.cli.judging import add_report_flags, judge_and_show
 from quire.cli.main import did_you_mean
 from quire.cli.parser import VerbParser
 from quire.cli.passes import add_keep, add_pass_flags, kept_of, run_pass, share
@@ -35,6 +36,7 @@ def build_parser() -> VerbParser:
     )
     add_keep(parser, "pruned", "lm_head")
     add_pass_flags(parser)
+    add_report_flags(parser)
     return parser
 
 
@@ -53,4 +55,5 @@ def run(args: Namespace) -> int:
         reconstruct=not args.no_reconstruct,
         plain=args.plain,
     )
-    return run_pass(args, recipe, kept_of(args.keep, args.method), "pruning")
+    report = run_pass(args, recipe, kept_of(args.keep, args.method), "pruning")
+    return judge_and_show(args, report)

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from quire.cli.main import did_you_mean
 from quire.cli.parser import VerbParser, whole
-from quire.cli.passes import add_keep, add_pass_flags, kept_of, run_pass
+from quire.cli.passes import add_keep, add_pass_flags, kept_of, run_pass, show
 from quire.errors import BadRequest
 
 EXAMPLES = """
@@ -60,4 +60,4 @@ def run(args: Namespace) -> int:
         static_inputs=args.static_inputs,
         storage=args.type,
     )
-    return run_pass(args, recipe, kept_of(args.keep, args.method), "quantising")
+    return show(args, run_pass(args, recipe, kept_of(args.keep, args.method), "quantising"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from quire.cli.judging import add_report_flags, judge_and_show
 from quire.cli.parser import VerbParser, positive
 from quire.cli.passes import add_pass_flags, run_pass
 
@@ -28,6 +29,7 @@ def build_parser() -> VerbParser:
     parser.flag("--hidden", "channels of the stream that stay", **number)
     parser.flag("--no-reconstruct", "do not fit what is left to the outputs", action="store_true")
     add_pass_flags(parser)
+    add_report_flags(parser)
     return parser
 
 
@@ -43,4 +45,4 @@ def run(args: Namespace) -> int:
         hidden=args.hidden,
         reconstruct=not args.no_reconstruct,
     )
-    return run_pass(args, recipe, (), "shrinking")
+    return judge_and_show(args, run_pass(args, recipe, (), "shrinking"))

@@ -50,6 +50,7 @@ def test_steps_are_as_if_run_by_hand(tmp_path: Path) -> None:
     job(model, tmp_path, "wanda")  # writes the text
     out = tmp_path / "out"
     words = ["compress", str(model), "--recipe", str(written(tmp_path)), "--out", str(out)]
+    words += ["--no-report"]
     assert main(words) == 0
     run(model, tmp_path / "one", "wanda", pattern="2:4")
     run(tmp_path / "one", tmp_path / "two", "rtn", bits=8)

@@ -177,7 +177,7 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
     model = small(tmp_path)
     text = str(job(model, tmp_path, "wanda").calibration.file)
     words = ["prune", str(model), "--method", "wanda", "--samples", "4", "--length", "32"]
-    words += ["--calibration", text]
+    words += ["--calibration", text, "--no-report"]
     done = [*words, "--out", str(tmp_path / "out"), "--sparsity", "0.75", "--json"]
     assert main(done) == 0
     report = json.loads(capsys.readouterr().out)

@@ -175,6 +175,7 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
     text = str(job(model, tmp_path, "shrink").calibration.file)
     words = ["shrink", str(model), "--mlp", "32", "--layers", "1", "--json", "--samples", "4"]
     words += ["--length", "32", "--calibration", text, "--out", str(tmp_path / "out")]
+    words += ["--no-report"]
     assert main(words) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["sizes"] == {"layers": 1, "heads": 8, "kv_heads": 4, "mlp": 32, "hidden": 64}
