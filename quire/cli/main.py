@@ -38,6 +38,9 @@ VERBS = {
     "inspect": Verb("quire.cli.inspect", "show what a model is and what the engine would decide"),
     "evaluate": Verb("quire.cli.evaluate", "judge a model: perplexity, distance, tasks, size"),
     "quantize": Verb("quire.cli.quantize", "make a smaller model: fewer bits a weight"),
+    "prune": Verb("quire.cli.prune", "make a smaller model: zeros in the place of weights"),
+    "shrink": Verb("quire.cli.shrink", "make a smaller model: fewer layers, heads or channels"),
+    "compress": Verb("quire.cli.compress", "make a smaller model: several passes, as a file says"),
     "bench": Verb("quire.cli.bench", "measure speed, start-up, each technique, or each kernel"),
 }
 
