@@ -124,10 +124,11 @@ def head_for(method: str, folder: Path, family: str) -> dict[str, Any]:
     asked: dict[str, Any] = {"method": method, "adaptive": False, "num_speculative_tokens": 3}
     if method == "mtp":
         return asked  # in the model's own folder
-    at = folder / f"{method}-{family}"
+    name = method.split("+")[-1]
+    at = folder / f"{name}-{family}"
     if not at.exists():
         config = config_of(folder / family)
-        {"eagle3": eagle3, "medusa": medusa}[method](at, config["hidden_size"])
+        {"eagle3": eagle3, "medusa": medusa}[name](at, config["hidden_size"])
     return {**asked, "model": str(at)}
 
 
