@@ -247,7 +247,8 @@ def speculation_of(
             why += f", one of the drafter {draft.seconds(1) / times.costs.seconds(1):.2f}"
     decisions.append(Decision("speculation", f"{config.method}, up to {config.depth}", why))
     counts = None if drafter is None else drafter.counts
-    return Speculation(proposer, Limits(config.depth, not config.adaptive), costs, counts)
+    limits = Limits(config.depth, not config.adaptive, config.method)
+    return Speculation(proposer, limits, costs, counts)
 
 
 def _costs_of(drafter: AnyDrafter) -> StepCosts:
