@@ -37,6 +37,8 @@ FIELDS = {
     "load_format": "load_format",
     "threads": "num_threads",
     "enforce_eager": "enforce_eager",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "rank_timeout_s": "rank_timeout_s",
     "speculative_config": "speculative_config",
 }
 MODEL_HELP = "known name, folder, .gguf file or hub repository (default: default)"
@@ -90,6 +92,14 @@ def add_engine_flags(parser: VerbParser) -> None:
         const=True,
         help="layer by layer: no CUDA graphs, no recorded steps",
     )
+    add(
+        "--tensor-parallel-size",
+        "-tp",
+        type=positive,
+        metavar="N",
+        help="processes that hold the model together, to the same bits",
+    )
+    add("--rank-timeout-s", type=float, metavar="S", help="most that they wait for one another")
     add(
         "--speculative-config",
         type=json_object,

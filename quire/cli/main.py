@@ -37,6 +37,7 @@ VERBS = {
     "inspect": Verb("quire.cli.inspect", "show what a model is and what the engine would decide"),
     "evaluate": Verb("quire.cli.evaluate", "judge a model: perplexity, distance, tasks, size"),
     "quantize": Verb("quire.cli.quantize", "make a smaller model: fewer bits a weight"),
+    "simulate": Verb("quire.cli.simulate", "predict latency and goodput under a load"),
     "bench": Verb("quire.cli.bench", "measure speed, start-up, each technique, or each kernel"),
 }
 

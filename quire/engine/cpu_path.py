@@ -82,6 +82,10 @@ class CpuPath:
         decisions: list[Decision],
     ) -> Tapes | None:
         """Steps as one call; None: layer by layer."""
+        if not model.ranks.is_alone:
+            why = f"{model.ranks.size} ranks talk between layers"
+            decisions.append(Decision("steps", "layer by layer", why))
+            return None
         if self.library is None or config.enforce_eager or model.dtype != torch.float32:
             return None
         try:

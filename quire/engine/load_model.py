@@ -9,6 +9,7 @@ import torch
 
 from quire.attn.backend import AttnSpec
 from quire.config import EngineConfig
+from quire.dist.ranks import ALONE, Ranks
 from quire.engine.cpu_path import CpuPath
 from quire.engine.pack_identity import keep, packs_of
 from quire.load.checkpoint import Checkpoint
@@ -37,12 +38,13 @@ def load_model(
     wish: Wish,
     dtype: torch.dtype,
     device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> Loaded:
     library = cpu.library if dtype == torch.float32 else None
-    packs = None if library is None else packs_of(checkpoint, wish)
+    packs = None if library is None else packs_of(checkpoint, wish, ranks)
     ops = ops_of(device, library, packs)
     with torch.inference_mode():
-        model = Decoder(spec, heads, config.sched.max_model_len, dtype, device)
+        model = Decoder(spec, heads, config.sched.max_model_len, dtype, device, ranks)
         if config.load_format == "dummy":
             fill_random(model, config.seed, wish)
         else:

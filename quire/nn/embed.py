@@ -5,13 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.dist.ranks import ALONE, Ranks
 from quire.nn.ops import LinearKernel, Ops, Table
-from quire.nn.parameter import Parameter
+from quire.nn.parameter import WHOLE, Kept, Parameter
 
 
 class Embedding:
-    def __init__(self, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = Parameter((num_rows, width), dtype, device, can_pack=True)
+    def __init__(
+        self,
+        num_rows: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.own, self.comm = ranks.spread_rows(num_rows).own, ranks.comm
+        kept = None if self.own.is_whole else Kept({WHOLE: self.own})
+        self.weight = Parameter((self.own.size, width), dtype, device, None, True, kept)
         self.table: Table | None = None
 
     def finish(self, ops: Ops) -> None:
@@ -29,4 +39,9 @@ class Embedding:
     def __call__(self, ids: Tensor) -> Tensor:
         """[tokens] -> [tokens, width]."""
         assert self.table is not None, "Embedding used before its weight was loaded"
-        return self.table(ids)
+        if self.own.is_whole:
+            return self.table(ids)
+        places = ids - self.own.begin
+        is_own = (places >= 0) & (places < self.own.size)
+        rows = self.table(places.clamp(0, self.own.size - 1))
+        return self.comm.merge(rows.masked_fill(~is_own[:, None], 0.0))
