@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from quire.bench.offline import greedy
@@ -185,14 +186,14 @@ def fit(
     wanted = np.asarray(times)
     rows = np.asarray([_row(load, knots) for load in loads]) / wanted[:, None]
     found = _non_negative(rows, np.ones(len(loads)))
-    slopes = found[len(knots) :]
+    context_s, pair_s, sample_s = found[len(knots) :].tolist()
     base = StepCosts.of(zip(knots, found[: len(knots)].tolist(), strict=True))  # never falling
-    table = CostTable(facts, base.tokens, base.times, *slopes.tolist(), host_s, host_work_s)
-    points = tuple(
-        Point(load, seconds, table.seconds(load))
-        for load, seconds in zip(loads, times, strict=True)
+    table = CostTable(
+        facts, base.tokens, base.times, context_s, pair_s, sample_s, host_s, host_work_s
     )
-    return CostTable(facts, base.tokens, base.times, *slopes.tolist(), host_s, host_work_s, points)
+    pairs = zip(loads, times, strict=True)
+    points = tuple(Point(load, seconds, table.seconds(load)) for load, seconds in pairs)
+    return msgspec.structs.replace(table, points=points)
 
 
 def _row(load: Load, knots: Sequence[int]) -> list[float]:

@@ -82,10 +82,6 @@ class CpuPath:
         decisions: list[Decision],
     ) -> Tapes | None:
         """Steps as one call; None: layer by layer."""
-        if not model.ranks.is_alone:
-            why = f"{model.ranks.size} ranks talk between layers"
-            decisions.append(Decision("steps", "layer by layer", why))
-            return None
         if self.library is None or config.enforce_eager or model.dtype != torch.float32:
             return None
         try:
@@ -94,6 +90,7 @@ class CpuPath:
         except NotRecordable as error:
             decisions.append(Decision("steps", "layer by layer", str(error)))
             return None
-        num_ops = len(tapes.whole.tape.ops)
-        decisions.append(Decision("steps", "one call", f"{num_ops} native operations recorded"))
+        tape = tapes.whole.tape
+        how = f"{tape.num_pauses + 1} calls" if tape.num_pauses else "one call"
+        decisions.append(Decision("steps", how, f"{len(tape.ops)} native operations recorded"))
         return tapes

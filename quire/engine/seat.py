@@ -31,7 +31,8 @@ class Seat(Protocol):
 
 
 class LoneSeat:
-    ranks, group = ALONE, None
+    ranks = ALONE
+    group: RankGroup | None = None
 
     def __init__(self, args: EngineArgs) -> None:
         self.args = args
@@ -61,7 +62,7 @@ class FirstSeat:
 
 
 class OtherSeat:
-    group = None
+    group: RankGroup | None = None
 
     def __init__(self, args: EngineArgs, ranks: Ranks, await_pages: Callable[[], int]) -> None:
         self.args, self.ranks, self._await_pages = args, ranks, await_pages

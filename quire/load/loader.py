@@ -68,12 +68,14 @@ class Source:
         return tensor if rows is None else tensor[rows]
 
     def weight(self) -> Weight:
-        packed = self.stored.packed(self.theirs)
+        rows = self.parameter.own_rows(self.target.part)
+        near = rows if isinstance(rows, slice) else None
+        packed = self.stored.packed(self.theirs, near)
         if packed is None:
             return Dense(self.read())
-        self._check_shape(packed.shape)
-        rows = self.parameter.own_rows(self.target.part)
-        return packed if rows is None else packed.pick(rows)
+        if near is None:
+            self._check_shape(packed.shape)
+        return packed.pick(rows) if isinstance(rows, Tensor) else packed
 
     def deferred(self) -> dict[str | None, Weight]:
         """By part: of this tensor's own, or of all where it holds several (all experts in one)."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol, cast
+
 import torch
 from torch import Tensor
 
 from quire.dist.ranks import ALONE, Ranks
 from quire.nn.ops import LinearKernel, Ops, Table
 from quire.nn.parameter import WHOLE, Kept, Parameter
+
+
+class Lookup(Protocol):
+    """What stands in for a step's ids while a model is recorded (`native/tape.py`)."""
+
+    def look_up(self, make: Callable[[Tensor], Tensor], width: int) -> Tensor: ...
 
 
 class Embedding:
@@ -41,6 +50,13 @@ class Embedding:
         assert self.table is not None, "Embedding used before its weight was loaded"
         if self.own.is_whole:
             return self.table(ids)
+        if isinstance(ids, Tensor):
+            return self._merged(ids)
+        return cast("Lookup", ids).look_up(self._merged, self.weight.shape[1])
+
+    def _merged(self, ids: Tensor) -> Tensor:
+        """Each row from the rank that has it."""
+        assert self.table is not None
         places = ids - self.own.begin
         is_own = (places >= 0) & (places < self.own.size)
         rows = self.table(places.clamp(0, self.own.size - 1))

@@ -10,11 +10,12 @@ unsummed and are added in the same order, to the same bits.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from quire.dist.ranks import ALONE, Ranks
+from quire.dist.ranks import ALONE, Ranks, between
 from quire.nn.ops import ExpertKernel, GateForm, Ops, Visits
 from quire.nn.parameter import WHOLE, Index, Kept, Parameter
 from quire.quant.weight import Weight
@@ -87,13 +88,18 @@ class Experts:
         assert self.kernel is not None, "Experts used before their weights were loaded"
         if self.ranks.is_alone:
             return self.kernel(x, visits, loads)
-        return self._with_others(x, visits, loads)
+        make = partial(self._with_others, loads)
+        return between(x, make, self.parameters["down"].shape[1], *visits)
 
-    def _with_others(self, x: Tensor, visits: Visits, loads: Tensor | None) -> Tensor:
+    def _with_others(
+        self, loads: Tensor | None, x: Tensor, chosen: Tensor, weights: Tensor
+    ) -> Tensor:
         """Everybody has all of x, and so knows how many results each rank will give."""
         assert self.ops is not None and self.kernel is not None
-        num_tokens, top_k = visits.experts.shape
-        experts = visits.experts.reshape(-1).long()  # [pairs]
+        num_tokens, top_k = chosen.shape
+        if chosen.dtype.is_floating_point:  # whole numbers where floats would lie
+            chosen = chosen.contiguous().view(torch.int32)
+        experts = chosen.reshape(-1).long()  # [pairs]
         if loads is not None:
             loads += experts.bincount(minlength=self.cuts[0].total)
         ends = torch.tensor([cut.end for cut in self.cuts], device=x.device)
@@ -107,4 +113,4 @@ class Experts:
         every = self.ranks.comm.gather_rows(results, counts)  # [pairs, hidden] rank by rank
         order = owners.argsort(stable=True)
         pairs = torch.empty_like(every).index_copy_(0, order, every)
-        return self.ops.add_ranks(pairs.view(num_tokens, top_k, -1), visits.weights)
+        return self.ops.add_ranks(pairs.view(num_tokens, top_k, -1), weights)

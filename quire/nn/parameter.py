@@ -87,11 +87,11 @@ class Parameter:
         if self.kept is None:
             return None
         cuts = self.kept.cuts
-        if part is None and len(cuts) == 1:
-            (cut,) = cuts.values()
-            return slice(cut.begin, cut.end)
-        if (cut := cuts.get(part or WHOLE)) is not None:
-            return slice(cut.begin, cut.end)
+        found = cuts.get(part or WHOLE)
+        if found is None and part is None and len(cuts) == 1:
+            (found,) = cuts.values()
+        if found is not None:
+            return slice(found.begin, found.end)
         if part is not None:
             return None
         rows, first = [], 0

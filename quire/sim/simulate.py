@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quire.bench.serve.client import Outcome
 from quire.bench.serve.work import Ask
@@ -118,8 +118,3 @@ class _Run:
     def _ids(self, text: str) -> list[int]:
         """A token for each word, so that prompts share what their words share."""
         return [self.words.setdefault(word, 2 + len(self.words)) for word in text.split(" ")]
-
-
-def with_changes(engine: SimEngine, **changes: int | float) -> SimEngine:
-    """Of its scheduler."""
-    return replace(engine, sched=replace(engine.sched, **changes))

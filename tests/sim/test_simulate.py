@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from quire.bench.serve.work import Ask, asks, poisson_times
 from quire.cli.main import main
 from quire.errors import BadRequest
 from quire.sched.cost_table import CostTable, EngineFacts, Load
-from quire.sim.simulate import SimEngine, simulate, with_changes
+from quire.sim.simulate import SimEngine, simulate
 
 IS_LONG = bool(os.environ.get("QUIRE_LONG_TESTS"))
 
@@ -74,15 +75,15 @@ def test_decisions_are_the_schedulers() -> None:
     """Red when a simulation does not know of shared prefixes, preemption or limits."""
     twice = [ask(0.0, 60, 2), ask(5.0, 60, 2)]
     with_cache = simulate(SimEngine.of(table()), twice)
-    assert with_cache.stats.prefix_hit_tokens == 59 - 59 % 4 or with_cache.stats.prefix_hit_tokens
+    assert 50 < with_cache.stats.prefix_hit_tokens < 60
     first, second = (o.token_times[0] - o.meant for o in with_cache.outcomes)
     assert second < first / 2
     many = [ask(0.0, 40, 40, mark=f"{i}.") for i in range(8)]
     tight = simulate(SimEngine.of(table(num_pages=90)), many)
     assert tight.stats.num_preempted > 0
-    narrow = with_changes(SimEngine.of(table()), max_num_seqs=1)
+    narrow = SimEngine.of(table(max_num_seqs=1))
     ends = sorted(o.ended for o in simulate(narrow, many).outcomes)
-    assert all(later - sooner > 0.3 for sooner, later in zip(ends, ends[1:], strict=False))
+    assert all(later - sooner > 0.3 for sooner, later in pairwise(ends))
 
 
 def test_clients_in_a_closed_loop_wait_for_their_answers() -> None:
@@ -163,7 +164,7 @@ def test_costs_are_measured_through_the_engine(tmp_path: Path) -> None:
     before = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
     measured = measure_costs(llm._engine, "tiny")
     assert measured.engine.windows == tuple(llm._engine.runner.pool.groups.windows)
-    assert min(measured.times) > 0 and len(measured.points) > 8
+    assert min(measured.times) > 0 and len(measured.points) >= 8
     llm.reset_prefix_cache()
     after = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
     assert after == before
