@@ -52,6 +52,7 @@ def add_model(parser: VerbParser, *, positional: bool = True) -> None:
 
 
 def add_engine_flags(parser: VerbParser) -> None:
+    _add_rank_flags(parser)
     group = parser.add_argument_group("engine")
     add = group.add_argument
     add("--device", metavar="NAME", help="auto, cpu or cuda")
@@ -93,6 +94,16 @@ def add_engine_flags(parser: VerbParser) -> None:
         help="layer by layer: no CUDA graphs, no recorded steps",
     )
     add(
+        "--speculative-config",
+        type=json_object,
+        metavar="JSON",
+        help="""who drafts, such as '{"method": "suffix"}'""",
+    )
+
+
+def _add_rank_flags(parser: VerbParser) -> None:
+    add = parser.add_argument_group("ranks").add_argument
+    add(
         "--tensor-parallel-size",
         "-tp",
         type=positive,
@@ -100,12 +111,6 @@ def add_engine_flags(parser: VerbParser) -> None:
         help="processes that hold the model together, to the same bits",
     )
     add("--rank-timeout-s", type=float, metavar="S", help="most that they wait for one another")
-    add(
-        "--speculative-config",
-        type=json_object,
-        metavar="JSON",
-        help="""who drafts, such as '{"method": "suffix"}'""",
-    )
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -97,19 +97,13 @@ def build_engine(
     heads = heads_of(own, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
     name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
-    form = asked_form(args, checkpoint, device)
-    if form is not None:
-        cpu = cpu.rounding_to(str(args.quantization))
-    wish = Wish(cpu.keeps_packed, form)
+    cpu, wish = _wish(args, checkpoint, device, cpu)
     model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks)
     backend = cpu.attention(backend, ops)
     cache = cache_of(own, plain_form(backend.cache_dtype), kept, args.page_size)
     balance_keys(model, cache)
     parts = SpecParts.open(args, spec, config, cpu)
-    max_pages = -(-config.sched.max_model_len // args.page_size)
-    rows = RequestRows(
-        config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(cache.groups)
-    )
+    rows = _rows(config.sched, cache, device)
     decisions = [
         *config.decisions,
         Decision("attention", name, f"first that can do {dtype} on {device.type}"),
@@ -134,6 +128,22 @@ def build_engine(
     sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
     config = replace(config, cache=sized, decisions=tuple(decisions))
     return Engine(core, runner, config, spec, seat.group)
+
+
+def _wish(
+    args: EngineArgs, checkpoint: Checkpoint, device: torch.device, cpu: CpuPath
+) -> tuple[CpuPath, Wish]:
+    form = asked_form(args, checkpoint, device)
+    if form is not None:
+        cpu = cpu.rounding_to(str(args.quantization))
+    return cpu, Wish(cpu.keeps_packed, form)
+
+
+def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> RequestRows:
+    max_pages = -(-sched.max_model_len // cache.page_size)
+    return RequestRows(
+        sched.max_num_seqs, sched.max_model_len, max_pages, device, len(cache.groups)
+    )
 
 
 def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, cpu: CpuPath, dtype: torch.dtype) -> int:

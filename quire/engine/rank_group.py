@@ -94,6 +94,8 @@ class RankGroup:
             f"the {self.size} ranks that hold the model cannot go on: {self._why}; make a new"
             " engine (a server does so by itself)"
         )
+        for other in self._others:
+            other.process.kill()  # one that hangs would not hear anything else
         self._ended()
         return error
 

@@ -12,6 +12,7 @@ import queue
 import socket
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from quire.engine import rank_messages as msg
@@ -61,9 +62,10 @@ def _serve(begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.s
 
     deadline_s = begin.args.rank_timeout_s
     comm = GlooComm(Path(begin.meeting), begin.rank, begin.size, deadline_s)
-    seat = OtherSeat(begin.args, Ranks(begin.rank, begin.size, comm), await_pages)
-    checkpoint = open_model(begin.args).checkpoint
-    runner = build_engine(begin.args, checkpoint, seat=seat).runner
+    # What the first rank measures and drafts reaches us in its plans.
+    args = replace(begin.args, skip_tokenizer_init=True, target_gap_ms=0.0, speculative_config=None)
+    seat = OtherSeat(args, Ranks(begin.rank, begin.size, comm), await_pages)
+    runner = build_engine(args, open_model(args).checkpoint, seat=seat).runner
     link.sendall(msg.reports().frame(msg.Ready()))
     while isinstance(order := inbox.get(), msg.Step):
         runner.execute(order.plan).result()
