@@ -51,9 +51,13 @@ class Kind(NamedTuple):
 
 
 def measure_costs(
-    engine: Engine, model: str, note: Callable[[str], None] = lambda line: None
+    engine: Engine,
+    model: str,
+    note: Callable[[str], None] = lambda line: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> CostTable:
-    probe = StepProbe(engine.runner)
+    """`clock`: with one thread, `time.process_time` does not count what others do meanwhile."""
+    probe = StepProbe(engine.runner, clock)
     loads, times = [], []
     for kind in kinds(engine):
         plan = probe.plan(kind)
@@ -65,7 +69,7 @@ def measure_costs(
         note(f"{kind.decodes} decodes at {kind.context}, {kind.chunk} at {kind.start}:"
              f" {seconds * 1e3:.2f} ms")  # fmt: skip
     probe.forget()
-    return fit(facts_of(engine, model), loads, times, *host_costs(engine))
+    return fit(facts_of(engine, model), loads, times, *host_costs(engine, clock))
 
 
 def kinds(engine: Engine) -> Iterator[Kind]:
@@ -98,8 +102,8 @@ def facts_of(engine: Engine, model: str) -> EngineFacts:
 class StepProbe:
     """Steps on the first rows and pages; all rows read the same pages, which costs the same."""
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self.runner, self.size = runner, runner.spec.page_size
+    def __init__(self, runner: ModelRunner, clock: Callable[[], float]) -> None:
+        self.runner, self.size, self.clock = runner, runner.spec.page_size, clock
         groups = len(runner.pool.groups)
         self.room = min(
             runner.rows.max_len - 1, self.size * ((runner.pool.num_pages - 1) // groups)
@@ -121,9 +125,9 @@ class StepProbe:
         """The median of several; the first is for warming."""
         times: list[float] = []
         for _ in range(1 + REPEATS):
-            begun = time.perf_counter()
+            begun = self.clock()
             self.runner.execute(plan).result()
-            times.append(time.perf_counter() - begun)
+            times.append(self.clock() - begun)
             if sum(times) > MOST_S and len(times) > 1:
                 break
         return float(np.median(times[1:]))
@@ -146,31 +150,31 @@ class StepProbe:
         self.runner.execute(plan).result()
 
 
-def host_costs(engine: Engine) -> tuple[float, float]:
+def host_costs(engine: Engine, clock: Callable[[], float]) -> tuple[float, float]:
     """Seconds of a step, and of each request in it, that `execute` and its result do not take."""
     few, many = 1, min(16, engine.config.sched.max_num_seqs)
-    one = _host_seconds(engine, few)
+    one = _host_seconds(engine, few, clock)
     if many == few:
         return one, 0.0
-    each = max(0.0, (_host_seconds(engine, many) - one) / (many - few))
+    each = max(0.0, (_host_seconds(engine, many, clock) - one) / (many - few))
     return max(0.0, one - each), each
 
 
-def _host_seconds(engine: Engine, count: int) -> float:
+def _host_seconds(engine: Engine, count: int, clock: Callable[[], float]) -> float:
     """The median over the decodes of so many requests."""
     core, spent = engine.core, 0.0
     for i in range(count):
         core.add(Request.new(i, [7, i + 1], greedy(HOST_TOKENS)))
     times = []
     while core.has_work:
-        begun = time.perf_counter()
+        begun = clock()
         plan = core.scheduler.schedule()
-        middle = time.perf_counter()
+        middle = clock()
         result = engine.runner.execute(plan).result()
-        spent = time.perf_counter() - middle
+        spent = clock() - middle
         core.scheduler.commit(plan, result)
         if len(plan.works) == count and plan.num_tokens == count:
-            times.append(time.perf_counter() - begun - spent)
+            times.append(clock() - begun - spent)
     return float(np.median(times)) if times else 0.0
 
 
