@@ -7,10 +7,12 @@ hears why. `rank_worker.py` is the far end.
 
 from __future__ import annotations
 
+import os
 import select
 import tempfile
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from quire.engine import rank_messages as msg
 from quire.engine.usable_cpus import usable_cpus
 from quire.engine.wire import receive
 from quire.errors import RankLost
+from quire.native.exchange import SharedComm, make_memory
+from quire.native.library import find_library
 from quire.step import StepPlan
 
 WORKER = "quire.engine.rank_worker"
@@ -31,9 +35,14 @@ LAST_WORDS_S = 1.0
 
 
 class RankGroup:
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, comm: str = "auto") -> None:
+        """`comm`: how ranks talk in a step, "shared" or "gloo"; "auto": the first that can be."""
         self.size = size
-        self._folder = tempfile.TemporaryDirectory(prefix="quire-ranks-")
+        if comm == "auto":
+            comm = "gloo" if find_library().library is None else "shared"
+        self.comm = comm
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._folder = tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=memory)
         self._others = launch(WORKER, size)
         self._ended = weakref.finalize(self, _end, self._others, self._folder)
         self._orders, self._reports = msg.orders(), msg.reports()
@@ -52,10 +61,13 @@ class RankGroup:
             args = replace(args, num_threads=max(1, usable_cpus() // self.size))
         self._num_models += 1
         meeting = Path(self._folder.name) / f"model-{self._num_models}"
+        if self.comm == "shared":
+            make_memory(meeting, self.size)
         for other in self._others:
-            self._send(msg.Begin(args, other.rank, self.size, str(meeting)), (other,))
+            order = msg.Begin(args, other.rank, self.size, str(meeting), self.comm)
+            self._send(order, (other,))
             other.link.settimeout(args.rank_timeout_s)
-        return args, Ranks(0, self.size, GlooComm(meeting, 0, self.size, args.rank_timeout_s))
+        return args, ranks_of(msg.Begin(args, 0, self.size, str(meeting), self.comm), self._lives)
 
     def set_pages(self, count: int) -> None:
         """Raises RankLost. Loading takes as long as it takes."""
@@ -84,6 +96,9 @@ class RankGroup:
             if said:
                 return "; ".join(said)
         return self._why
+
+    def _lives(self) -> bool:
+        return self.trouble() is None
 
     def lost(self, cause: BaseException) -> RankLost:
         """Ends the group; what to raise for whatever kept the first rank from going on."""
@@ -135,6 +150,16 @@ class RankGroup:
                 self._why = f"rank {other.rank}: {report.error}"
             if not isinstance(report, kind):
                 raise self.lost(RuntimeError(f"rank {other.rank} said {report}"))
+
+
+def ranks_of(begin: msg.Begin, lives: Callable[[], bool] = lambda: True) -> Ranks:
+    """The place of a rank among those that were told the same; `lives`: whether they still do."""
+    meeting, deadline_s = Path(begin.meeting), begin.args.rank_timeout_s
+    library = find_library().library
+    if begin.comm == "shared" and library is not None:
+        place = begin.rank, begin.size
+        return Ranks(*place, SharedComm(meeting, place, deadline_s, library, lives))
+    return Ranks(begin.rank, begin.size, GlooComm(meeting, begin.rank, begin.size, deadline_s))
 
 
 def _has_news(other: RankProcess, seconds: float) -> bool:

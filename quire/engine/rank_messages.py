@@ -20,6 +20,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     rank: int
     size: int
     meeting: str  # a path, where ranks find each other
+    comm: str  # "shared" memory, or "gloo"
 
 
 class Pages(msgspec.Struct, frozen=True, tag=True):

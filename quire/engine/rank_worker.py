@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 from quire.engine import rank_messages as msg
 from quire.engine.wire import receive
@@ -49,9 +48,8 @@ def _listen(link: socket.socket, inbox: queue.SimpleQueue[msg.Order]) -> None:
 
 def _serve(begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.socket) -> None:
     """One model, until it is forgotten."""
-    from quire.dist.gloo import GlooComm
-    from quire.dist.ranks import Ranks
     from quire.engine.build import build_engine
+    from quire.engine.rank_group import ranks_of
     from quire.engine.seat import OtherSeat
     from quire.load.open import open_model
 
@@ -60,11 +58,9 @@ def _serve(begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.s
         assert isinstance(pages, msg.Pages), f"got {pages}, want a number of pages"
         return pages.count
 
-    deadline_s = begin.args.rank_timeout_s
-    comm = GlooComm(Path(begin.meeting), begin.rank, begin.size, deadline_s)
     # What the first rank measures and drafts reaches us in its plans.
     args = replace(begin.args, skip_tokenizer_init=True, target_gap_ms=0.0, speculative_config=None)
-    seat = OtherSeat(args, Ranks(begin.rank, begin.size, comm), await_pages)
+    seat = OtherSeat(args, ranks_of(begin), await_pages)
     runner = build_engine(args, open_model(args).checkpoint, seat=seat).runner
     link.sendall(msg.reports().frame(msg.Ready()))
     while isinstance(order := inbox.get(), msg.Step):
