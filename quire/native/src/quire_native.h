@@ -191,6 +191,20 @@ void qn_product(qn_pool *pool, const qn_weight *weight, const float *x, int64_t 
                 int64_t rows, float *out, int64_t out_stride, void *scratch);
 
 
+/* Memory that several processes have mapped: a mark of each, then two sets of slots. */
+typedef struct {
+    void *shared;
+    int64_t slot_bytes;
+    int32_t rank, size;
+} qn_exchange;
+
+/* Our rows of a turn, `bytes` each and `stride` bytes apart. */
+void qn_put(const qn_exchange *exchange, int64_t turn, const void *rows, int64_t count,
+            int64_t bytes, int64_t stride);
+/* Those of a rank, once they are there; 0 if they are not within the time. */
+int qn_take(const qn_exchange *exchange, int64_t turn, int rank, void *rows, int64_t count,
+            int64_t bytes, int64_t stride, double wait_s);
+
 /* A list of operations, one after the other. */
 void qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *step, void *scratch);
 
