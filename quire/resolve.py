@@ -41,7 +41,8 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
     if args.speculative_config is not None and device.type != "cpu":
         raise NotSupported(
             f"got speculative_config on {device.type}: drafts are verified on CPUs only so far,"
-            " because captured graphs feed one token a request; leave it out, or use device='cpu'"
+            " because captured graphs feed one token a request; leave it out (and --answer-cache"
+            " at exact), or use device='cpu'"
         )
     _check_ranks(args, device.type)
     dtype, why = pick_dtype(args.dtype, spec.dtype, device)

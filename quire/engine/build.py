@@ -19,6 +19,7 @@ from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
+from quire.engine.draft_heads import TargetModel
 from quire.engine.load_model import load_model
 from quire.engine.rank_group import RankGroup
 from quire.engine.seat import Seat, seat_of
@@ -98,11 +99,11 @@ def build_engine(
     kept = cache_wish(args, config.cache, checkpoint, spec)
     name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
     cpu, wish = _wish(args, checkpoint, device, cpu)
-    model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks)
+    model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks=ranks)
     backend = cpu.attention(backend, ops)
     cache = cache_of(own, plain_form(backend.cache_dtype), kept, args.page_size)
     balance_keys(model, cache)
-    parts = SpecParts.open(args, spec, config, cpu)
+    parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
     decisions = [
         *config.decisions,
@@ -119,7 +120,7 @@ def build_engine(
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
     expand_prompts = spec.mla is not None and not config.cache.prefix_caching
     runner = seat.runner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
-    runner.tapes = cpu.record(model, backend, pool, config, decisions)
+    runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     drafts = parts.finish(runner, config, decisions)
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))

@@ -35,6 +35,7 @@ SPAWNERS = {
     "quire/grammar/worker_link.py",
     "quire/load/wheels.py",
     "quire/native/build.py",
+    "quire/router/replicas.py",
     "quire/server/supervisor.py",
 }
 

@@ -27,11 +27,13 @@ LAYERS: list[set[str]] = [
     {"resolve"},
     {"engine"},
     {"offline", "batches"},
+    {"kept", "answers"},
     {"llm"},
     {"bench"},
     {"evaluate", "sim"},
     {"compress"},
     {"server"},
+    {"router"},
     {"cli"},
 ]
 
@@ -94,6 +96,9 @@ TORCH_FREE = [
     "quire.bench.cpu.openvino_peer",
     "quire.batches.store",
     "quire.batches.output",
+    "quire.router.main",
+    "quire.kept.conversations",
+    "quire.answers.index",
     "quire.cli.main",
 ]
 

@@ -18,6 +18,8 @@ enum { CODES_FLOAT32 = 100, CODES_FLOAT16 = 101, CODES_BFLOAT16 = 102, CODES_TAB
 /* Floats with scales: an input of 16 outputs is 16 bytes; of 4 bits, two inputs are, the first one
  * low. `share` neighbouring inputs have one scale, the last ones maybe fewer. */
 enum { CODES_E4M3 = 103, CODES_E5M2 = 104, CODES_VALUES4 = 105 };
+/* Floats of 16 bits of which every four inputs keep two; sparse.h has the layout. */
+enum { CODES_HALF24 = 106, CODES_BFLOAT24 = 107 };
 
 /* How scales and offsets are kept, for each panel and group, 16 of them side by side. */
 enum {
