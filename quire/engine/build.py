@@ -99,7 +99,7 @@ def build_engine(
     kept = cache_wish(args, config.cache, checkpoint, spec)
     name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
     cpu, wish = _wish(args, checkpoint, device, cpu)
-    model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks)
+    model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks=ranks)
     backend = cpu.attention(backend, ops)
     cache = cache_of(own, plain_form(backend.cache_dtype), kept, args.page_size)
     balance_keys(model, cache)
