@@ -69,6 +69,9 @@ class EngineArgs:
     kv_cache_dtype: str = "auto"
     kv_cache_dtype_skip_layers: tuple[int | str, ...] = ()
     speculative_config: Mapping[str, object] | None = None  # `speculative.py` says what it may hold
+    lora: Mapping[str, str] | None = None  # adapters to begin with: folders by name
+    max_loras: int = 32  # adapters in memory at once
+    max_lora_rank: int = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
+from quire.cli.adapter_flags import adapter_options, add_adapter_flags
 from quire.cli.engine_flags import (
     add_engine_flags,
     add_model,
@@ -113,6 +114,7 @@ def _add_model_flags(parser: VerbParser) -> None:
     )
     model.add_argument("--tool-call-parser", metavar="NAME", help="default: from the template")
     model.add_argument("--reasoning-parser", metavar="NAME", help="default: from the template")
+    add_adapter_flags(parser)
 
 
 def _add_limit_flags(parser: VerbParser) -> None:
@@ -181,7 +183,9 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
     template = None
     if args.chat_template is not None:
         template = _read(args.chat_template, "--chat-template")
-    engine = (engine_args if download else checked_args)(args, seed=args.engine_seed)
+    engine = (engine_args if download else checked_args)(
+        args, seed=args.engine_seed, **adapter_options(args)
+    )
     sampling = {}
     if download and args.generation_config == "auto":
         sampling = recommended_sampling(model_of(args), Path(engine.model))

@@ -45,6 +45,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     tenant: str
     weight: float
     children: list[Child] = []
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         if len(self.tokens) % ID_BYTES:
@@ -89,7 +90,29 @@ class Watch(msgspec.Struct, frozen=True, tag=True):
     hz: float
 
 
-Command = Submit | Abort | Flush | Pause | Resume | Profile | Watch
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read a folder and serve it under a name."""
+
+    number: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    name: str
+
+
+Command = Submit | Abort | Flush | Pause | Resume | Profile | Watch | LoadAdapter | UnloadAdapter
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that requests may name."""
+
+    name: str
+    path: str
+    rank: int
+    num_bytes: int
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -108,6 +131,13 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     load_seconds: float
     num_params: int = 0
     first_id: int = 0  # ids of requests on this connection count from here
+    adapters: list[AdapterInfo] = []
+
+
+class AdapterList(msgspec.Struct, frozen=True, tag=True):
+    """All there are, after one came or went."""
+
+    adapters: list[AdapterInfo]
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
@@ -155,7 +185,7 @@ class Snapshot(msgspec.Struct, frozen=True, tag=True):
     picture: dict[str, Any]
 
 
-Report = Hello | Events | Reply | Beat | Snapshot
+Report = Hello | Events | Reply | Beat | Snapshot | AdapterList
 
 
 def submit_of(leader: Request) -> Submit:
@@ -173,6 +203,7 @@ def submit_of(leader: Request) -> Submit:
         tenant=leader.tenant,
         weight=leader.weight,
         children=[Child(c.id, c.seed, c.params) for c in leader.children],
+        adapter=leader.adapter_name,
     )
 
 
@@ -204,6 +235,7 @@ def requests_of(command: Submit) -> list[Request]:
         )
         made.timing = Timing(arrival=command.arrival)
         made.tenant, made.weight = command.tenant, command.weight
+        made.adapter_name = command.adapter
         return made
 
     made = [request(command.id, command.seed, command.params)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.nn.experts import Experts
-from quire.nn.linear import Linear
+from quire.nn.linear import Adapted, Linear
 from quire.nn.mlp import MLP
 from quire.nn.ops import GateForm, Ops
 from quire.nn.parameter import Parameter
@@ -60,7 +60,7 @@ class SparseMLP:
             self.shared.finish(ops)
         self.experts.finish(ops)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
         assert self.ops is not None, "SparseMLP used before finish()"
         scores = self.router(x)  # [tokens, experts (+ 1)]
         visits = self.ops.route(scores[:, : self.rule.num_experts], self.rule, self.correction)
@@ -68,5 +68,5 @@ class SparseMLP:
         if self.shared is None:
             return out
         if not self.has_shared_gate:
-            return out + self.shared(x)
-        return self.ops.add_gated(out, scores[:, self.rule.num_experts :], self.shared(x))
+            return out + self.shared(x, adapted)
+        return self.ops.add_gated(out, scores[:, self.rule.num_experts :], self.shared(x, adapted))

@@ -19,10 +19,13 @@ from torch import Tensor
 from quire.attn.backend import AttentionBackend, AttnSpec, prompt_planner
 from quire.forward import Batch, ForwardContext, Tail
 from quire.grammar.live import LiveMatchers
+from quire.lora.bank import AdapterBank
+from quire.lora.step import StepAdapters
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
 from quire.request import RequestId
 from quire.runner import rows as bits
+from quire.runner.adapted import adapted_of
 from quire.runner.drafts import Drafter
 from quire.runner.gather import StepShape, decode_batches, fed_batches, ragged_batches
 from quire.runner.graphs import GraphCache
@@ -75,6 +78,7 @@ class ModelRunner:
         self.tapes: Tapes | None = None  # on a CPU; set by the engine
         self.prompt_reader: PromptReader | None = None  # takes the place of prompt logprobs
         self.drafter: Drafter | None = None  # likewise, where a model makes drafts
+        self.adapters: AdapterBank | None = None  # likewise, where adapters can be added
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -95,6 +99,7 @@ class ModelRunner:
             self.rows.set_wishes(plan.admissions, self.uploader)
             return PendingStep(())
         made = self._make_drafts(plan, sent)
+        adapted = adapted_of(self.adapters, self.rows, shape)
         prompts: list[PromptPart] = []
         pooled: list[PooledPart] = []
         if self.graphs is not None and shape.is_padded_decode:
@@ -109,7 +114,7 @@ class ModelRunner:
                 logits = logits[sent["sample_index"]]
         elif self.prompt_graphs is not None and "tiles" in sent:
             logits = self.prompt_graphs.replay(sent, int(shape.context_lens[0]))
-        elif self.tapes is not None:
+        elif self.tapes is not None and adapted is None:
             has_tail = self._has_tail(plan, shape)
             hidden = self.tapes.run(self._batches(shape, sent), sent, has_tail)
             if not has_tail and self._reads_hidden(plan.works):
@@ -119,7 +124,7 @@ class ModelRunner:
                 hidden = hidden[sent["sample_index"]]
             logits = self.model.logits(hidden)
         else:
-            ctx, q, residual = self._queries(shape, sent)
+            ctx, q, residual = self._queries(shape, sent, adapted)
             tail = self._tail(plan, shape, sent, ctx.batch)
             hidden = self.model.read_out(q, residual, ctx, tail)
             if tail is None:
@@ -293,12 +298,14 @@ class ModelRunner:
         )
         return ForwardContext(batches[0], self.backend, plans, self.pool)
 
-    def _queries(self, shape: StepShape, sent: dict[str, Tensor]) -> Queries:
+    def _queries(
+        self, shape: StepShape, sent: dict[str, Tensor], adapted: StepAdapters | None
+    ) -> Queries:
         """The step up to its last layer's attention."""
         if shape.mixed_size is not None:
             assert self.mixed_graphs is not None
             return self.mixed_graphs.replay(sent, shape.mixed_size)
-        ctx = self._planned(self._batches(shape, sent))
+        ctx = replace(self._planned(self._batches(shape, sent)), adapted=adapted)
         return Queries(ctx, *self.model.queries(ctx))
 
     def mixed_queries(self, sent: Inputs, num_singles: int) -> Queries:

@@ -56,6 +56,8 @@ class Generation:
                 " /score or /v1/embeddings"
             )
         text, self.requests = server.intake.requests(job.prompt, job.params, job.priority)
+        for one in self.requests:
+            one.adapter_name = request.adapter
         if request.caller is not None:
             for one in self.requests:
                 one.tenant, one.weight = request.caller.salt, request.caller.weight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.server import admin, batches, files, looking, ollama, ollama_models, page_files
+from quire.server import adapters, admin, batches, files, looking, ollama, ollama_models, page_files
 from quire.server.app import ADMIN, KEY, PUBLIC, Handler, Route
 from quire.server.chat import chat_completions
 from quire.server.classify import classify, pooling
@@ -36,6 +36,8 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("POST", "/pooling", pooling),
         *_stored(),
         *_ollama(),
+        Route("POST", "/v1/load_lora_adapter", adapters.load_adapter, ADMIN),
+        Route("POST", "/v1/unload_lora_adapter", adapters.unload_adapter, ADMIN),
         Route("GET", "/v1/models", looking.models),
         Route("GET", "/v1/models/{}", looking.model),
         Route("GET", "/v1/metrics", looking.metrics_summary),
