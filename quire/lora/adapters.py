@@ -43,7 +43,7 @@ class Entry:
     ref: AdapterRef
     facts: Facts
     in_memory: bool = True
-    users: set[RequestId] = field(default_factory=set)
+    users: set[RequestId] = field(default_factory=set)  # past the line
 
 
 class Adapters:
@@ -101,11 +101,10 @@ class Adapters:
     def enter(self, leader: Request) -> bool:
         """Whether a request may go on to the scheduler; if not, `collect` passes it on later."""
         entry = self._find(leader.adapter_name)
-        can_run = not self._line and self._bring(entry)
+        can_run = not self._line and self._bring(entry, leader)
         for member in (leader, *leader.children):
             member.adapter = entry.ref
             self._of[member.id] = entry
-            entry.users.add(member.id)
         if not can_run:
             self._line.append(leader)
         return can_run
@@ -116,7 +115,7 @@ class Adapters:
         while self._line:
             leader = self._line[0]
             try:
-                if not self._bring(self._of[leader.id]):
+                if not self._bring(self._of[leader.id], leader):
                     break
                 self._line.popleft()
                 add(leader)
@@ -153,14 +152,19 @@ class Adapters:
 
     # ------------------------------------------------------------ memory
 
-    def _bring(self, entry: Entry) -> bool:
-        """Into memory, as the one used last. False: all that are there are in use."""
+    def _bring(self, entry: Entry, leader: Request) -> bool:
+        """Into memory, for this request. False: all that are there are in use by others."""
         number = entry.ref.number
-        if entry.in_memory:
-            self._in_memory[number] = self._in_memory.pop(number)
-            return True
-        if not self._make_room():
-            return False
+        if not entry.in_memory:
+            if not self._make_room():
+                return False
+            self._read_again(entry)
+        self._in_memory[number] = self._in_memory.pop(number)  # behind all others
+        entry.users.update(member.id for member in (leader, *leader.children))
+        return True
+
+    def _read_again(self, entry: Entry) -> None:
+        number = entry.ref.number
         facts = self.bank.put(number, entry.path)
         if facts.digest != entry.facts.digest:
             self.bank.drop(number)
@@ -169,7 +173,6 @@ class Adapters:
                 " unload it and load it again"
             )
         entry.in_memory, self._in_memory[number] = True, entry
-        return True
 
     def _check_room(self) -> None:
         if not self._make_room():
