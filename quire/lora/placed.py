@@ -71,11 +71,11 @@ class Adapter(NamedTuple):
     digest: bytes
     rank: int
     num_bytes: int
+    slot: int = 0  # in the tables of recorded steps
 
 
 def place(folder: AdapterFolder, model: Decoder, names: Mapping[str, Target]) -> Adapter:
     """Raises CheckpointError for a module that does not fit, NotSupported for one not done."""
-    check_model(model)
     assert model.ops is not None, "an adapter before the weights"
     linears, found = linears_of(model), dict[Linear, dict[Columns, LowRank]]()
     for module, pair in folder.modules.items():

@@ -7,6 +7,7 @@ is left alone, and so is every product that its adapter does not touch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,16 @@ class StepAdapters:
         self, adapters: Mapping[int, Adapter], rows: Numbers, drawn: Numbers | None = None
     ) -> None:
         """Each row's adapter, 0 for none; `drawn`: of those that the tail keeps."""
-        self._adapters, self._drawn = adapters, drawn
-        self._runs: list[tuple[Adapter, Tensor | None]] = []
-        for number in np.unique(rows[rows > 0]).tolist():
-            own = np.flatnonzero(rows == number)
-            index = None if len(own) == len(rows) else torch.from_numpy(own)
-            self._runs.append((adapters[number], index))
+        self._adapters, self._rows, self._drawn = adapters, rows, drawn
+
+    @cached_property
+    def _runs(self) -> list[tuple[Adapter, Tensor | None]]:
+        found: list[tuple[Adapter, Tensor | None]] = []
+        for number in np.unique(self._rows[self._rows > 0]).tolist():
+            own = np.flatnonzero(self._rows == number)
+            index = None if len(own) == len(self._rows) else torch.from_numpy(own)
+            found.append((self._adapters[number], index))
+        return found
 
     def add(self, linear: Linear, x: Tensor, y: Tensor) -> Tensor:
         for adapter, rows in self._runs:
@@ -39,6 +44,17 @@ class StepAdapters:
             if delta is not None:
                 delta.add(x, y, rows)
         return y
+
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """For a recorded step: the slot of each row's adapter, and of each that is drawn from."""
+        assert self._drawn is not None
+        return self._slots_of(self._rows), self._slots_of(self._drawn)
+
+    def _slots_of(self, rows: Numbers) -> Tensor:
+        slots = np.zeros(len(rows), dtype=np.int32)
+        for number in np.unique(rows[rows > 0]).tolist():
+            slots[rows == number] = self._adapters[number].slot
+        return torch.from_numpy(slots)
 
     def of_tail(self) -> StepAdapters:
         assert self._drawn is not None, "a tail of a tail"

@@ -59,7 +59,10 @@ KERNELS = (
     "attend.c",
     "latents.c",
 )
-COMMON = ("main.c", "multiply.c", "grouped.c", "experts.c", "pool.c", "replay.c", "deal.c")
+COMMON = (
+    *("main.c", "multiply.c", "grouped.c", "experts.c", "adapt.c"),
+    *("pool.c", "replay.c", "deal.c"),
+)
 TIMEOUT_S = 300
 DIGEST_BYTES = 32
 

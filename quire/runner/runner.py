@@ -114,9 +114,9 @@ class ModelRunner:
                 logits = logits[sent["sample_index"]]
         elif self.prompt_graphs is not None and "tiles" in sent:
             logits = self.prompt_graphs.replay(sent, int(shape.context_lens[0]))
-        elif self.tapes is not None and adapted is None:
+        elif self.tapes is not None:
             has_tail = self._has_tail(plan, shape)
-            hidden = self.tapes.run(self._batches(shape, sent), sent, has_tail)
+            hidden = self.tapes.run(self._batches(shape, sent), sent, has_tail, adapted)
             if not has_tail and self._reads_hidden(plan.works):
                 prompts = self._prompt_parts(plan.works, shape, hidden)
                 pooled = self.pools.take(shape, hidden)
