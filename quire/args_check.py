@@ -27,6 +27,7 @@ MAX_SEQS = 1 << 14  # a row of the token table each
 MAX_BATCHED_TOKENS = 1 << 20
 MAX_PAGE_SIZE = 1 << 12
 MAX_CACHE_BYTES = 1 << 50
+MIN_DISK = 1 << 20
 MAX_WAIT_MS = 60_000.0
 MAX_AGING_S = 1e9
 THREADS_PER_CPU = 8  # OpenMP breaks down on thousands
@@ -42,6 +43,9 @@ def check_args(args: EngineArgs) -> None:
     _whole("max_chunk", args.max_chunk, 0, MAX_BATCHED_TOKENS)
     _whole("batch_wait_tokens", args.batch_wait_tokens, 0, MAX_BATCHED_TOKENS)
     _whole("kv_cache_memory", args.kv_cache_memory, 1, MAX_CACHE_BYTES, " bytes")
+    _whole("kv_host_memory", args.kv_host_memory, 1, MAX_CACHE_BYTES, " bytes")
+    _whole("kv_disk_size", args.kv_disk_size, MIN_DISK, MAX_CACHE_BYTES, " bytes")
+    _check_places(args)
     _whole("seed", args.seed, -(2**63), 2**63 - 1)
     most = THREADS_PER_CPU * cpus
     _whole(
@@ -63,6 +67,20 @@ def check_args(args: EngineArgs) -> None:
         raise NotSupported(
             f"got max_chunk={args.max_chunk} with enable_chunked_prefill=False: prompts are either"
             " cut into chunks or not; drop one of the two"
+        )
+
+
+def _check_places(args: EngineArgs) -> None:
+    """Of pages outside the pool."""
+    if args.kv_disk_size is not None and args.kv_disk is None:
+        raise NotSupported(
+            f"got kv_disk_size={args.kv_disk_size} without kv_disk: say which folder it is for"
+        )
+    if (args.kv_disk or args.kv_host_memory) and not args.enable_prefix_caching:
+        what = "kv_disk" if args.kv_disk else "kv_host_memory"
+        raise NotSupported(
+            f"got {what} with enable_prefix_caching=False: pages are found by their prefix;"
+            " drop one of the two"
         )
 
 

@@ -68,6 +68,9 @@ class EngineArgs:
     quantization: str | None = None  # what weights are rounded to while they are loaded
     kv_cache_dtype: str = "auto"
     kv_cache_dtype_skip_layers: tuple[int | str, ...] = ()
+    kv_host_memory: int | None = None  # bytes for pages that the pool has no room for
+    kv_disk: str | None = None  # a folder that keeps pages across restarts
+    kv_disk_size: int | None = None  # most bytes in that folder
     speculative_config: Mapping[str, object] | None = None  # `speculative.py` says what it may hold
 
 

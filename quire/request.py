@@ -56,6 +56,7 @@ class Request:
     cache_salt: str = ""
     tenant: str = ""  # whose it is: the key that fair queueing and shares go by
     weight: float = 1.0  # of that key
+    kv_source: str = ""  # another engine's lease on the prompt's pages; empty: there is none
     children: list[Request] = field(default_factory=list)  # n > 1: start once our prompt is in
 
     row: int = NOT_RUNNING

@@ -30,6 +30,9 @@ FIELDS = {
     "kv_cache_memory": "kv_cache_memory",
     "kv_cache_dtype": "kv_cache_dtype",
     "kv_cache_dtype_skip_layers": "kv_cache_dtype_skip_layers",
+    "kv_host_memory": "kv_host_memory",
+    "kv_disk": "kv_disk",
+    "kv_disk_size": "kv_disk_size",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "scheduling_policy": "scheduling_policy",
     "target_gap_ms": "target_gap_ms",
@@ -78,6 +81,9 @@ def add_engine_flags(parser: VerbParser) -> None:
         metavar="LIST",
         help="layers that keep floats, such as 0,29 or sliding_window",
     )
+    add("--kv-host-memory", type=size_bytes, metavar="SIZE", help="for pages that left the cache")
+    add("--kv-disk", metavar="DIR", help="keep pages there: restarts remember conversations")
+    add("--kv-disk-size", type=size_bytes, metavar="SIZE", help="most bytes there (default: 8GiB)")
     add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
     add("--scheduling-policy", metavar="NAME", help="fcfs, priority, or fair among keys")
     add("--target-gap-ms", type=float, metavar="MS", help="most that prompts may hold up a token")

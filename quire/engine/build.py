@@ -20,6 +20,8 @@ from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.load_model import load_model
 from quire.engine.speculate import SpecParts
+from quire.engine.tier_identity import PageMakers
+from quire.engine.tier_parts import connect_tiers, open_tiers
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
@@ -55,6 +57,7 @@ from quire.runner.warmup import compile_ahead, largest_step
 from quire.sched.costs import StepCosts
 from quire.sched.gap import prompt_budget
 from quire.sched.scheduler import Scheduler
+from quire.tiers.tiers import Tiers
 
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
@@ -68,6 +71,7 @@ class Engine:
     runner: ModelRunner
     config: EngineConfig
     spec: ModelSpec
+    tiers: Tiers | None = None
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -116,13 +120,17 @@ def build_engine(
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
     runner.tapes = cpu.record(model, backend, pool, config, decisions)
     drafts = parts.finish(runner, config, decisions)
-    kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows)
+    makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache)
+    tiers, secret = open_tiers(args, makers, len(cache.groups) * pool.page_bytes, decisions)
+    kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows, secret)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
     core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts)
+    if tiers is not None:
+        connect_tiers(tiers, core, runner)
     sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
     config = replace(config, cache=sized, decisions=tuple(decisions))
-    return Engine(core, runner, config, spec)
+    return Engine(core, runner, config, spec, tiers)
 
 
 def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, cpu: CpuPath, dtype: torch.dtype) -> int:

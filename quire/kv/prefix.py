@@ -2,8 +2,9 @@
 
 A node is one full page of tokens after one exact prefix; it has one page for each layer group. Its
 key is a chained BLAKE2b (half the time of SHA-256 for so few bytes): the parent's key and this
-page's token ids, starting from a root that mixes a random secret of this process with the request's
-salt, so keys can neither be guessed nor shared across salts. A hit compares the stored token ids as
+page's token ids, starting from a root that mixes a secret with the request's salt, so keys can
+neither be guessed nor shared across salts. The secret is random, or a file's where other processes
+shall find the same keys (`secret_file.py`). A hit compares the stored token ids as
 well. Longest match is a walk down.
 
 Pages leave through `evict`. Pages of full groups go leaves first (`manager.py` says why that order
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from quire.kv.groups import Window, first_column
+from quire.request import Request
 
 MAX_GHOSTS = 4096  # evicted keys remembered, only to say why a prompt missed
 GONE = 0  # in place of a page: the scratch page's id, which nobody holds or publishes
@@ -44,6 +46,10 @@ class PrefixTree:
     _num_inserted: int = 0
     _roots: dict[str, bytes] = field(default_factory=dict)
     _ghosts: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+    def root_of(self, request: Request) -> bytes:
+        """Where its keys begin: all that a request's pages depend on besides tokens."""
+        return self.root_key(request.cache_salt)
 
     def root_key(self, salt: str) -> bytes:
         key = self._roots.get(salt)

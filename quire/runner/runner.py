@@ -20,6 +20,7 @@ from quire.attn.backend import AttentionBackend, AttnSpec, prompt_planner
 from quire.forward import Batch, ForwardContext, Tail
 from quire.grammar.live import LiveMatchers
 from quire.memory.pool import PagePool
+from quire.memory.transfer import PageTransfer
 from quire.models.decoder import Decoder
 from quire.request import RequestId
 from quire.runner import rows as bits
@@ -75,6 +76,7 @@ class ModelRunner:
         self.tapes: Tapes | None = None  # on a CPU; set by the engine
         self.prompt_reader: PromptReader | None = None  # takes the place of prompt logprobs
         self.drafter: Drafter | None = None  # likewise, where a model makes drafts
+        self.transfer: PageTransfer | None = None  # likewise, where pages are kept elsewhere too
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -90,7 +92,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingStep:
+        if self.transfer is not None:
+            self.transfer.save(plan.saves)
         shape, sent = self._stage(plan)
+        if self.transfer is not None:
+            self.transfer.load(plan.loads)
         if shape is None:
             self.rows.set_wishes(plan.admissions, self.uploader)
             return PendingStep(())

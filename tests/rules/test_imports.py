@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"forward", "kernels", "kv", "quant", "text"},
     {"native", "args_check"},
     {"attn", "sched", "obs", "grammar"},
-    {"memory", "nn", "spec"},
+    {"memory", "nn", "spec", "tiers"},
     {"models"},
     {"sample", "load", "ops"},
     {"runner"},
@@ -66,6 +66,7 @@ TORCH_FREE = [
     "quire.speculative",
     "quire.kv.manager",
     "quire.kv.check",
+    "quire.tiers.tiers",
     "quire.text.tokenizer",
     "quire.text.detokenize",
     "quire.text.stops",
@@ -149,7 +150,7 @@ def test_policy_is_free_of_torch() -> None:
         raise AssertionError(f"these bring in torch, triton or transformers: {guilty}")
 
 
-@pytest.mark.parametrize("folder", ["sched", "kv", "text", "spec"])
+@pytest.mark.parametrize("folder", ["sched", "kv", "text", "spec", "tiers"])
 def test_no_torch_even_inside_functions(folder: str) -> None:
     """Red when policy reaches for tensors lazily."""
     for path, tree in trees().items():
