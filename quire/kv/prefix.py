@@ -4,7 +4,7 @@ A node is one full page of tokens after one exact prefix; it has one page for ea
 key is a chained BLAKE2b (half the time of SHA-256 for so few bytes): the parent's key and this
 page's token ids, starting from a root that mixes a secret with the request's salt, so keys can
 neither be guessed nor shared across salts. The secret is random, or a file's where other processes
-shall find the same keys (`secret_file.py`). A hit compares the stored token ids as
+shall find the same keys (`tiers/secret_file.py`). A hit compares the stored token ids as
 well. Longest match is a walk down.
 
 Pages leave through `evict`. Pages of full groups go leaves first (`manager.py` says why that order
