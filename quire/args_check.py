@@ -45,7 +45,7 @@ def check_args(args: EngineArgs) -> None:
     _whole("kv_cache_memory", args.kv_cache_memory, 1, MAX_CACHE_BYTES, " bytes")
     _whole("kv_host_memory", args.kv_host_memory, 1, MAX_CACHE_BYTES, " bytes")
     _whole("kv_disk_size", args.kv_disk_size, MIN_DISK, MAX_CACHE_BYTES, " bytes")
-    _check_places(args)
+    _check_tiers(args)
     _whole("seed", args.seed, -(2**63), 2**63 - 1)
     most = THREADS_PER_CPU * cpus
     _whole(
@@ -70,7 +70,7 @@ def check_args(args: EngineArgs) -> None:
         )
 
 
-def _check_places(args: EngineArgs) -> None:
+def _check_tiers(args: EngineArgs) -> None:
     """Of pages outside the pool."""
     if args.kv_disk_size is not None and args.kv_disk is None:
         raise NotSupported(

@@ -42,7 +42,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
             f"got speculative_config on {device.type}: drafts are verified on CPUs only so far,"
             " because captured graphs feed one token a request; leave it out, or use device='cpu'"
         )
-    _check_places(args, device.type)
+    _check_tiers(args, device.type)
     dtype, why = pick_dtype(args.dtype, spec.dtype, device)
     decide("dtype", str(dtype).removeprefix("torch."), why)
     max_len = _max_model_len(args, spec, device.type, decide)
@@ -86,7 +86,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
     return config, device, dtype
 
 
-def _check_places(args: EngineArgs, device: str) -> None:
+def _check_tiers(args: EngineArgs, device: str) -> None:
     if device != "cpu" and (args.kv_disk or args.kv_host_memory):
         what = "kv_disk" if args.kv_disk else "kv_host_memory"
         raise NotSupported(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kv.allocator import SCRATCH_PAGE
-from quire.kv.places import Wanted
+from quire.kv.tier_index import Wanted
 from quire.request import RequestId
 from quire.sched.scheduler import Scheduler
 from quire.spec.verify import verified
@@ -128,8 +128,8 @@ class PageContentRunner:
             tokens.append(work.drafts[i] if work.drafts else guess)
 
 
-class FlakyPlaces:
-    """What the page-content runner saved, as places that take their time and lose things.
+class FlakyTiers:
+    """What the page-content runner saved, as tiers that take their time and lose things.
 
     Some pages are in memory, others come after a while or, when they are read, turn out bad."""
 

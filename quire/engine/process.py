@@ -362,6 +362,8 @@ class EngineProcess:
         counts = self.core.scheduler.stats().as_dict() | self._memory()
         if isinstance(self.core.drafts, Speculation):
             counts |= self.core.drafts.counts.as_dict()
+        if self.engine.tiers is not None:
+            counts |= self.engine.tiers.as_dict()
         return counts
 
     def _maybe_snapshot(self) -> None:

@@ -1,4 +1,4 @@
-"""open_tiers: the places outside the pool that were asked for, and why one of them is not there.
+"""open_tiers: the tiers outside the pool that were asked for, and why one of them is not there.
 
 A disk that cannot be had is no reason not to serve: the engine says so and goes on without it.
 """

@@ -23,8 +23,8 @@ from quire.kv.allocator import PageAllocator
 from quire.kv.groups import PageNeeds, Window, first_column, kept_window
 from quire.kv.holding import CacheCounts, Holding
 from quire.kv.lookup import ITEM, cached_path
-from quire.kv.places import Places
 from quire.kv.prefix import GONE, Node, PrefixTree
+from quire.kv.tier_index import TierIndex
 from quire.kv.transfers import Transfers
 from quire.request import Request, RequestId
 from quire.step import PageCopy, PageLoad, PageSave, PageWrite
@@ -59,9 +59,9 @@ class KVManager:
         self._copies: list[PageCopy] = []
         self.transfers: Transfers | None = None  # where pages are kept outside the pool too
 
-    def connect(self, places: Places) -> None:
-        """Save pages to these places, and load from them what the pool has not."""
-        self.transfers = Transfers(places, self.tree, self.page_size)
+    def connect(self, tiers: TierIndex) -> None:
+        """Save pages to these tiers, and load from them what the pool has not."""
+        self.transfers = Transfers(tiers, self.tree, self.page_size)
 
     # ------------------------------------------------------------ taking
 
@@ -80,7 +80,7 @@ class KVManager:
         return min(len(held.tables[0]) * self.page_size, len(request.tokens) - 1)
 
     def fetch(self, request: Request) -> bool:
-        """Have pages that other places hold brought into memory; True: `match` shall wait."""
+        """Have pages that tiers hold brought into memory; True: `match` shall wait."""
         if self.transfers is None:
             return False
         path = self._path(request)
@@ -88,7 +88,7 @@ class KVManager:
 
     def is_arriving(self, request: Request) -> bool:
         """Whether pages for this request are still on their way."""
-        return self.transfers is not None and self.transfers.places.is_bringing(request.id)
+        return self.transfers is not None and self.transfers.tiers.is_bringing(request.id)
 
     def _path(self, request: Request) -> list[Node] | None:
         if not self.prefix_caching:
@@ -349,7 +349,7 @@ class KVManager:
         self.allocator.drop_many(reversed(pages))
 
     def let_go(self, request: Request) -> None:
-        """The request ended or lost its row: forget what other places brought for it."""
+        """The request ended or lost its row: forget what tiers brought for it."""
         if self.transfers is not None:
             self.transfers.let_go(request)
 

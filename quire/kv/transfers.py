@@ -15,15 +15,15 @@ from itertools import takewhile
 from quire.kv.allocator import PageAllocator
 from quire.kv.holding import Holding
 from quire.kv.lookup import ITEM
-from quire.kv.places import Places, Wanted
 from quire.kv.prefix import GONE, Node, PrefixTree
+from quire.kv.tier_index import TierIndex, Wanted
 from quire.request import Request, RequestId
 from quire.step import PageLoad, PageSave
 
 
 class Transfers:
-    def __init__(self, places: Places, tree: PrefixTree, page_size: int) -> None:
-        self.places = places
+    def __init__(self, tiers: TierIndex, tree: PrefixTree, page_size: int) -> None:
+        self.tiers = tiers
         self._tree, self._page_size = tree, page_size
         self._saves: list[PageSave] = []
         self._loads: list[PageLoad] = []
@@ -32,8 +32,8 @@ class Transfers:
     # ------------------------------------------------------------ saving
 
     def published(self, nodes: Iterable[Node]) -> None:
-        """These nodes are new in the tree: save those that are whole and that no place has."""
-        has = self.places.has
+        """These nodes are new in the tree: save those that are whole and that no tier has."""
+        has = self.tiers.has
         for node in nodes:
             if GONE not in node.pages and not has(node.key):
                 self._saves.append(PageSave(node.key, node.tokens, tuple(node.pages)))
@@ -51,16 +51,16 @@ class Transfers:
         if request.id in self._asked:
             return False
         self._asked.add(request.id)
-        source, has = request.kv_source, self.places.has
+        source, has = request.kv_source, self.tiers.has
         wanted = self._beyond(request, path)
         if not source:  # what another engine has is not known here
             wanted = takewhile(lambda one: has(one.key), wanted)
         chain = list(wanted)
-        return bool(chain) and self.places.fetch(request.id, chain, source)
+        return bool(chain) and self.tiers.fetch(request.id, chain, source)
 
     def ready(self, request: Request, path: Sequence[Node]) -> list[Node]:
         """Nodes behind `path` that are in memory, and stay there until `let_go`."""
-        pin, owner = self.places.pin, request.id
+        pin, owner = self.tiers.pin, request.id
         in_memory = takewhile(lambda one: pin(owner, one), self._beyond(request, path))
         return [Node(one.key, None, one.tokens, []) for one in in_memory]
 
@@ -85,7 +85,7 @@ class Transfers:
     def let_go(self, request: Request) -> None:
         """The request runs, or will not: what was brought for it is not needed any more."""
         self._asked.discard(request.id)
-        self.places.let_go(request.id)
+        self.tiers.let_go(request.id)
 
     def _beyond(self, request: Request, path: Sequence[Node]) -> Iterator[Wanted]:
         """The full pages of a request's tokens after those of `path`."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from quire.kv.places import PageStore, Wanted
+from quire.kv.tier_index import PageStore, Wanted
 from quire.memory.pool import PagePool
 from quire.step import PageLoad, PageSave
 

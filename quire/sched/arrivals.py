@@ -1,4 +1,4 @@
-"""Arrivals: requests whose pages are on their way from another place. They wait beside the line.
+"""Arrivals: requests whose pages are on their way from another tier. They wait beside the line.
 
 Whoever comes to the front of the line and has pages on a disk or in another engine steps aside
 until these are in memory, and others pass. Then it goes back to the line, near the front, since it

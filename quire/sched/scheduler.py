@@ -48,7 +48,7 @@ class Scheduler:
         """`costs` are what a target for the gap between tokens goes by."""
         self.config, self.kv, self.clock, self.costs = config, kv, clock, costs
         self.waiting = waiting_line(config)
-        self.arrivals = Arrivals(kv)  # those whose pages are on their way from another place
+        self.arrivals = Arrivals(kv)  # those whose pages are on their way from another tier
         self.running: dict[RequestId, Request] = {}
         self.max_running = config.max_num_seqs  # lowered while a fault is being pinned down
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))

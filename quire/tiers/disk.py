@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.errors import NotSupported
-from quire.kv.places import Wanted
+from quire.kv.tier_index import Wanted
 from quire.obs.log import log_event
 from quire.tiers.segment import Sealer, Spot, preamble_of, scan
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quire.kv.places import Wanted
+from quire.kv.tier_index import Wanted
 
 Owner = int | str  # a request, or the name of something else that needs a node
 
@@ -22,7 +22,7 @@ Owner = int | str  # a request, or the name of something else that needs a node
 class Kept:
     tokens: bytes
     data: bytearray
-    origin: str  # the place it came from: "memory" when it was saved here
+    origin: str  # the tier it came from: "memory" when it was saved here
     owners: set[Owner] = field(default_factory=set)
 
 

@@ -1,4 +1,4 @@
-"""Tiers: the places outside the pool as one. Memory of the host in front, behind it a disk.
+"""Tiers: all that is outside the pool as one. Memory of the host in front, behind it a disk.
 
 What is saved goes to memory and, in the background, to the disk; what is fetched is brought into
 memory, where the step that loads it finds it. Reading, writing and checking happen in threads of
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from quire.kv.places import Wanted
+from quire.kv.tier_index import Wanted
 from quire.request import RequestId
 from quire.tiers.disk import DiskShelf
 from quire.tiers.memory import MemoryShelf
@@ -65,7 +65,7 @@ class Tiers:
         self._backlog = 0
         self._reader, self._writer = Porter("kv-reader"), Porter("kv-writer")
 
-    # ------------------------------------------------------------ as Places
+    # ------------------------------------------------------------ as TierIndex
 
     def has(self, key: bytes) -> bool:
         return key in self.memory or (self.disk is not None and key in self.disk)
@@ -174,6 +174,6 @@ class Tiers:
 
     def as_dict(self) -> dict[str, float]:
         disk_bytes = 0 if self.disk is None else self.disk.num_bytes
-        places = {"memory_bytes": self.memory.num_bytes, "disk_bytes": disk_bytes}
-        counts = asdict(self.counts) | places | {"backlog_bytes": self._backlog}
+        held = {"memory_bytes": self.memory.num_bytes, "disk_bytes": disk_bytes}
+        counts = asdict(self.counts) | held | {"backlog_bytes": self._backlog}
         return {f"kv_{name}": value for name, value in counts.items()}

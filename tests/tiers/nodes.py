@@ -6,7 +6,7 @@ import random
 from hashlib import blake2b
 from pathlib import Path
 
-from quire.kv.places import Wanted
+from quire.kv.tier_index import Wanted
 from quire.tiers.disk import DiskShelf
 from quire.tiers.segment import Sealer
 

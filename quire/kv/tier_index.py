@@ -1,8 +1,8 @@
-"""Places: where pages of prefixes are kept besides the pool, as the page bookkeeping sees it.
+"""TierIndex: where pages of prefixes are kept besides the pool, as the page bookkeeping sees it.
 
-A place has a node of the prefix tree whole, its pages of all layer groups, or not at all. Nothing
+A tier has a node of the prefix tree whole, its pages of all layer groups, or not at all. Nothing
 here reads bytes: `transfers.py` decides what is saved and loaded, plans carry it
-(`step.py`), and `tiers/` has the places: memory of the host, a disk, another engine.
+(`step.py`), and `tiers/` has them all: memory of the host, a disk, another engine.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Wanted(NamedTuple):
     tokens: bytes
 
 
-class Places(Protocol):
+class TierIndex(Protocol):
     def has(self, key: bytes) -> bool:
-        """Whether any place has this node, as far as is known without reading it."""
+        """Whether any tier has this node, as far as is known without reading it."""
         ...
 
     def fetch(self, owner: RequestId, wanted: Sequence[Wanted], source: str) -> bool:
@@ -44,7 +44,7 @@ class Places(Protocol):
 
 
 class PageStore(Protocol):
-    """The same places, as the pool sees them: bytes by key."""
+    """The same tiers, as the pool sees them: bytes by key."""
 
     def put(self, node: Wanted, data: bytearray) -> None:
         """Keep the pages of a node, by layer group one after the other; never waits for a disk."""
