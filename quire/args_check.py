@@ -20,6 +20,7 @@ from quire.speculative import parse_speculative
 DEVICES = ("auto", "cpu", "cuda")
 DTYPE_NAMES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 LOAD_FORMATS = ("auto", "dummy")
+ROLES = ("both", "prefill", "decode")
 POLICIES = ("fcfs", "priority", "fair")
 
 MAX_MODEL_LEN = 1 << 24
@@ -72,16 +73,38 @@ def check_args(args: EngineArgs) -> None:
 
 def _check_tiers(args: EngineArgs) -> None:
     """Of pages outside the pool."""
+    _one_of("kv_role", args.kv_role, ROLES)
+    if args.kv_role == "decode" and not args.kv_peers:
+        raise NotSupported("got kv_role='decode' without kv_peers: say which engines prefill")
+    if args.kv_peers and args.kv_role != "decode":
+        raise NotSupported(
+            f"got kv_peers={args.kv_peers} with kv_role={args.kv_role!r}, want 'decode'"
+        )
+    if args.kv_listen and args.kv_role != "prefill":
+        raise NotSupported(
+            f"got kv_listen={args.kv_listen!r} with kv_role={args.kv_role!r}, want 'prefill'"
+        )
     if args.kv_disk_size is not None and args.kv_disk is None:
         raise NotSupported(
             f"got kv_disk_size={args.kv_disk_size} without kv_disk: say which folder it is for"
         )
-    if (args.kv_disk or args.kv_host_memory) and not args.enable_prefix_caching:
-        what = "kv_disk" if args.kv_disk else "kv_host_memory"
+    if has_tiers(args) and not args.enable_prefix_caching:
+        what = tier_asked(args)
         raise NotSupported(
             f"got {what} with enable_prefix_caching=False: pages are found by their prefix;"
             " drop one of the two"
         )
+
+
+def has_tiers(args: EngineArgs) -> bool:
+    return bool(args.kv_disk or args.kv_host_memory) or args.kv_role != "both"
+
+
+def tier_asked(args: EngineArgs) -> str:
+    """The argument that asks for a tier, for messages."""
+    if args.kv_role != "both":
+        return f"kv_role={args.kv_role!r}"
+    return "kv_disk" if args.kv_disk else "kv_host_memory"
 
 
 def _check_choices(args: EngineArgs) -> None:

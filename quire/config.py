@@ -71,6 +71,10 @@ class EngineArgs:
     kv_host_memory: int | None = None  # bytes for pages that the pool has no room for
     kv_disk: str | None = None  # a folder that keeps pages across restarts
     kv_disk_size: int | None = None  # most bytes in that folder
+    kv_role: str = "both"  # or "prefill", for other engines, or "decode", of what those computed
+    kv_listen: str | None = None  # where an engine that prefills offers pages
+    kv_peers: tuple[str, ...] = ()  # whom an engine that decodes may ask for pages
+    kv_secret: str | None = None  # the file that engines have in common
     speculative_config: Mapping[str, object] | None = None  # `speculative.py` says what it may hold
 
 

@@ -56,7 +56,8 @@ class Request:
     cache_salt: str = ""
     tenant: str = ""  # whose it is: the key that fair queueing and shares go by
     weight: float = 1.0  # of that key
-    kv_source: str = ""  # another engine's lease on the prompt's pages; empty: there is none
+    kv_source: str = ""  # ticket for the prompt's pages in another engine; empty: there is none
+    kv_lease: bool = False  # another engine will ask for the prompt's pages
     children: list[Request] = field(default_factory=list)  # n > 1: start once our prompt is in
 
     row: int = NOT_RUNNING

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.args_check import check_args
+from quire.args_check import check_args, has_tiers, tier_asked
 from quire.config import CacheConfig, Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.errors import NotSupported
 from quire.kv.forms import parse_cache_dtype
@@ -87,11 +87,10 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
 
 
 def _check_tiers(args: EngineArgs, device: str) -> None:
-    if device != "cpu" and (args.kv_disk or args.kv_host_memory):
-        what = "kv_disk" if args.kv_disk else "kv_host_memory"
+    if device != "cpu" and has_tiers(args):
         raise NotSupported(
-            f"got {what} on {device}: pages are moved out of the pool on CPUs only so far; leave it"
-            " out, or use device='cpu'"
+            f"got {tier_asked(args)} on {device}: pages are moved out of the pool on CPUs only so"
+            " far; leave it out, or use device='cpu'"
         )
 
 

@@ -33,6 +33,10 @@ FIELDS = {
     "kv_host_memory": "kv_host_memory",
     "kv_disk": "kv_disk",
     "kv_disk_size": "kv_disk_size",
+    "kv_role": "kv_role",
+    "kv_listen": "kv_listen",
+    "kv_peers": "kv_peers",
+    "kv_secret": "kv_secret",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "scheduling_policy": "scheduling_policy",
     "target_gap_ms": "target_gap_ms",
@@ -77,7 +81,7 @@ def add_engine_flags(parser: VerbParser) -> None:
     add("--kv-cache-dtype", metavar="NAME", help="auto, int8, fp8 or int4: more tokens in memory")
     add(
         "--kv-cache-dtype-skip-layers",
-        type=_words,
+        type=comma_list,
         metavar="LIST",
         help="layers that keep floats, such as 0,29 or sliding_window",
     )
@@ -104,7 +108,7 @@ def add_engine_flags(parser: VerbParser) -> None:
     )
 
 
-def _words(text: str) -> tuple[str, ...]:
+def comma_list(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 

@@ -86,7 +86,7 @@ class EngineCore:
         if launched and self.on_step is not None:
             self.on_step(plan.num_tokens, time.perf_counter() - begun)
         if not self.scheduler.has_work:
-            self._save_last()
+            self.save_now()
         if self.grammars is not None:
             events += self._tend(self.grammars, events)
         return events
@@ -99,8 +99,8 @@ class EngineCore:
                     grammars.drop(event.request_id)
         return grammars.collect(self.scheduler.add) if len(grammars) else []
 
-    def _save_last(self) -> None:
-        """Nobody is left to plan a step for: pages that were published last are saved now."""
+    def save_now(self) -> None:
+        """Save pages that were published last, and do not wait for the next step."""
         saves, loads = self.scheduler.kv.take_transfers()
         assert not loads, "pages are loaded for nobody"
         if saves:

@@ -10,7 +10,7 @@ loaded.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from quire.kv.allocator import PageAllocator
 from quire.kv.holding import Holding
@@ -38,9 +38,16 @@ class Transfers:
             if GONE not in node.pages and not has(node.key):
                 self._saves.append(PageSave(node.key, node.tokens, tuple(node.pages)))
 
-    @property
-    def has_saves(self) -> bool:
-        return bool(self._saves)
+    def lend(self, request: Request) -> list[Wanted]:
+        """The full pages of a prompt that ran; those that only the pool has are saved again.
+
+        The request has them pinned until `let_go`, as far as they are in memory already."""
+        wanted = list(islice(self._beyond(request, ()), request.num_prompt // self._page_size))
+        for one in wanted:
+            node = self._tree.find(one.key, one.tokens)
+            if not self.tiers.pin(request.id, one) and node is not None and GONE not in node.pages:
+                self._saves.append(PageSave(node.key, node.tokens, tuple(node.pages)))
+        return wanted
 
     # ------------------------------------------------------------ loading
 

@@ -9,13 +9,17 @@ that of the pool.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Protocol
 
+from quire.errors import TransferError
 from quire.kv.tier_index import Wanted
+from quire.obs.log import log_event
 from quire.request import RequestId
 from quire.tiers.disk import DiskShelf
 from quire.tiers.memory import MemoryShelf
@@ -28,12 +32,20 @@ ITEM = 4  # bytes of a token id
 WRITER = "writer"
 
 
-class Source(Protocol):
-    """Another engine's pages of one prompt."""
+class Remote(Protocol):
+    """Other engines; `disagg/connector.py` has more to say of them."""
 
-    def pull(self, wanted: Sequence[Wanted]) -> list[bytearray]:
-        """Pages of a chain of nodes, as far as they could be had and are confirmed."""
+    def offer(self, nodes: Sequence[Wanted]) -> str:
+        """Let others read these; a ticket, or nothing."""
         ...
+
+    def pull(
+        self, ticket: str, wanted: Sequence[Wanted], is_alive: Callable[[], bool]
+    ) -> list[bytearray]:
+        """Pages of the first of these nodes, confirmed. Raises TransferError."""
+        ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -50,6 +62,8 @@ class TierCounts:
     drops: int = 0  # that were not written: the disk was too slow, full or not writable
     bad: int = 0  # records that were not what was written
     recomputed: int = 0  # fetches that were slower than computing
+    failed_pulls: int = 0  # tickets of other engines that brought nothing
+    tickets: int = 0  # given to others
 
 
 class Tiers:
@@ -64,6 +78,8 @@ class Tiers:
         self._staged: dict[RequestId, int] = {}  # bytes brought for each
         self._backlog = 0
         self._reader, self._writer = Porter("kv-reader"), Porter("kv-writer")
+        self._puller = Porter("kv-puller")
+        self.remote: Remote | None = None
 
     # ------------------------------------------------------------ as TierIndex
 
@@ -72,14 +88,20 @@ class Tiers:
 
     def fetch(self, owner: RequestId, wanted: Sequence[Wanted], source: str) -> bool:
         missing = [node for node in wanted if not self.memory.pin(owner, node)]
-        if not missing or self.disk is None:
+        if not missing:
+            return False
+        if source and self.remote is not None:
+            self._bringing.add(owner)
+            self._puller.do(partial(self._pull, self.remote, owner, missing, source))
+            return True
+        if self.disk is None:
             return False
         num_tokens = sum(len(node.tokens) for node in missing) // ITEM
         if not self.tempo.is_worth(num_tokens, len(missing) * self.node_bytes):
             self.counts.recomputed += 1
             return False
         self._bringing.add(owner)
-        self._reader.do(lambda: self._bring(owner, missing))
+        self._reader.do(partial(self._bring, owner, missing))
         return True
 
     def is_bringing(self, owner: RequestId) -> bool:
@@ -109,7 +131,7 @@ class Tiers:
             self.memory.put(node, data, WRITER, "memory")
             with self._lock:
                 self._backlog += len(data)
-            self._writer.do(lambda: self._write(disk, node, data))
+            self._writer.do(partial(self._write, disk, node, data))
 
     def get(self, key: bytes) -> bytearray:
         """The bytes of a node that some request has pinned."""
@@ -120,6 +142,12 @@ class Tiers:
         counts.loaded_bytes += len(kept.data)
         kept.origin = "memory"  # for whoever comes next
         return kept.data
+
+    def offer(self, nodes: Sequence[Wanted]) -> str:
+        """A ticket for another engine; empty: there is nothing to read, or nobody may."""
+        ticket = self.remote.offer(nodes) if self.remote is not None else ""
+        self.counts.tickets += bool(ticket)
+        return ticket
 
     # ------------------------------------------------------------ threads
 
@@ -138,12 +166,30 @@ class Tiers:
         with self._lock:
             self._bringing.discard(owner)
 
-    def _hand_over(self, owner: RequestId, node: Wanted, data: bytearray) -> bool:
+    def _pull(
+        self, remote: Remote, owner: RequestId, wanted: Sequence[Wanted], ticket: str
+    ) -> None:
+        """The same from another engine, all of it or nothing."""
+        try:
+            pages = remote.pull(ticket, wanted, lambda: self.is_bringing(owner))
+        except TransferError as error:
+            self.counts.failed_pulls += 1
+            log_event("kv_pull_failed", severity=logging.WARNING, reason=str(error))
+            pages = []
+        for node, data in zip(wanted, pages, strict=False):
+            if not self._hand_over(owner, node, data, "remote"):
+                break
+        with self._lock:
+            self._bringing.discard(owner)
+
+    def _hand_over(
+        self, owner: RequestId, node: Wanted, data: bytearray, origin: str = "disk"
+    ) -> bool:
         """False: the request does not wait any more."""
         with self._lock:
             if owner not in self._bringing:
                 return False
-            self.memory.put(node, data, owner, "disk")
+            self.memory.put(node, data, owner, origin)
             self._staged[owner] = self._staged.get(owner, 0) + len(data)
             return True
 
@@ -168,6 +214,9 @@ class Tiers:
         """Write what waits to be written, as far as there is time, and give the folder back."""
         self._writer.close(seconds)
         self._reader.close(seconds)
+        if self.remote is not None:
+            self.remote.close()
+        self._puller.close(0.1)
         if self.disk is not None:
             self.disk.close()
             self.disk = None

@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"native", "args_check"},
     {"attn", "sched", "obs", "grammar"},
     {"memory", "nn", "spec", "tiers"},
-    {"models"},
+    {"models", "disagg"},
     {"sample", "load", "ops"},
     {"runner"},
     {"resolve"},
@@ -150,7 +150,7 @@ def test_policy_is_free_of_torch() -> None:
         raise AssertionError(f"these bring in torch, triton or transformers: {guilty}")
 
 
-@pytest.mark.parametrize("folder", ["sched", "kv", "text", "spec", "tiers"])
+@pytest.mark.parametrize("folder", ["sched", "kv", "text", "spec", "tiers", "disagg"])
 def test_no_torch_even_inside_functions(folder: str) -> None:
     """Red when policy reaches for tensors lazily."""
     for path, tree in trees().items():
