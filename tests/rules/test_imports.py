@@ -32,6 +32,7 @@ LAYERS: list[set[str]] = [
     {"evaluate"},
     {"compress"},
     {"server"},
+    {"router"},
     {"cli"},
 ]
 
@@ -67,6 +68,8 @@ TORCH_FREE = [
     "quire.kv.manager",
     "quire.kv.check",
     "quire.tiers.tiers",
+    "quire.disagg.sockets",
+    "quire.router.router",
     "quire.text.tokenizer",
     "quire.text.detokenize",
     "quire.text.stops",
