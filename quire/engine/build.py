@@ -108,11 +108,9 @@ def build_engine(
         Decision("attention", name, f"first that can do {dtype} on {device.type}"),
         *cpu.decisions(ops),
         *cache_decisions(cache),
+        *_group_decisions(cache.groups),
     ]
-    if len(cache.groups) > 1 or cache.groups.windows != (None,):
-        decisions.append(_describe(cache.groups))
-    runs = Runs(model, backend, cache, rows)
-    pages = _size_pool(config, runs, parts.page_bytes, decisions)
+    pages = _size_pool(config, Runs(model, backend, cache, rows), parts.page_bytes, decisions)
     pool = PagePool(backend, heads, cache, pages, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
@@ -126,8 +124,7 @@ def build_engine(
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
     core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts)
-    if tiers is not None:
-        connect_tiers(tiers, core, runner)
+    connect_tiers(tiers, core, runner)
     sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
     config = replace(config, cache=sized, decisions=tuple(decisions))
     return Engine(core, runner, config, spec, tiers)
@@ -174,7 +171,10 @@ def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -
     return load_form(name)
 
 
-def _describe(groups: LayerGroups) -> Decision:
+def _group_decisions(groups: LayerGroups) -> list[Decision]:
+    """Nothing to say where all layers see everything."""
+    if groups.windows == (None,):
+        return []
     counts = Counter(groups.windows)
     kinds = [
         f"{count} " + ("full" if window is None else f"of window {window}")
@@ -182,7 +182,7 @@ def _describe(groups: LayerGroups) -> Decision:
     ]
     unused = len(groups) * groups.num_places - groups.num_layers
     why = f"{groups.num_layers} layers, {groups.num_places} a group, {unused} places unused"
-    return Decision("layer groups", ", ".join(kinds), why)
+    return [Decision("layer groups", ", ".join(kinds), why)]
 
 
 def max_inflight(sched: SchedConfig, device: torch.device) -> int:

@@ -74,8 +74,10 @@ def open_tiers(
     return TierParts(tiers, secret)
 
 
-def connect_tiers(tiers: Tiers, core: EngineCore, runner: ModelRunner) -> None:
+def connect_tiers(tiers: Tiers | None, core: EngineCore, runner: ModelRunner) -> None:
     """Pages are saved and loaded from now on; whatever ends the engine writes what is left."""
+    if tiers is None:
+        return
     core.scheduler.kv.connect(tiers)
     runner.transfer = PageTransfer(runner.pool, tiers)
     core.on_step = tiers.tempo.stepped

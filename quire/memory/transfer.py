@@ -7,18 +7,28 @@ whatever takes longer (checksums, disks) is done behind the store's `put`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import TypeVar
 
 from quire.kv.tier_index import PageStore, Wanted
 from quire.memory.pool import PagePool
-from quire.step import PageLoad, PageSave
+from quire.step import PageLoad, PageSave, StepPlan
+
+T = TypeVar("T")
 
 
 class PageTransfer:
     def __init__(self, pool: PagePool, store: PageStore) -> None:
         self._pool, self._store = pool, store
+
+    def around(self, plan: StepPlan, stage: Callable[[StepPlan], T]) -> T:
+        """Saves, then what `stage` does to the pool (copies of pages), then loads."""
+        self.save(plan.saves)
+        staged = stage(plan)
+        self.load(plan.loads)
+        return staged
 
     def save(self, saves: Sequence[PageSave]) -> None:
         for save in saves:

@@ -92,11 +92,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingStep:
-        if self.transfer is not None:
-            self.transfer.save(plan.saves)
-        shape, sent = self._stage(plan)
-        if self.transfer is not None:
-            self.transfer.load(plan.loads)
+        staging, transfer = self._stage, self.transfer
+        shape, sent = staging(plan) if transfer is None else transfer.around(plan, staging)
         if shape is None:
             self.rows.set_wishes(plan.admissions, self.uploader)
             return PendingStep(())
