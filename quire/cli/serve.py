@@ -20,6 +20,7 @@ from quire.cli.engine_flags import (
     add_engine_flags,
     add_model,
     checked_args,
+    comma_list,
     engine_args,
     model_of,
 )
@@ -73,8 +74,17 @@ def build_parser() -> VerbParser:
     log.add_argument("--log-level", type=str.lower, choices=LEVELS, default="info", metavar="NAME")
     log.add_argument("--public-metrics", action="store_true", help="/metrics without a key")
     log.add_argument("--otlp-traces-endpoint", metavar="URL", help="send OpenTelemetry traces")
+    _add_role_flags(parser)
     add_engine_flags(parser)
     return parser
+
+
+def _add_role_flags(parser: VerbParser) -> None:
+    add = parser.add_argument_group("prefill and decode apart").add_argument
+    add("--role", dest="kv_role", metavar="NAME", help="prefill, decode or both (default: both)")
+    add("--kv-listen", metavar="HOST:PORT", help="prefill: offer pages there")
+    add("--kv-peers", type=comma_list, metavar="LIST", help="decode: HOST:PORT,... to ask for them")
+    add("--kv-secret", metavar="FILE", help="a file that all these engines have in common")
 
 
 def _add_key_flags(parser: VerbParser) -> None:

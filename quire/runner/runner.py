@@ -21,6 +21,7 @@ from quire.grammar.live import LiveMatchers
 from quire.lora.bank import AdapterBank
 from quire.lora.step import StepAdapters
 from quire.memory.pool import PagePool
+from quire.memory.transfer import PageTransfer
 from quire.models.decoder import Decoder
 from quire.runner import rows as bits
 from quire.runner.adapted import adapted_of
@@ -76,6 +77,7 @@ class ModelRunner:
         self.drafter: Drafter | None = None  # likewise, where a model makes drafts
         self.taps: tuple[int, ...] = ()  # layers whose input the drafter reads; likewise
         self.adapters: AdapterBank | None = None  # likewise, where adapters can be added
+        self.transfer: PageTransfer | None = None  # likewise, where pages are kept elsewhere too
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -91,7 +93,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingStep:
-        shape, sent = self._stage(plan)
+        staging, transfer = self._stage, self.transfer
+        shape, sent = staging(plan) if transfer is None else transfer.around(plan, staging)
         if shape is None:
             self.rows.set_wishes(plan.admissions, self.uploader)
             return PendingStep(())
