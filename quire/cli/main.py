@@ -37,6 +37,7 @@ VERBS = {
     "inspect": Verb("quire.cli.inspect", "show what a model is and what the engine would decide"),
     "evaluate": Verb("quire.cli.evaluate", "judge a model: perplexity, distance, tasks, size"),
     "quantize": Verb("quire.cli.quantize", "make a smaller model: fewer bits a weight"),
+    "distill": Verb("quire.cli.distill", "train a drafter or a student from a model's own answers"),
     "bench": Verb("quire.cli.bench", "measure speed, start-up, each technique, or each kernel"),
 }
 

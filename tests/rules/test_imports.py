@@ -31,6 +31,7 @@ LAYERS: list[set[str]] = [
     {"bench"},
     {"evaluate"},
     {"compress"},
+    {"distill"},
     {"server"},
     {"cli"},
 ]
