@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,8 +28,18 @@ from quire.quant.weight import Dense, Weight
 DUMMY_STD = 0.02
 
 
+class Fillable(Protocol):
+    """A model, or a head of one."""
+
+    device: torch.device
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Every tensor the loader must fill, by our name."""
+        ...
+
+
 def load_weights(
-    model: Decoder,
+    model: Fillable,
     checkpoint: Checkpoint,
     names: Mapping[str, Target],
     wish: Wish = Wish(),  # noqa: B008 (a value, never changed)

@@ -67,6 +67,29 @@ class Block:
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self.scale == 1.0 else x * self.scale
 
+    def finish(self, ops: Ops, ropes: Ropes) -> None:
+        self.attn.finish(ops, ropes)
+        self.mlp.finish(ops)
+        for norm in self.norms().values():
+            norm.finish(ops)
+
+    def parameters(self, at: str) -> dict[str, Parameter]:
+        """Every tensor of the block; `at` begins their names."""
+        found: dict[str, Parameter] = {}
+        for name, norm in (self.norms() | self.attn.norms()).items():
+            add_norm(found, at + name, norm)
+        for name, linear in (self.attn.linears() | self.mlp.linears()).items():
+            add_linear(found, at + name, linear)
+        if isinstance(self.attn, Attention) and self.attn.sinks is not None:
+            found[at + "sinks"] = Parameter.of(self.attn.sinks)
+        if isinstance(self.mlp, SparseMLP):
+            for name, own in self.mlp.parameters().items():
+                found[at + name] = own
+        else:
+            for name, norm in self.mlp.norms().items():
+                add_norm(found, at + name, norm)
+        return found
+
 
 class NormAfterBlock(Block):
     """Reads the stream as it is and norms what it adds (OLMo 2)."""
@@ -176,9 +199,14 @@ class Decoder:
             at = ctx.at(layer)
             # One name for all, so that no tensor outlives its use: they are large.
             x, residual = block.store(x, residual, at)
+            if ctx.taps is not None:
+                ctx.taps.take(layer, residual)
             x = block.attn.attend(x, at)
             x, residual = block.feed_forward(x, residual)
-        return last.store(x, residual, ctx.at(len(before)))
+        q, residual = last.store(x, residual, ctx.at(len(before)))
+        if ctx.taps is not None:
+            ctx.taps.take(len(before), residual)
+        return q, residual
 
     def read_out(
         self, q: Tensor, residual: Tensor, ctx: ForwardContext, tail: Tail | None
@@ -192,7 +220,9 @@ class Decoder:
             # Plain launches: attention of single queries reads all but the newest keys early.
             q, residual = tail.of(q), tail.of(residual)
         x, stream = last.feed_forward(last.attn.attend(q, at), residual)
-        x, _ = self.norm(x, stream)
+        x, stream = self.norm(x, stream)
+        if ctx.taps is not None:
+            ctx.taps.take(len(self.blocks), stream)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -211,10 +241,7 @@ class Decoder:
     def finish(self, ops: Ops) -> None:
         self.ops, ropes = ops, self.ropes()
         for block in self.blocks:
-            block.attn.finish(ops, ropes)
-            block.mlp.finish(ops)
-            for norm in block.norms().values():
-                norm.finish(ops)
+            block.finish(ops, ropes)
         self.norm.finish(ops)
         if self.spec.tied:
             self.head.kernel = self.embed.finish_tied(ops)
@@ -226,15 +253,7 @@ class Decoder:
 
     def ropes(self) -> Ropes:
         """Rotations of its layers, as `Attention.finish` takes them."""
-
-        def tables(rope: RopeSpec | None) -> RopeTables:
-            if rope is None:
-                return RopeTables(None, None)
-            return RopeTables(*rope_tables(rope, self.num_positions, self.device))
-
-        full = tables(self.spec.rope)
-        local = self.spec.local_rope
-        return Ropes(full, full if local is None else tables(local))
+        return ropes_of(self.spec, self.num_positions, self.device)
 
     def count_expert_loads(self) -> Tensor:
         """[sparse layers, experts] tokens each expert got, counted from now on; again: from zero.
@@ -267,34 +286,32 @@ class Decoder:
         if self.positions is not None:
             found["positions.weight"] = Parameter.of(self.positions)
         for i, block in enumerate(self.blocks):
-            at = f"layers.{i}."
-            for name, norm in (block.norms() | block.attn.norms()).items():
-                _add_norm(found, at + name, norm)
-            for name, linear in (block.attn.linears() | block.mlp.linears()).items():
-                _add_linear(found, at + name, linear)
-            if isinstance(block.attn, Attention) and block.attn.sinks is not None:
-                found[at + "sinks"] = Parameter.of(block.attn.sinks)
-            if isinstance(block.mlp, SparseMLP):
-                for name, own in block.mlp.parameters().items():
-                    found[at + name] = own
-            else:
-                for name, norm in block.mlp.norms().items():
-                    _add_norm(found, at + name, norm)
-        _add_norm(found, "norm", self.norm)
+            found |= block.parameters(f"layers.{i}.")
+        add_norm(found, "norm", self.norm)
         if not self.spec.tied:
-            _add_linear(found, "head", self.head)
+            add_linear(found, "head", self.head)
         if self.score is not None:
-            _add_linear(found, "score", self.score)
+            add_linear(found, "score", self.score)
         return found
 
 
-def _add_norm(found: dict[str, Parameter], name: str, norm: RMSNorm | LayerNorm) -> None:
+def ropes_of(spec: ModelSpec, num_positions: int, device: torch.device) -> Ropes:
+    def tables(rope: RopeSpec | None) -> RopeTables:
+        if rope is None:
+            return RopeTables(None, None)
+        return RopeTables(*rope_tables(rope, num_positions, device))
+
+    full = tables(spec.rope)
+    return Ropes(full, full if spec.local_rope is None else tables(spec.local_rope))
+
+
+def add_norm(found: dict[str, Parameter], name: str, norm: RMSNorm | LayerNorm) -> None:
     found[name + ".weight"] = Parameter.of(norm.weight)
     if isinstance(norm, LayerNorm):
         found[name + ".bias"] = Parameter.of(norm.bias)
 
 
-def _add_linear(found: dict[str, Parameter], name: str, linear: Linear) -> None:
+def add_linear(found: dict[str, Parameter], name: str, linear: Linear) -> None:
     found[name + ".weight"] = linear.weight
     if linear.bias is not None:
         found[name + ".bias"] = linear.bias
