@@ -44,24 +44,47 @@ def collect(
     make_llm: Callable[[], LLM],
     listen: Callable[[int, int], None],
 ) -> list[Answer]:
-    """All answers; the engine is only made where some are missing."""
-    found = list(_read(path))[: corpus.answers]
+    """The target's answers to all prompts; the engine is only made where some are missing."""
+
+    def prompts(llm: LLM) -> Callable[[int], list[int]]:
+        texts = prompts_of(corpus)
+        return lambda number: _prompt(llm, texts[number % len(texts)])
+
+    return _complete(path, corpus, corpus.answers, (make_llm, prompts), listen)
+
+
+def ask_again(
+    path: Path, corpus: Corpus, prompts: Sequence[list[int]], make_llm: Callable[[], LLM]
+) -> list[Answer]:
+    """Another model's answers to prompts that are tokens already."""
+    asks = make_llm, lambda llm: prompts.__getitem__
+    return _complete(path, corpus, len(prompts), asks, lambda done, total: None)
+
+
+Asks = tuple[Callable[[], "LLM"], Callable[["LLM"], Callable[[int], list[int]]]]
+
+
+def _complete(
+    path: Path, corpus: Corpus, count: int, asks: Asks, listen: Callable[[int, int], None]
+) -> list[Answer]:
+    found = list(_read(path))[:count]
     _rewrite(path, found)
-    if len(found) < corpus.answers:
-        prompts = prompts_of(corpus)
+    if len(found) < count:
+        make_llm, prompts = asks
         llm = make_llm()
-        while len(found) < corpus.answers:
-            listen(len(found), corpus.answers)
-            last = min(len(found) + ROUND, corpus.answers)
-            fresh = _ask(llm, prompts, range(len(found), last), corpus)
+        prompt_of = prompts(llm)
+        while len(found) < count:
+            listen(len(found), count)
+            numbers = range(len(found), min(len(found) + ROUND, count))
+            fresh = _ask(llm, [prompt_of(i) for i in numbers], numbers, corpus)
             _append(path, fresh)
             found += fresh
-    listen(len(found), corpus.answers)
+    listen(len(found), count)
     return found
 
 
-def _ask(llm: LLM, prompts: Sequence[str], numbers: range, corpus: Corpus) -> list[Answer]:
-    inputs: list[Any] = [_prompt(llm, prompts[i % len(prompts)]) for i in numbers]
+def _ask(llm: LLM, prompts: Sequence[list[int]], numbers: range, corpus: Corpus) -> list[Answer]:
+    inputs: list[Any] = [{"prompt_token_ids": ids} for ids in prompts]
     params = [
         SamplingParams(
             temperature=corpus.temperatures[i % len(corpus.temperatures)],
@@ -75,13 +98,12 @@ def _ask(llm: LLM, prompts: Sequence[str], numbers: range, corpus: Corpus) -> li
     for output in llm.generate(inputs, params, use_tqdm=False):
         (completion,) = output.outputs
         if completion.finish_reason == "error":
-            raise QuireError(f"the target failed on a prompt: {completion.stop_reason}")
-        ids = output.prompt_token_ids
-        made.append(Answer(list(ids), list(completion.token_ids)))
+            raise QuireError(f"the model failed on a prompt: {completion.stop_reason}")
+        made.append(Answer(list(output.prompt_token_ids), list(completion.token_ids)))
     return made
 
 
-def _prompt(llm: LLM, text: str) -> dict[str, Any]:
+def _prompt(llm: LLM, text: str) -> list[int]:
     """As a conversation where the model has a template."""
     tokenizer = llm.get_tokenizer()
     if tokenizer.chat_template is None:
@@ -91,7 +113,7 @@ def _prompt(llm: LLM, text: str) -> dict[str, Any]:
 
         messages = [{"role": "user", "content": text}]
         ids = ChatStyle.of().prompt(tokenizer, messages)["prompt_token_ids"]
-    return {"prompt_token_ids": ids[:MAX_PROMPT]}
+    return ids[:MAX_PROMPT]
 
 
 def _read(path: Path) -> Iterator[Answer]:

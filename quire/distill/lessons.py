@@ -6,13 +6,14 @@ would have read. The last answers are held out: pupils are judged by them and ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.distill.answers import Answer
+from quire.distill.own import OwnAnswers
 from quire.distill.teacher import States, Teacher
 
 HELD_OUT = 24  # answers at most, or a tenth of all
@@ -29,6 +30,7 @@ class Lesson:
 @dataclass(frozen=True, slots=True)
 class Lessons:
     answers: Sequence[Answer]
+    own: OwnAnswers
     teacher: Teacher
     batch: int
     seed: int
@@ -41,28 +43,30 @@ class Lessons:
         """All answers once in an order of the seed, then in another."""
         num_read = len(self.answers) - self.num_held_out
         first = micro_step * self.batch
-        numbers = [
-            int(self._order(at // num_read, num_read)[at % num_read])
-            for at in range(first, first + self.batch)
-        ]
-        return self._lesson(numbers)
+        chosen = {}
+        for at in range(first, first + self.batch):
+            number_of_pass, place = divmod(at, num_read)
+            number = int(self._order(number_of_pass, num_read)[place])
+            own = self.own.in_pass(number_of_pass).get(number)
+            name = f"{number:06}" if own is None else f"own-{number_of_pass}-{number:06}"
+            chosen[name] = own or self.answers[number]
+        return self._lesson(chosen)
 
     def held_out(self) -> list[Lesson]:
         numbers = range(len(self.answers) - self.num_held_out, len(self.answers))
         return [
-            self._lesson(numbers[i : i + self.batch]) for i in range(0, len(numbers), self.batch)
+            self._lesson({f"{n:06}": self.answers[n] for n in numbers[i : i + self.batch]})
+            for i in range(0, len(numbers), self.batch)
         ]
 
     def _order(self, epoch: int, count: int) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         return torch.randperm(count, generator=generator)
 
-    def _lesson(self, numbers: Sequence[int]) -> Lesson:
-        chosen, device = [self.answers[i] for i in numbers], self.teacher.target.device
+    def _lesson(self, named: Mapping[str, Answer]) -> Lesson:
+        chosen, device = list(named.values()), self.teacher.target.device
         length = max(len(answer.ids) for answer in chosen)
-        read = [
-            self.teacher.states(i, answer.ids) for i, answer in zip(numbers, chosen, strict=True)
-        ]
+        read = [self.teacher.states(name, answer.ids) for name, answer in named.items()]
 
         def padded(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
             made = torch.zeros(len(tensors), length, *tensors[0].shape[1:], dtype=dtype)

@@ -24,17 +24,19 @@ from quire.distill.answers import Answer, collect, prompts_of
 from quire.distill.lessons import Lesson, Lessons
 from quire.distill.losses import Judged
 from quire.distill.optimiser import Optimiser
+from quire.distill.own import OwnAnswers
 from quire.distill.prompts import digest
 from quire.distill.pupil import KINDS, Pupil
 from quire.distill.recipe import Recipe
 from quire.distill.state import Desk, State
 from quire.distill.teacher import Target, Teacher
-from quire.errors import QuireError
+from quire.errors import NotSupported, QuireError
 
 if TYPE_CHECKING:
     from quire.llm import LLM
 
 REPORT = "distill.json"
+WRITES = ("student", "draft_model")  # kinds that are whole models
 STATES_LIMIT = 16 << 30  # bytes of hidden states that are kept on disk
 
 
@@ -68,10 +70,16 @@ def distil(job: Job, listen: Listen) -> dict[str, Any]:
     answers = collect(
         desk.folder / "answers.jsonl",
         job.recipe.corpus,
-        lambda: _engine(job),
+        lambda: _engine(job, job.recipe.target),
         lambda done, total: listen(Progress("answers", done, total)),
     )
     target = Target.open(job.recipe.target, job.device, job.threads)
+    if job.recipe.schedule.own_share and job.recipe.shape.kind not in WRITES:
+        raise NotSupported(
+            f"got --own-share {job.recipe.schedule.own_share} for a pupil of kind"
+            f" {job.recipe.shape.kind!r}, which cannot write by itself; leave it out, or take"
+            f" {' or '.join(WRITES)}"
+        )
     pupil: Pupil = KINDS.get(job.recipe.shape.kind)(
         target, job.recipe.shape, job.recipe.schedule, answers
     )
@@ -83,17 +91,11 @@ def distil(job: Job, listen: Listen) -> dict[str, Any]:
     return report
 
 
-def _engine(job: Job) -> LLM:
+def _engine(job: Job, model: str) -> LLM:
     from quire.llm import LLM
 
-    corpus = job.recipe.corpus
-    return LLM(
-        job.recipe.target,
-        device=job.device.type,
-        num_threads=job.threads,
-        max_num_seqs=32,
-        seed=corpus.seed,
-    )
+    options = {"num_threads": job.threads, "max_num_seqs": 32}
+    return LLM(model, device=job.device.type, seed=job.recipe.corpus.seed, **options)
 
 
 class Run:
@@ -108,7 +110,9 @@ class Run:
     ) -> None:
         self.schedule, self.recipe, self.device = job.recipe.schedule, job.recipe, job.device
         self.desk, self.pupil, self.listen = desk, pupil, listen
-        self.lessons = Lessons(answers, teacher, self.schedule.batch, self.schedule.seed)
+        own = OwnAnswers(answers, job.recipe.corpus, self.schedule, desk.folder, self._own_engine)
+        self.lessons = Lessons(answers, own, teacher, self.schedule.batch, self.schedule.seed)
+        self.job = job
         self.optimiser = Optimiser(pupil.leaves(), self.schedule)
         self.history: list[dict[str, Any]] = []
 
@@ -136,6 +140,11 @@ class Run:
             "after": self.history[-1]["held_out"] if self.history else first,
             "history": self.history,
         }
+
+    def _own_engine(self, folder: Path) -> LLM:
+        folder.mkdir()
+        write(folder, self.pupil, {})
+        return _engine(self.job, str(folder))
 
     def judge_held_out(self) -> dict[str, float]:
         """The mean loss and accepted drafts on answers that nobody learns from."""

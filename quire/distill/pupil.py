@@ -24,6 +24,7 @@ KINDS = Registry(
         "draft_model": "quire.distill.pupils.draft_model:make",
         "student": "quire.distill.pupils.student:make",
         "early_exit": "quire.distill.pupils.early_exit:make",
+        "medusa": "quire.distill.pupils.medusa:make",
         "eagle3": "quire.distill.pupils.eagle3:make",
     },
 )

@@ -81,9 +81,9 @@ class Teacher:
         folder.mkdir(parents=True, exist_ok=True)
         self._held = sum(file.stat().st_size for file in folder.iterdir())
 
-    def states(self, number: int, ids: Sequence[int]) -> States:
-        """Of one sequence."""
-        path = self.folder / f"{number:06}.safetensors"
+    def states(self, name: str, ids: Sequence[int]) -> States:
+        """Of one sequence; the same name always stands for the same ids."""
+        path = self.folder / f"{name}.safetensors"
         if path.exists():
             shard = Shard(path)
             return States(*(shard.read(name) for name in States._fields))
