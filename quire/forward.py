@@ -94,8 +94,8 @@ class Taps:
             self.streams[layer] = stream
 
     def taken(self) -> tuple[Tensor, ...]:
-        """In the order asked for."""
-        return tuple(self.streams[layer] for layer in self.layers)
+        """In the order asked for. A step whose tail is empty never comes behind the last layer."""
+        return tuple(self.streams[layer] for layer in self.layers if layer in self.streams)
 
 
 @dataclass(frozen=True, slots=True)

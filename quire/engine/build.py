@@ -18,6 +18,7 @@ from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
+from quire.engine.draft_heads import TargetModel
 from quire.engine.load_model import load_model
 from quire.engine.speculate import SpecParts
 from quire.errors import NotSupported
@@ -94,7 +95,7 @@ def build_engine(
     backend = cpu.attention(backend, ops)
     cache = cache_of(spec, plain_form(backend.cache_dtype), kept, args.page_size)
     balance_keys(model, cache)
-    parts = SpecParts.open(args, spec, config, cpu)
+    parts = SpecParts.open(args, TargetModel(model, checkpoint, wish), config, cpu)
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(
         config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(cache.groups)
@@ -114,7 +115,7 @@ def build_engine(
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
     expand_prompts = spec.mla is not None and not config.cache.prefix_caching
     runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
-    runner.tapes = cpu.record(model, backend, pool, config, decisions)
+    runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     drafts = parts.finish(runner, config, decisions)
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))

@@ -80,13 +80,14 @@ class CpuPath:
         pool: PagePool,
         config: EngineConfig,
         decisions: list[Decision],
+        taps: tuple[int, ...] = (),
     ) -> Tapes | None:
-        """Steps as one call; None: layer by layer."""
+        """Steps as one call; None: layer by layer. `taps`: see `Tapes`."""
         if self.library is None or config.enforce_eager or model.dtype != torch.float32:
             return None
         try:
             with torch.inference_mode():
-                tapes = Tapes(model, backend, pool, config.sched.max_num_batched_tokens)
+                tapes = Tapes(model, backend, pool, config.sched.max_num_batched_tokens, taps)
         except NotRecordable as error:
             decisions.append(Decision("steps", "layer by layer", str(error)))
             return None

@@ -6,6 +6,7 @@ row's bits are the same in both. A model that cannot be recorded runs layer by l
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from quire.attn.backend import AttentionBackend
 from quire.attn.latent_native import LatentNative
 from quire.attn.native import NativeAttention
-from quire.forward import Batch, ForwardContext, Tail
+from quire.forward import Batch, ForwardContext, Tail, Taps
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
 from quire.native.heads import StepPointers, address_of
@@ -23,16 +24,22 @@ from quire.native.tape import NotRecordable, Positions, Rows, Tape
 
 class Tapes:
     def __init__(
-        self, model: Decoder, attention: AttentionBackend, pool: PagePool, max_tokens: int
+        self,
+        model: Decoder,
+        attention: AttentionBackend,
+        pool: PagePool,
+        max_tokens: int,
+        taps: tuple[int, ...] = (),
     ) -> None:
-        """Raises NotRecordable."""
+        """`taps`: layers whose input stays to be read. Raises NotRecordable."""
         if not isinstance(attention, (NativeAttention, LatentNative)):
             raise NotRecordable(f"{type(attention).__name__} is not native")
         if any(map(model.spec.is_sparse, range(model.spec.num_layers))):
             with torch.inference_mode(False):  # whoever reads the counters sets them to zero
                 model.count_expert_loads()
-        self.whole = _Recording(model, attention, pool, max_tokens, False)
-        self.tail = _Recording(model, attention, pool, max_tokens, True)
+        tape = partial(Tape, attention.library, max_tokens)
+        self.whole = _Recording(model, attention, pool, tape(), taps, False)
+        self.tail = _Recording(model, attention, pool, tape(), taps, True)
 
     def run(self, batches: tuple[Batch, ...], sent: dict[str, Tensor], has_tail: bool) -> Tensor:
         """Hidden states after the last norm: of all tokens, or of those drawn from alone.
@@ -41,6 +48,11 @@ class Tapes:
         recording = self.tail if has_tail else self.whole
         return recording.run(batches, sent)
 
+    def streams(self, num_tokens: int, has_tail: bool) -> tuple[Tensor, ...]:
+        """What the taps hold of the step that ran last, [tokens, hidden] each; until the next."""
+        rows = (self.tail if has_tail else self.whole).streams
+        return tuple(held.memory.view(-1, held.width)[:num_tokens] for held in rows)
+
 
 class _Recording:
     def __init__(
@@ -48,20 +60,23 @@ class _Recording:
         model: Decoder,
         attention: NativeAttention | LatentNative,
         pool: PagePool,
-        max_tokens: int,
+        tape: Tape,
+        taps: tuple[int, ...],
         has_tail: bool,
     ) -> None:
-        self.tape, self.has_tail = Tape(attention.library, max_tokens), has_tail
+        self.tape, self.has_tail = tape, has_tail
         num_groups = len(pool.groups)
         # Every place that reads a tensor of the step finds the tape, or the number of a group.
         batch = cast("Batch", _RecordedBatch(self.tape))
         plans = tuple(attention.recorded_plan(group, batch) for group in range(num_groups))
-        ctx = ForwardContext(batch, cast("AttentionBackend", attention), plans, pool)
+        tapped = Taps(tuple(i for i in taps if not has_tail or i < model.spec.num_layers))
+        ctx = ForwardContext(batch, cast("AttentionBackend", attention), plans, pool, tapped)
         last = plans[pool.group_of(model.spec.num_layers - 1)]
         tail = Tail(cast("Tensor", self.tape), lambda: last) if has_tail else None
         hidden = cast("object", model.forward(ctx, tail))
         assert isinstance(hidden, Rows)
         self.hidden, self.pointers = hidden, StepPointers(num_groups)
+        self.streams = cast("tuple[Rows, ...]", tapped.taken())  # their memory is nobody else's
         self.tape.end()
 
     def run(self, batches: tuple[Batch, ...], sent: dict[str, Tensor]) -> Tensor:

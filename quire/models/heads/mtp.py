@@ -9,9 +9,8 @@ tokens, each from what it gave for the one before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ NAMES = {
 }
 
 
-def mtp_spec(config: Mapping[str, Any], names: Collection[str], target: ModelSpec) -> ModelSpec:
+def mtp_spec(names: Collection[str], target: ModelSpec) -> ModelSpec:
     """Of the one layer there is. Raises NotSupported where the checkpoint has none."""
     at = f"model.layers.{target.num_layers}."
     if target.architecture != "deepseek_v3" or f"{at}eh_proj.weight" not in names:
