@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.compress.output import Output
+from quire.compress.output import UNFINISHED, Output
 from quire.compress.safetensors_file import write_tensors
 from quire.errors import BadRequest, CheckpointError
 from quire.jsonfile import read_object
@@ -55,10 +55,10 @@ class Desk:
                     " --out a new folder, or the same options as before",
                     param="out",
                 )
-        elif out.exists() and any(out.iterdir()):
+        elif not _is_free(out):
             raise BadRequest(f"{out} is not empty; give --out a new folder", param="out")
         else:
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             Output(folder, 0).write(ASKED, json.dumps(said, indent=1).encode())
         return Desk(folder, Output(folder, 0))
 
@@ -77,3 +77,9 @@ class Desk:
         history = json.loads(bytes(shard.read(HISTORY).numpy()))
         tensors = {name: shard.read(name).clone() for name in shard.entries if name != HISTORY}
         return State(tensors, history)
+
+
+def _is_free(out: Path) -> bool:
+    """Empty, or left by a run that died before it had said what it was asked."""
+    found = [path for path in out.rglob("*") if path != out / WORK] if out.exists() else []
+    return all(path.parent == out / WORK and path.name == ASKED + UNFINISHED for path in found)

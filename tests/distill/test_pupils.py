@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_loss_falls(kind: str, model: Path, tmp_path: Path) -> None:
     """Red when gradients do not reach what is trained, or go the wrong way."""
     report = run(model, tmp_path / "out", SHAPES[kind], steps=30, save_every=30)
-    assert report["after"]["loss"] < 0.8 * report["before"]["loss"]
+    assert report["after"]["loss"] < 0.9 * report["before"]["loss"]
     assert len(report["history"]) == 30
     assert json.loads((tmp_path / "out" / "distill.json").read_text())["after"] == report["after"]
     assert not (tmp_path / "out" / "work" / "states").exists()
