@@ -38,6 +38,7 @@ class ExitAdapter:
     ) -> None:
         """`spec` is the model's that is left early."""
         plain = replace(spec, mlp="gated", mlp_bias=False, sub_norms=False, activation="silu")
+        self.device = device
         self.input_norm = RMSNorm(spec.hidden_size, spec.norm_eps, dtype, device)
         self.mlp = MLP(plain, dtype, device, ffn_size)
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps, dtype, device)
