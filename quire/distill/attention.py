@@ -35,6 +35,11 @@ class GraphPlan:
         positions = torch.arange(length, device=ids.device).repeat(num_seqs)
         return GraphPlan(num_seqs, length, positions)
 
+    def by_head(self, x: Tensor) -> Tensor:
+        """[tokens, heads, dim] -> [seqs, heads, length, dim]"""
+        made: Tensor = x.unflatten(0, (self.num_seqs, self.length)).transpose(1, 2)
+        return made
+
 
 class GraphAttention:
     caps = AttnCaps(
@@ -70,11 +75,7 @@ class GraphAttention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         assert isinstance(plan, GraphPlan) and plan.keys is not None and plan.values is not None
-
-        def by_head(x: Tensor) -> Tensor:
-            return x.unflatten(0, (plan.num_seqs, plan.length)).transpose(1, 2)
-
-        q, k, v = by_head(q), by_head(plan.keys), by_head(plan.values)  # [seqs, heads, length, dim]
+        q, k, v = (plan.by_head(x) for x in (q, plan.keys, plan.values))
         plan.keys = plan.values = None
         if spec.window is None and spec.softcap is None and sinks is None:
             out = F.scaled_dot_product_attention(

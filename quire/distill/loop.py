@@ -94,8 +94,13 @@ def distil(job: Job, listen: Listen) -> dict[str, Any]:
 def _engine(job: Job, model: str) -> LLM:
     from quire.llm import LLM
 
-    options = {"num_threads": job.threads, "max_num_seqs": 32}
-    return LLM(model, device=job.device.type, seed=job.recipe.corpus.seed, **options)
+    return LLM(
+        model,
+        device=job.device.type,
+        num_threads=job.threads,
+        max_num_seqs=32,
+        seed=job.recipe.corpus.seed,
+    )
 
 
 class Run:

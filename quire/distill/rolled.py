@@ -27,11 +27,6 @@ class RolledPlan(GraphPlan):
         plain = GraphPlan.of(ids)
         return RolledPlan(plain.num_seqs, plain.length, plain.positions)
 
-    def by_head(self, x: Tensor) -> Tensor:
-        """[tokens, heads, dim] -> [seqs, heads, length, dim]"""
-        made: Tensor = x.unflatten(0, (self.num_seqs, self.length)).transpose(1, 2)
-        return made
-
 
 class RolledAttention(GraphAttention):
     def prepare(

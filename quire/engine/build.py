@@ -95,7 +95,7 @@ def build_engine(
     backend = cpu.attention(backend, ops)
     cache = cache_of(spec, plain_form(backend.cache_dtype), kept, args.page_size)
     balance_keys(model, cache)
-    parts = SpecParts.open(args, TargetModel(model, checkpoint, wish), config, cpu)
+    parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     max_pages = -(-config.sched.max_model_len // args.page_size)
     rows = RequestRows(
         config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(cache.groups)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -37,6 +37,9 @@ from quire.runner.medusa_drafter import MedusaDrafter
 from quire.runner.runner import ModelRunner
 from quire.speculative import SpecConfig
 
+if TYPE_CHECKING:
+    from quire.text.tokenizer import Tokenizer
+
 
 class TargetModel(NamedTuple):
     """The model that is drafted for, as it was loaded."""
@@ -44,6 +47,7 @@ class TargetModel(NamedTuple):
     model: Decoder
     checkpoint: Checkpoint
     wish: Wish
+    tokenizer: Tokenizer | None
 
 
 @dataclass(frozen=True, slots=True)

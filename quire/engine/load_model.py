@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,9 +38,12 @@ def load_model(
     wish: Wish,
     dtype: torch.dtype,
     device: torch.device,
+    change: Callable[[Decoder], None] | None = None,
 ) -> Loaded:
+    """`change`: of weights that are in, before kernels are made of them."""
     library = cpu.library if dtype == torch.float32 else None
-    packs = None if library is None else packs_of(checkpoint, wish)
+    # What is kept of a checkpoint's kernels is of its weights as they are.
+    packs = None if library is None or change is not None else packs_of(checkpoint, wish)
     ops = ops_of(device, library, packs)
     with torch.inference_mode():
         model = Decoder(spec, heads, config.sched.max_model_len, dtype, device)
@@ -47,6 +51,8 @@ def load_model(
             fill_random(model, config.seed, wish)
         else:
             load_weights(model, checkpoint, names_of(checkpoint.config, spec), wish)
+        if change is not None:
+            change(model)
         model.finish(ops)
     if device.type == "cuda":
         gc.collect()  # an engine before this one, freed while a graph is captured, would spoil it

@@ -7,6 +7,7 @@ as well, so both models live in one budget and one page table.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,13 +22,14 @@ from quire.engine.draft_heads import FeaturePart, HeadPart, MedusaPart, TargetMo
 from quire.engine.load_model import load_model
 from quire.errors import NotSupported
 from quire.kv.spec import CacheSpec
-from quire.load.open import open_model
+from quire.load.open import has_tokenizer, open_model
 from quire.load.wish import Wish
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder, heads_of
 from quire.models.kv_cache import cache_of
 from quire.models.registry import spec_of
 from quire.models.spec import ModelSpec
+from quire.models.translate import translate
 from quire.quant.load_forms import load_form
 from quire.runner.drafter import ModelDrafter, drafting_rows
 from quire.runner.feature_drafter import FeatureDrafter
@@ -41,6 +43,8 @@ from quire.spec.in_turn import InTurn
 from quire.spec.proposer import Proposer
 from quire.spec.speculation import Limits, Speculation
 from quire.speculative import METHODS, SpecConfig, describe, parse_speculative
+from quire.text.shared_tokens import SharedTokens, are_alike
+from quire.text.tokenizer import Tokenizer
 
 HEADS = ("eagle3", "medusa", "mtp")  # methods whose drafts a head makes of hidden states
 AnyDrafter = ModelDrafter | FeatureDrafter | MedusaDrafter
@@ -87,7 +91,7 @@ class SpecParts:
             return SpecParts(config, cpu, open_exit(config, args, target, cpu))
         if config.model is None:
             return SpecParts(config, cpu)
-        return SpecParts(config, cpu, _draft_model(config, args, target.model.spec, engine, cpu))
+        return SpecParts(config, cpu, _draft_model(config, args, target, engine, cpu))
 
     @property
     def page_bytes(self) -> int:
@@ -140,22 +144,49 @@ class SpecParts:
 
 
 def _draft_model(
-    config: SpecConfig, args: EngineArgs, target: ModelSpec, engine: EngineConfig, cpu: CpuPath
+    config: SpecConfig, args: EngineArgs, target: TargetModel, engine: EngineConfig, cpu: CpuPath
 ) -> DraftModel:
     assert config.model is not None
-    own = replace(args, model=config.model, skip_tokenizer_init=True)
-    checkpoint = open_model(own).checkpoint
+    own = replace(args, model=config.model, tokenizer=None)
+    own = replace(own, skip_tokenizer_init=args.skip_tokenizer_init or not has_tokenizer(own))
+    opened = open_model(own)
+    checkpoint = opened.checkpoint
     spec = spec_of(checkpoint.config)
-    _check_fits(config.model, spec, target)
+    _check_fits(config.model, spec)
+    change = _translation(config.model, spec, opened.tokenizer, target)
     heads, device = heads_of(spec, args.page_size), torch.device("cpu")
     dtype: torch.dtype = getattr(torch, engine.dtype)
     _, backend = select_backend(None, device, dtype, heads)
     form = load_form(config.quantization) if config.quantization else None
     wish = Wish(cpu.keeps_packed, form)
-    model, ops = load_model(checkpoint, spec, heads, engine, cpu, wish, dtype, device)
+    model, ops = load_model(checkpoint, spec, heads, engine, cpu, wish, dtype, device, change)
     backend = cpu.attention(backend, ops)
     cache = cache_of(spec, plain_form(backend.cache_dtype), page_size=args.page_size)
     return DraftModel(model, heads, backend, cache)
+
+
+def _translation(
+    name: str, spec: ModelSpec, own: Tokenizer | None, target: TargetModel
+) -> Callable[[Decoder], None] | None:
+    """What makes a drafter of another vocabulary speak the target's; None: it does already."""
+    theirs, num_tokens = target.tokenizer, target.model.spec.vocab_size
+    if own is None or theirs is None:
+        if spec.vocab_size == num_tokens:
+            return None
+        raise NotSupported(
+            f"got speculative_config.model={name!r} with {spec.vocab_size} tokens for a model with"
+            f" {num_tokens}, and no tokenizer to compare them by: use a model of the same family,"
+            " leave skip_tokenizer_init out, or use method 'suffix'"
+        )
+    if spec.vocab_size == num_tokens and are_alike(own, theirs):
+        return None
+    shared = SharedTokens.of(own, (spec.vocab_size, num_tokens), theirs)
+    if not shared.pairs:
+        raise NotSupported(
+            f"got speculative_config.model={name!r}, which has no token in common with the model it"
+            " is to draft for; use another, or method 'suffix'"
+        )
+    return lambda model: translate(model, shared)
 
 
 def _up_to(config: SpecConfig, most: int | None) -> SpecConfig:
@@ -170,13 +201,7 @@ def _up_to(config: SpecConfig, most: int | None) -> SpecConfig:
     return replace(config, num_speculative_tokens=most)
 
 
-def _check_fits(name: str, spec: ModelSpec, target: ModelSpec) -> None:
-    if spec.vocab_size != target.vocab_size:
-        raise NotSupported(
-            f"got speculative_config.model={name!r} with {spec.vocab_size} tokens for a model with"
-            f" {target.vocab_size}: drafts must be of one vocabulary; use a smaller model of the"
-            " same family, or method 'suffix'"
-        )
+def _check_fits(name: str, spec: ModelSpec) -> None:
     if any(window is not None for window in spec.windows):
         raise NotSupported(
             f"got speculative_config.model={name!r}, whose layers see only a window: its pages lie"

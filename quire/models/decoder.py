@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.attn.backend import AttnSpec
 from quire.errors import NotSupported
 from quire.forward import ForwardContext, LayerContext, Tail
+from quire.models.heads.vocabulary import DraftVocabulary
 from quire.models.kv_cache import kv_shape
 from quire.models.spec import ModelSpec, RopeSpec
 from quire.nn.attention import Attention, Ropes, RopeTables
@@ -179,6 +180,7 @@ class Decoder:
 
         self.head = linear("head", spec.vocab_size)
         self.score = linear("score", spec.num_labels) if spec.num_labels else None
+        self.vocabulary: DraftVocabulary | None = None  # where its head names some tokens only
 
     def forward(self, ctx: ForwardContext, tail: Tail | None = None) -> Tensor:
         """Hidden states after the last norm, [tokens, hidden]; with a tail of its tokens alone."""
@@ -230,8 +232,9 @@ class Decoder:
         logits = self.head(hidden)
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
-        cap = self.spec.logit_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        if (cap := self.spec.logit_softcap) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits if self.vocabulary is None else self.vocabulary.spread(logits)
 
     def classify(self, hidden: Tensor) -> Tensor:
         """[samples, hidden] -> [samples, labels]."""

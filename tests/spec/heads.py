@@ -96,6 +96,22 @@ def eagle3(
     return write(folder, eagle3_config(hidden, reads, outputs), tensors)
 
 
+def head_for(method: str, folder: Path, family: str) -> dict[str, Any]:
+    """A `speculative_config` with a random head for a tiny model, made where it is missing."""
+    asked: dict[str, Any] = {"method": method, "adaptive": False, "num_speculative_tokens": 3}
+    if method == "mtp":
+        return asked  # in the model's own folder
+    at = folder / f"{method}-{family}"
+    if not at.exists():
+        config = config_of(folder / family)
+        {"eagle3": eagle3, "medusa": medusa}[method](at, config["hidden_size"])
+    return {**asked, "model": str(at)}
+
+
+def has_mtp(folder: Path) -> bool:
+    return bool(config_of(folder).get("num_nextn_predict_layers"))
+
+
 def add_mtp(folder: Path, seed: int = 11) -> None:
     """Give a folder of DeepSeek-V3's kind the layer behind its last."""
     config, tensors = config_of(folder), load_file(folder / "model.safetensors")
