@@ -1,9 +1,9 @@
 """An EAGLE-3 head: one layer that reads three of the target's streams and its own guesses.
 
 What learns is the engine's own head (`models/heads/eagle3.py`), rolled on from its guesses as it
-will be when it drafts (`rolled.py`). Its output knows the commonest tokens of the target's answers
-alone and begins with the target's rows for them; the feature begins as the target's last state. It
-is written in the public layout.
+will be when it drafts (`distill/rolled.py`). Its output knows the commonest tokens of the target's
+answers alone and begins with the target's rows for them; the feature begins as the target's last
+state. It is written in the public layout.
 """
 
 from __future__ import annotations
