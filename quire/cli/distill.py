@@ -62,7 +62,7 @@ def build_parser() -> VerbParser:
     flag("--seed", "of answers, order and fresh weights", type=count, default=0)
     flag("--device", "auto, cpu or cuda", default="auto", choices=("auto", "cpu", "cuda"))
     flag("--threads", "of a CPU", type=positive, metavar="N")
-    flag("--plot", "write loss and accepted drafts as a PNG", metavar="FILE")
+    flag("--plot", "loss and accepted drafts as a PNG, drawn as they come", metavar="FILE")
     flag("--json", "the report as one JSON object", action="store_true")
     return parser
 
@@ -78,6 +78,10 @@ def run(args: Namespace) -> int:
     from quire.distill.answers import prompts_of
 
     prompts_of(recipe.corpus)  # before anything is fetched
+    if args.plot:
+        from quire.distill.plot import check_plots
+
+        check_plots()
     from quire.cli.download import fetch
 
     for name in filter(None, (args.target, args.start)):
@@ -86,12 +90,9 @@ def run(args: Namespace) -> int:
     from quire.runner.device import pick_device
 
     device = pick_device(args.device)[0]
+    plot = Path(args.plot) if args.plot else None
     with _progress() as listen:
-        report = distil(Job(recipe, Path(args.out), device, args.threads), listen)
-    if args.plot:
-        from quire.distill.plot import plot_run
-
-        plot_run(report, Path(args.plot))
+        report = distil(Job(recipe, Path(args.out), device, args.threads, plot), listen)
     if args.json:
         print_json(report)
     else:

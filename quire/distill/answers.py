@@ -136,10 +136,16 @@ def _rewrite(path: Path, answers: Sequence[Answer]) -> None:
 
 
 def _append(path: Path, answers: Sequence[Answer]) -> None:
-    with path.open("ab") as file:
-        file.write(b"".join(map(_line, answers)))
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("ab") as file:
+            file.write(b"".join(map(_line, answers)))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise QuireError(
+            f"cannot write {path}: {error.strerror}; make room and run the same command again: it"
+            " goes on with the answers that are missing"
+        ) from error
 
 
 def _line(answer: Answer) -> bytes:

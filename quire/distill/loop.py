@@ -46,6 +46,7 @@ class Job:
     out: Path
     device: torch.device
     threads: int | None = None
+    plot: Path | None = None  # a PNG that is drawn anew at every checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +137,24 @@ class Run:
             if is_last or (number + 1) % self.schedule.save_every == 0:
                 entry["held_out"] = self.judge_held_out()
                 self.desk.save(State(self.optimiser.tensors(), self.history))
+                self._plot()
             self._tell(entry)
+        return self._report() | {"resumed_at": resumed_at}
+
+    def _report(self) -> dict[str, Any]:
         return {
             **self.recipe.asked(),
-            "resumed_at": resumed_at,
             "trained_values": sum(leaf.numel() for leaf in self.pupil.leaves().values()),
-            "before": first,
-            "after": self.history[-1]["held_out"] if self.history else first,
+            "before": self.history[0]["before"],
+            "after": self.history[-1]["held_out"],
             "history": self.history,
         }
+
+    def _plot(self) -> None:
+        if self.job.plot is not None:
+            from quire.distill.plot import plot_run
+
+            plot_run(self._report(), self.job.plot)
 
     def _own_engine(self, folder: Path) -> LLM:
         folder.mkdir()

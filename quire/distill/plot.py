@@ -11,15 +11,14 @@ from quire.errors import NotSupported
 BLUE, ORANGE = "#3b6ea8", "#d9822b"
 
 
+def check_plots() -> None:
+    """Raises NotSupported where there is nothing to draw with: before a run, not after it."""
+    _pyplot()
+
+
 def plot_run(report: Mapping[str, Any], path: Path) -> None:
     """Writes a PNG: each step, and what was held out at each checkpoint."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")  # no display needed
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise NotSupported("plots need matplotlib: pip install 'quire[plot]'") from error
+    pyplot = _pyplot()
     history = report["history"]
     judged = [(0, report["before"])]
     judged += [(entry["step"], entry["held_out"]) for entry in history if "held_out" in entry]
@@ -44,3 +43,14 @@ def plot_run(report: Mapping[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")  # no display needed
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise NotSupported("plots need matplotlib: pip install 'quire[plot]'") from error
+    return pyplot

@@ -109,6 +109,10 @@ class Teacher:
         if self._held + size > self.limit:
             return
         beside = path.with_name(path.name + ".unfinished")
-        with beside.open("wb") as file:
-            self._held += write_tensors(file, states._asdict())
-        beside.replace(path)
+        try:
+            with beside.open("wb") as file:
+                self._held += write_tensors(file, states._asdict())
+            beside.replace(path)
+        except OSError:  # a full disk, say: what is not kept is read again
+            beside.unlink(missing_ok=True)
+            self.limit = 0

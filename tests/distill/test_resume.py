@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from quire.distill import answers, state, teacher
 from quire.distill.loop import distil
-from quire.errors import BadRequest
+from quire.errors import BadRequest, QuireError
 from tests.distill.case import SHAPES, Died, dies_at, job, run, silent, target
 
 
@@ -114,3 +116,24 @@ def test_a_folder_of_something_else_is_left_alone(model: Path, tmp_path: Path) -
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(BadRequest, match="is not empty"):
         run(model, tmp_path / "mine", SHAPES["medusa"])
+
+
+def test_a_full_disk(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a full disk ends in a trace, or spoils what is gone on with."""
+    shape = SHAPES["early_exit"]
+    run(model, tmp_path / "whole", shape)
+
+    def full(*given: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(teacher, "write_tensors", full)  # states are read again
+        run(model, tmp_path / "unkept", shape)
+    assert weights(tmp_path / "unkept") == weights(tmp_path / "whole")
+    for place, told in ((answers, "the answers that are missing"), (state, "No space left")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, "_line" if place is answers else "write_tensors", full)
+            with pytest.raises(QuireError, match=told):
+                run(model, tmp_path / "out", shape)
+    run(model, tmp_path / "out", shape)
+    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
