@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.models.spec import ModelSpec
+
 DEPTH = 4  # drafts that accepted lengths are counted over
 
 
@@ -28,9 +30,17 @@ class Judged:
 
 
 def divergence(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Mean over rows of KL(teacher, pupil); both are logits [rows, vocab]."""
-    target = wanted.log_softmax(-1)
-    return (target.exp() * (target - logits.float().log_softmax(-1))).sum(-1).mean()
+    """Mean over rows of KL(teacher, pupil), 0 of none; both are logits [rows, vocab]."""
+    target = wanted.float().log_softmax(-1)
+    apart = target.exp() * (target - logits.float().log_softmax(-1))
+    return apart.sum() / max(1, len(logits))
+
+
+def bent(logits: Tensor, spec: ModelSpec) -> Tensor:
+    """Products with a head's rows, scaled and capped as the model's logits are."""
+    logits = logits * spec.logit_scale
+    cap = spec.logit_softcap
+    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def survival(agrees: Tensor, counts: Tensor, depth: int = DEPTH) -> Tensor:

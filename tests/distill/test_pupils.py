@@ -76,3 +76,12 @@ def test_a_perfect_pupil_is_seen_as_one(model: Path, tmp_path: Path) -> None:
     report = run(model, tmp_path / "out", Shape("student", start=str(model)), learning_rate=1e-9)
     held_out = report["after"]
     assert held_out["loss"] < 1e-3 and held_out["accepted_1"] > 0.95
+
+
+@pytest.mark.parametrize("kind", ["early_exit", "medusa", "eagle3"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral"])
+def test_targets_of_other_families(kind: str, family: str, tmp_path: Path) -> None:
+    """Red when a drafter begins far from a target with experts, windows, caps or normed heads, as
+    it does where its logits or states are made otherwise than the target's."""
+    report = run(target(tmp_path, family), tmp_path / "out", SHAPES[kind], answers=3, steps=2)
+    assert report["after"]["loss"] < 1.05 * report["before"]["loss"] < 20

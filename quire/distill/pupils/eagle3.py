@@ -23,7 +23,7 @@ from quire.distill.attention import NO_CACHE
 from quire.distill.decoder import PAGE_SIZE
 from quire.distill.leaves import LeafOps, Leaves
 from quire.distill.lessons import Lesson
-from quire.distill.losses import Judged, divergence
+from quire.distill.losses import Judged, bent, divergence
 from quire.distill.pupil import Written
 from quire.distill.recipe import Schedule, Shape
 from quire.distill.rolled import RolledAttention, RolledPlan
@@ -32,6 +32,7 @@ from quire.errors import BadRequest, NotSupported
 from quire.forward import LayerContext
 from quire.models.decoder import heads_of
 from quire.models.heads.eagle3 import Eagle3Head, Eagle3Spec, eagle3_names
+from quire.models.spec import ModelSpec
 
 VOCAB, ROLLS = 4096, 3
 FADE = 0.8  # a roll counts so much of the one before
@@ -45,6 +46,7 @@ class Eagle3:
     config: Mapping[str, Any]
     vocabulary: Tensor  # [outputs] the target's ids, ascending
     rows: Tensor  # [outputs, hidden] of the target's head
+    spec: ModelSpec  # the target's
     rolls: int
 
     @property
@@ -68,7 +70,8 @@ class Eagle3:
             counts = ahead(lesson.counts, roll + 1)
             learns = counts & ahead(known, roll + 1)
             wanted = ahead(lesson.states.final, roll + 1)[learns]
-            losses.append(FADE**roll * divergence(logits[learns], F.linear(wanted, self.rows)))
+            teacher = bent(F.linear(wanted, self.rows), self.spec)
+            losses.append(FADE**roll * divergence(logits[learns], teacher))
             right = self.vocabulary[logits.argmax(-1)] == ahead(lesson.states.best, roll + 1)
             alive = alive & counts & right
             survived.append(alive.sum())
@@ -78,7 +81,7 @@ class Eagle3:
     def written(self) -> Written:
         tensors = self.own.stored(STORED)
         knows = torch.zeros(int(self.config["vocab_size"]), dtype=torch.bool)
-        knows[self.vocabulary] = True
+        knows[self.vocabulary.cpu()] = True
         tensors["d2t"] = self.vocabulary.cpu() - torch.arange(len(self.vocabulary))
         tensors["t2d"] = knows
         return Written(self.config, tensors)
@@ -104,15 +107,15 @@ def make(target: Target, shape: Shape, schedule: Schedule, answers: Sequence[Ans
         raise BadRequest(f"got --vocab {size} of the target's {spec.vocab_size} tokens")
     vocabulary = commonest(answers, size, spec.vocab_size).to(target.device)
     config = _config(target, size, shape)
-    rows = target.tensor(HEAD)[vocabulary] * spec.logit_scale
-    tensors = _tensors(target, config, rows, schedule.seed)
+    rows = target.tensor(HEAD)[vocabulary]
+    tensors = _tensors(target, config, rows * spec.logit_scale, schedule.seed)
     made = Eagle3Spec.of(config, tensors, spec)
     head = Eagle3Head(
         made, heads_of(made.layer, PAGE_SIZE), spec.max_positions, torch.float32, target.device
     )
     leaves = Leaves.fill(head.parameters(), eagle3_names(made), tensors)
     head.finish(LeafOps(), target.model)
-    return Eagle3(head, leaves, config, vocabulary, rows, shape.depth or ROLLS)
+    return Eagle3(head, leaves, config, vocabulary, rows, spec, shape.depth or ROLLS)
 
 
 def commonest(answers: Sequence[Answer], size: int, num_tokens: int) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from quire.compress.source import HEAD
 from quire.distill.leaves import LeafOps, Leaves
 from quire.distill.lessons import Lesson
-from quire.distill.losses import Judged, divergence, hidden_distance, spread, survival
+from quire.distill.losses import Judged, bent, divergence, hidden_distance, spread, survival
 from quire.distill.pupil import Written
 from quire.distill.recipe import Schedule, Shape
 from quire.distill.teacher import Target
@@ -64,13 +64,6 @@ class EarlyExit:
             "torch_dtype": "bfloat16",
         }
         return Written(config, self.own.stored(torch.bfloat16))
-
-
-def bent(logits: Tensor, spec: ModelSpec) -> Tensor:
-    """Scaled and capped as the target's."""
-    logits = logits * spec.logit_scale
-    cap = spec.logit_softcap
-    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def make(target: Target, shape: Shape, schedule: Schedule, answers: Sequence[Any]) -> EarlyExit:

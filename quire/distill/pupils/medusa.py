@@ -19,13 +19,14 @@ from quire.compress.source import HEAD
 from quire.distill.answers import Answer
 from quire.distill.leaves import LeafOps, Leaves
 from quire.distill.lessons import Lesson
-from quire.distill.losses import Judged, divergence
+from quire.distill.losses import Judged, bent, divergence
 from quire.distill.pupil import Written
 from quire.distill.pupils.eagle3 import FADE, STORED, VOCAB, ahead, commonest
 from quire.distill.recipe import Schedule, Shape
 from quire.distill.teacher import Target
 from quire.errors import BadRequest
 from quire.models.heads.medusa import TOKEN_MAP, MedusaHeads, MedusaSpec, medusa_names
+from quire.models.spec import ModelSpec
 
 HEADS = 4
 
@@ -37,6 +38,7 @@ class Medusa:
     config: Mapping[str, Any]
     vocabulary: Tensor  # [outputs] the target's ids, ascending
     rows: Tensor  # [outputs, hidden] of the target's head
+    spec: ModelSpec  # the target's
     taps: tuple[int, ...] = ()
 
     def leaves(self) -> Mapping[str, Tensor]:
@@ -49,7 +51,7 @@ class Medusa:
         for head in range(self.heads.num_heads):
             counts = ahead(lesson.counts, head + 1)
             learns = counts & ahead(known, head + 1)
-            wanted = F.linear(ahead(states.final, head + 1)[learns], self.rows)
+            wanted = bent(F.linear(ahead(states.final, head + 1)[learns], self.rows), self.spec)
             logits = self.heads.logits(states.final.flatten(0, 1), head)
             logits = logits.unflatten(0, tuple(lesson.ids.shape))
             losses.append(FADE**head * divergence(logits[learns], wanted))
@@ -72,9 +74,9 @@ def make(target: Target, shape: Shape, schedule: Schedule, answers: Sequence[Ans
     if size > spec.vocab_size:
         raise BadRequest(f"got --vocab {size} of the target's {spec.vocab_size} tokens")
     vocabulary = commonest(answers, size, spec.vocab_size).to(target.device)
-    rows = target.tensor(HEAD)[vocabulary] * spec.logit_scale
+    rows = target.tensor(HEAD)[vocabulary]
     hidden = spec.hidden_size
-    tensors = {"lm_heads.0.weight": rows.cpu()}
+    tensors = {"lm_heads.0.weight": rows.cpu() * spec.logit_scale}
     for head in range(count):
         tensors[f"blocks.{head}.layers.0.weight"] = torch.zeros(hidden, hidden)
         tensors[f"blocks.{head}.layers.0.bias"] = torch.zeros(hidden)
@@ -93,4 +95,4 @@ def make(target: Target, shape: Shape, schedule: Schedule, answers: Sequence[Ans
         "original_lm_head": True,
         "torch_dtype": str(STORED).removeprefix("torch."),
     }
-    return Medusa(heads, leaves, config, vocabulary, rows)
+    return Medusa(heads, leaves, config, vocabulary, rows, spec)
