@@ -57,6 +57,7 @@ class Request:
     tenant: str = ""  # whose it is: the key that fair queueing and shares go by
     weight: float = 1.0  # of that key
     children: list[Request] = field(default_factory=list)  # n > 1: start once our prompt is in
+    hint: tuple[int, ...] = ()  # tokens that may be much like the output (`spec/hint.py`)
 
     row: int = NOT_RUNNING
     num_computed: int = 0

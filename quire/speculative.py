@@ -37,6 +37,7 @@ METHODS = {
             "suffix_decoding_min_token_prob",
         ),
     ),
+    "hint": Method("quire.spec.hint:Hint", 48),
     "draft_model": Method("quire.spec.neural:Neural", 8, ("model", "quantization"), is_model=True),
     "early_exit": Method(
         "quire.spec.neural:Neural", 6, ("exit_layer", "model", "quantization"), is_model=True
@@ -184,6 +185,14 @@ def _check_values(config: SpecConfig) -> None:
     for part in NEED_A_MODEL:
         if part in config.parts and not config.model:
             raise NotSupported(f"speculative_config with method {part!r} needs a model: add one")
+
+
+def with_hints(given: Mapping[str, object] | None) -> dict[str, object]:
+    """The same, asking hints first: texts that come with a request and may be like its answer."""
+    if given is None:
+        return {"method": "hint"}
+    method = str(given.get("method") or "draft_model")
+    return {**given, "method": method if "hint" in method.split("+") else f"hint+{method}"}
 
 
 def describe(config: SpecConfig) -> Mapping[str, Any]:

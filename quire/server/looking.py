@@ -8,7 +8,6 @@ from quire.errors import BadRequest
 from quire.server import sse
 from quire.server.fields import DetokenizeFields, TokenizeFields, decode
 from quire.server.http import HttpRequest, Reply
-from quire.server.problems import Problem
 from quire.server.prompting import render
 from quire.server.server import Server
 from quire.text.tools.definitions import check_tools
@@ -39,9 +38,8 @@ async def models(request: HttpRequest, server: Server) -> Reply:
 
 
 async def model(request: HttpRequest, server: Server) -> Reply:
-    if request.path_value not in server.model_names:
-        name = request.path_value[:200]
-        raise Problem(404, f"the model {name!r} is not served here", code="model_not_found")
+    """Whatever requests may name, it is there; `root` is what answers."""
+    server.check_model(request.path_value, request)
     return Reply(sse.encode(_model(request.path_value, server)))
 
 
