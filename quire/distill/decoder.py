@@ -84,6 +84,11 @@ class TrainableDecoder:
             raise NotSupported(
                 f"{spec.architecture} has experts, which are not trained here; use a dense model"
             )
+        if spec.sub_norms:
+            raise NotSupported(
+                f"{spec.architecture} rounds its weights and inputs as it runs, which learning here"
+                " does not; use a model with plain weights"
+            )
         check_trainable(spec, "the pupil")
         heads = heads_of(spec, PAGE_SIZE)
         model = Decoder(spec, heads, spec.max_positions, torch.float32, device)

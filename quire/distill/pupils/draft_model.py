@@ -31,7 +31,6 @@ LAYERS_SHARE = 8  # of the target's layers a draft model has one in so many, unl
 def make(target: Target, shape: Shape, schedule: Schedule, answers: object) -> Student:
     """Raises BadRequest or NotSupported for sizes that the family cannot have."""
     source = target.source
-    source.check_layout()
     spec, config = source.spec, dict(source.config)
     num_layers = shape.layers or max(1, spec.num_layers // LAYERS_SHARE)
     if not 1 <= num_layers <= spec.num_layers:

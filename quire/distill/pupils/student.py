@@ -66,7 +66,6 @@ def make(target: Target, shape: Shape, schedule: Schedule, answers: object) -> S
             f" {source.spec.hidden_size} beside the target's {target.source.spec.hidden_size}:"
             " only states of one width can be compared; leave it out"
         )
-    source.check_layout()
     tensors = {name: source.read(name) for name in source.places}
     trainable = TrainableDecoder.of(source.spec, source.names, tensors, target.device)
     config = plain_config(source.config, source.dtype)
