@@ -33,6 +33,7 @@ LAYERS: list[set[str]] = [
     {"bench"},
     {"evaluate", "sim"},
     {"compress"},
+    {"distill"},
     {"server"},
     {"router"},
     {"cli"},
