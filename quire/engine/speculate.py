@@ -18,7 +18,14 @@ from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig
 from quire.engine.cache_form import plain_form
 from quire.engine.cpu_path import CpuPath
-from quire.engine.draft_heads import FeaturePart, HeadPart, MedusaPart, TargetModel, open_head
+from quire.engine.draft_heads import (
+    FeaturePart,
+    HeadPart,
+    MedusaPart,
+    TargetModel,
+    check_is_model,
+    open_head,
+)
 from quire.engine.load_model import load_model
 from quire.errors import NotSupported
 from quire.kv.spec import CacheSpec
@@ -149,6 +156,7 @@ def _draft_model(
     own = replace(own, skip_tokenizer_init=args.skip_tokenizer_init or not has_tokenizer(own))
     opened = open_model(own)
     checkpoint = opened.checkpoint
+    check_is_model(config.model, checkpoint.config)
     spec = spec_of(checkpoint.config)
     _check_fits(config.model, spec)
     change = _translation(config.model, spec, opened.tokenizer, target)
@@ -157,7 +165,9 @@ def _draft_model(
     _, backend = select_backend(None, device, dtype, heads)
     form = load_form(config.quantization) if config.quantization else None
     wish = Wish(cpu.keeps_packed, form)
-    model, ops = load_model(checkpoint, spec, heads, engine, cpu, wish, dtype, device, change=change)
+    model, ops = load_model(
+        checkpoint, spec, heads, engine, cpu, wish, dtype, device, change=change
+    )
     backend = cpu.attention(backend, ops)
     cache = cache_of(spec, plain_form(backend.cache_dtype), page_size=args.page_size)
     return DraftModel(model, heads, backend, cache)
