@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.adapter_flags import adapter_options, add_adapter_flags
 from quire.cli.engine_flags import (
     add_engine_flags,
     add_model,
@@ -115,6 +116,7 @@ def _add_model_flags(parser: VerbParser) -> None:
     )
     model.add_argument("--tool-call-parser", metavar="NAME", help="default: from the template")
     model.add_argument("--reasoning-parser", metavar="NAME", help="default: from the template")
+    add_adapter_flags(parser)
 
 
 def _add_store_flags(parser: VerbParser) -> None:
@@ -283,7 +285,8 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
 def _engine(args: Namespace, download: bool) -> EngineArgs:
     from quire.speculative import with_hints
 
-    made = (engine_args if download else checked_args)(args, seed=args.engine_seed)
+    make = engine_args if download else checked_args
+    made = make(args, seed=args.engine_seed, **adapter_options(args))
     if args.answer_cache != "off" and args.no_store:
         raise BadRequest(
             f"got --answer-cache {args.answer_cache} with --no-store; give one of them"

@@ -16,6 +16,7 @@ import torch
 from quire.attn.backend import AttentionBackend
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
+from quire.engine.adapted import open_adapters
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
@@ -45,7 +46,7 @@ from quire.memory.sizing import (
 )
 from quire.models.decoder import Decoder, heads_of, spec_of_rank
 from quire.models.kv_cache import cache_of
-from quire.models.registry import spec_of
+from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
 from quire.quant.form_name import is_form
 from quire.quant.load_forms import LoadForm, load_form
@@ -99,7 +100,7 @@ def build_engine(
     kept = cache_wish(args, config.cache, checkpoint, spec)
     name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
     cpu, wish = _wish(args, checkpoint, device, cpu)
-    model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks)
+    model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks=ranks)
     backend = cpu.attention(backend, ops)
     cache = cache_of(own, plain_form(backend.cache_dtype), kept, args.page_size)
     balance_keys(model, cache)
@@ -125,7 +126,8 @@ def build_engine(
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
-    core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts)
+    adapters = open_adapters(args, runner, names_of(checkpoint.config, spec), decisions)
+    core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts, adapters)
     sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
     config = replace(config, cache=sized, decisions=tuple(decisions))
     return Engine(core, runner, config, spec, seat.group)

@@ -46,6 +46,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     weight: float
     children: list[Child] = []
     hint: bytes = b""  # tokens, as above
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         for ids in (self.tokens, self.hint):
@@ -99,7 +100,30 @@ class TellCache(msgspec.Struct, frozen=True, tag=True):
     since: int
 
 
-Command = Submit | Abort | Flush | Pause | Resume | Profile | Watch | TellCache
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read a folder and serve it under a name."""
+
+    number: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    name: str
+
+
+Control = Flush | Pause | Resume | Profile | Watch | TellCache | LoadAdapter | UnloadAdapter
+Command = Submit | Abort | Control
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that requests may name."""
+
+    name: str
+    path: str
+    rank: int
+    num_bytes: int
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -118,6 +142,13 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     load_seconds: float
     num_params: int = 0
     first_id: int = 0  # ids of requests on this connection count from here
+    adapters: list[AdapterInfo] = []
+
+
+class AdapterList(msgspec.Struct, frozen=True, tag=True):
+    """All there are, after one came or went."""
+
+    adapters: list[AdapterInfo]
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
@@ -165,7 +196,7 @@ class Snapshot(msgspec.Struct, frozen=True, tag=True):
     picture: dict[str, Any]
 
 
-Report = Hello | Events | Reply | Beat | Snapshot
+Report = Hello | Events | Reply | Beat | Snapshot | AdapterList
 
 
 def submit_of(leader: Request) -> Submit:
@@ -184,6 +215,7 @@ def submit_of(leader: Request) -> Submit:
         weight=leader.weight,
         children=[Child(c.id, c.seed, c.params) for c in leader.children],
         hint=array("i", leader.hint).tobytes(),
+        adapter=leader.adapter_name,
     )
 
 
@@ -217,6 +249,7 @@ def requests_of(command: Submit) -> list[Request]:
         )
         made.timing = Timing(arrival=command.arrival)
         made.tenant, made.weight = command.tenant, command.weight
+        made.adapter_name = command.adapter
         return made
 
     made = [request(command.id, command.seed, command.params)]

@@ -39,13 +39,14 @@ def load_model(
     wish: Wish,
     dtype: torch.dtype,
     device: torch.device,
-    ranks: Ranks = ALONE,
     change: Callable[[Decoder], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Loaded:
     """`change`: of weights that are in, before kernels are made of them."""
     library = cpu.library if dtype == torch.float32 else None
     # What is kept of a checkpoint's kernels is of its weights as they are.
-    packs = None if library is None or change is not None else packs_of(checkpoint, wish, ranks)
+    is_kept = library is not None and change is None
+    packs = packs_of(checkpoint, wish, ranks) if is_kept else None
     ops = ops_of(device, library, packs)
     with torch.inference_mode():
         model = Decoder(spec, heads, config.sched.max_model_len, dtype, device, ranks)

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.engine import commands as msg
+from quire.engine.adapter_verbs import AdapterVerbs
 from quire.engine.commands import QUEUE_TIMEOUT
 from quire.engine.guard import Guard
 from quire.engine.peer import ID_BITS, Peer
@@ -94,6 +95,7 @@ class EngineProcess:
         self._turned = time.monotonic()
         self._profile: Profile | None = None
         self._cache_log: CacheLog | None = None  # from the first question on
+        self._adapters = AdapterVerbs(self.core.adapters, self._peers)
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             msg.Submit: self._submit,
             msg.Abort: self._abort,
@@ -103,6 +105,7 @@ class EngineProcess:
             msg.Profile: self._start_profile,
             msg.Watch: self._watch,
             msg.TellCache: self._tell_cache,
+            **self._adapters.handlers,
         }
 
     # ------------------------------------------------------------ the loop
@@ -137,6 +140,7 @@ class EngineProcess:
         while self._arriving:
             peer = self._arriving.popleft()
             self._peers[peer.number] = peer
+            self._adapters.greet(peer)
         for peer in list(self._peers.values()):
             while peer.inbox:
                 command = peer.inbox.popleft()
@@ -334,6 +338,7 @@ class EngineProcess:
             load_seconds=self.load_seconds,
             num_params=spec.num_params,
             first_id=peer.number << ID_BITS,
+            adapters=self._adapters.listed(),
         )
 
     def _memory(self) -> dict[str, float]:

@@ -82,7 +82,7 @@ class KVManager:
         """The nodes of the longest prefix that can be adopted; notes why it is no longer."""
         tree, size = self.tree, self.page_size
         stream = request.tokens.tobytes()
-        key = tree.root_key(request.cache_salt)
+        key = self._root(request)
         path: list[Node] = []
         for start in range(0, len(request.tokens) // size * size, size):
             tokens = stream[start * ITEM : (start + size) * ITEM]
@@ -100,6 +100,9 @@ class KVManager:
                 " that see only a window were evicted"
             )
         return path[:longest]
+
+    def _root(self, request: Request) -> bytes:
+        return self.tree.root_key(request.cache_salt, request.adapter.digest)
 
     def _adopt(self, request: Request, held: Holding, end: int) -> None:
         """Hold these pages, except those that no query from position `end` on can see."""
@@ -247,10 +250,8 @@ class KVManager:
         end = min(upto, len(request.tokens)) // size
         if start >= end:
             return
-        if ahead:
-            key = ahead[-1].key
-        else:
-            key = nodes[-1].key if nodes else self.tree.root_key(request.cache_salt)
+        last = ahead or nodes
+        key = last[-1].key if last else self._root(request)
         stream = request.tokens[start * size : end * size].tobytes()
         ahead += self.tree.chain(key, stream, size * ITEM)
 
@@ -282,7 +283,7 @@ class KVManager:
         """The same for one page, as a decode fills it."""
         size = self.page_size
         parent = held.nodes[-1] if held.nodes else None
-        parent_key = parent.key if parent else self.tree.root_key(request.cache_salt)
+        parent_key = parent.key if parent else self._root(request)
         tokens = request.tokens[column * size : (column + 1) * size].tobytes()
         key = self.tree.child_key(parent_key, tokens)
         node = self.tree.find(key, tokens)

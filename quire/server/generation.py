@@ -63,6 +63,8 @@ class Generation:
             )
         text, self.requests = server.intake.requests(job.prompt, job.params, job.priority)
         self.requests[0].hint = job.hint
+        for one in self.requests:
+            one.adapter_name = request.adapter
         if request.caller is not None:
             for one in self.requests:
                 one.tenant, one.weight = request.caller.salt, request.caller.weight

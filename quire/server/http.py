@@ -53,6 +53,7 @@ class HttpRequest:
     is_background: bool = False  # a line of a batch: nobody waits, it takes what others leave
     client: tuple[str, int] | None = None  # address of the other end
     path_value: str = ""  # what a route's trailing {} matched
+    adapter: str = ""  # that it named as its model
     begun: float = field(default_factory=time.monotonic)
     sending_since: float | None = None  # a write the client has not taken yet
     deadline: float | None = None  # of what it generates; none before it was let in
