@@ -8,6 +8,7 @@
     ├── OutOfMemory       the model or its cache does not fit; names what would
     ├── TransferError     pages did not come from another engine; they are computed
     └── EngineDead        the engine stopped; carries the cause
+        └── RankLost      one of the processes that hold the model together is gone
 
 Messages carry the value, the reason and the way out. What only our own code can cause is an
 `assert`, never one of these.
@@ -56,6 +57,10 @@ class TransferError(QuireError):
 
 class EngineDead(QuireError):
     """The engine loop ended on an error it could not survive."""
+
+
+class RankLost(EngineDead):
+    """A rank died, failed or was late; the others cannot go on without it."""
 
 
 def shown(value: object) -> str:

@@ -26,13 +26,14 @@ class Admission(NamedTuple):
     params: SamplingParams
     seed: int
     banned_until_min: tuple[int, ...]  # eos and stop ids, banned while output < min_tokens
+    adapter: int = 0  # number of its adapter; 0: none
 
     @staticmethod
     def of(request: Request) -> Admission:
         params, ids = request.params, request.tokens.tolist()
         banned = (*request.eos_ids, *(params.stop_token_ids or ())) if params.min_tokens else ()
-        num_prompt, seed = request.num_prompt, request.seed
-        return Admission(request.id, request.row, ids, num_prompt, params, seed, banned)
+        num_prompt, seed, adapter = request.num_prompt, request.seed, request.adapter.number
+        return Admission(request.id, request.row, ids, num_prompt, params, seed, banned, adapter)
 
 
 class Draft(NamedTuple):

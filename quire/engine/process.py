@@ -23,12 +23,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.engine import commands as msg
+from quire.engine.adapter_verbs import AdapterVerbs
 from quire.engine.commands import QUEUE_TIMEOUT
 from quire.engine.guard import Guard
 from quire.engine.lending import ticket_for
 from quire.engine.peer import ID_BITS, Peer
 from quire.engine.snapshot import Snapshots
 from quire.errors import QuireError
+from quire.kv.cache_news import CacheLog
 from quire.kv.check import check_in_slices
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
@@ -44,7 +46,7 @@ BEAT_S = 1.0
 IDLE_WAIT_S = 0.5
 CHECK_EVERY_S = 10.0  # idle bookkeeping checks walk every page: not after each short request
 CHECK_LATEST_S = 60.0  # a check this late does not stop when a command arrives
-STUCK = 71  # exit code
+STUCK, RANK_LOST = 71, 72  # exit codes
 NO_EXPERTS: Mapping[int, list[int]] = MappingProxyType({})
 
 
@@ -93,6 +95,8 @@ class EngineProcess:
         self._pausers: set[int] = set()  # numbers of peers that paused; anyone may resume
         self._turned = time.monotonic()
         self._profile: Profile | None = None
+        self._cache_log: CacheLog | None = None  # from the first question on
+        self._adapters = AdapterVerbs(self.core.adapters, self._peers)
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             msg.Submit: self._submit,
             msg.Abort: self._abort,
@@ -101,6 +105,8 @@ class EngineProcess:
             msg.Resume: self._resume,
             msg.Profile: self._start_profile,
             msg.Watch: self._watch,
+            msg.TellCache: self._tell_cache,
+            **self._adapters.handlers,
         }
 
     # ------------------------------------------------------------ the loop
@@ -135,6 +141,7 @@ class EngineProcess:
         while self._arriving:
             peer = self._arriving.popleft()
             self._peers[peer.number] = peer
+            self._adapters.greet(peer)
         for peer in list(self._peers.values()):
             while peer.inbox:
                 command = peer.inbox.popleft()
@@ -266,6 +273,12 @@ class EngineProcess:
     def _flush(self, peer: Peer, command: msg.Flush) -> None:
         peer.reply(command.number, self.core.scheduler.kv.flush())
 
+    def _tell_cache(self, peer: Peer, command: msg.TellCache) -> None:
+        kv = self.core.scheduler.kv
+        if self._cache_log is None:
+            self._cache_log = CacheLog(kv.tree, kv.page_size)
+        peer.reply(command.number, self._cache_log.since(command.epoch, command.since))
+
     def _pause(self, peer: Peer, command: msg.Pause) -> None:
         self._pausers.add(peer.number)
         peer.reply(command.number)
@@ -333,6 +346,7 @@ class EngineProcess:
             load_seconds=self.load_seconds,
             num_params=spec.num_params,
             first_id=peer.number << ID_BITS,
+            adapters=self._adapters.listed(),
         )
 
     def _memory(self) -> dict[str, float]:
@@ -345,6 +359,9 @@ class EngineProcess:
         while True:
             time.sleep(BEAT_S)
             stalled = time.monotonic() - self._turned if self._can_step else 0.0
+            if self.engine.group is not None and (why := self.engine.group.trouble()):
+                log_event("rank_lost", severity=logging.ERROR, why=why)
+                os._exit(RANK_LOST)
             if stalled > self.patience.exit_s:
                 log_event("engine_stuck", severity=logging.ERROR, seconds=round(stalled))
                 os._exit(STUCK)

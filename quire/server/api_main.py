@@ -18,16 +18,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from quire.answers.entries import Entries, Keeping
 from quire.config import Decision
 from quire.engine.commands import Hello
 from quire.errors import BadRequest, CheckpointError, QuireError
+from quire.kept.records import Bounds
 from quire.load.card import ModelCard, open_card
 from quire.load.open import open_tokenizer
 from quire.load.verdict import open_verdict
 from quire.models.sequence_head import Verdict
 from quire.obs.log import configure_logging, log_event
 from quire.obs.trace import make_tracer
+from quire.server.answer_cache import AnswerCache
 from quire.server.app import App
+from quire.server.background_responses import BackgroundResponses
 from quire.server.batch_runner import BatchRunner
 from quire.server.engine_main import SOCKET
 from quire.server.http_servers import make_http_server, stop_http_server
@@ -35,6 +39,7 @@ from quire.server.inside import Inside
 from quire.server.lifeline import begin
 from quire.server.link import EngineLink
 from quire.server.problems import Problem
+from quire.server.responses import make_response
 from quire.server.routes import batch_handlers, routes
 from quire.server.server import Server
 from quire.server.settings import ServeSettings
@@ -107,8 +112,14 @@ def build_server(
     tracer = make_tracer(settings.otlp_traces_endpoint)
     server = Server(settings, tokenizer, link, tracer=tracer, verdict=verdict)
     server.inside, server.card = Inside(server), card
+    limits = settings.limits
     if settings.store_folder:
-        server.shelf = Shelf(Path(settings.store_folder))
+        bounds = Bounds(limits.stored_s, limits.max_stored_bytes_per_key)
+        server.shelf = Shelf(Path(settings.store_folder), bounds)
+    if server.shelf is not None and settings.answer_cache != "off":
+        keeping = Keeping(limits.max_cached_answers_per_key, limits.stored_s)
+        entries = Entries(server.shelf.database, keeping)
+        server.answers = AnswerCache(server, entries, settings.answer_cache_error)
     if settings.api_processes > 1:
         server.siblings = Siblings(server, server.abort)
         server.siblings.restore()
@@ -137,6 +148,8 @@ async def _serve(
     if server.shelf is not None:
         runner = BatchRunner(server, server.shelf, batch_handlers())
         tasks[asyncio.ensure_future(runner.run())] = "batches"
+        later = BackgroundResponses(server, server.shelf, make_response)
+        tasks[asyncio.ensure_future(later.run())] = "responses in the background"
     if server.siblings is not None:
         tasks[asyncio.ensure_future(server.siblings.run())] = "siblings"
     stopping = asyncio.ensure_future(_until(stop))

@@ -220,7 +220,7 @@ class Exchange:
         if isinstance(answer, Reply):
             return await self._reply(answer)
         if request.method == "HEAD":
-            return await self._reply(Reply(b"", content_type="text/event-stream"))
+            return await self._reply(Reply(b"", content_type=answer.content_type))
         request.body = b""
         self.app.room.release(request)  # streams are long
         self._stream = answer
@@ -247,7 +247,7 @@ class Exchange:
                 headers.append((b"x-quire-warning", text.encode("ascii")))
             if request.kv_ticket:
                 headers.append((TICKET_HEADER, request.kv_ticket.encode("ascii")))
-            headers += cors_headers(request, self.server)
+            headers += [*request.answer_headers, *cors_headers(request, self.server)]
         return headers
 
     async def _reply(self, reply: Reply) -> int:

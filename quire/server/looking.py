@@ -8,7 +8,6 @@ from quire.errors import BadRequest
 from quire.server import sse
 from quire.server.fields import DetokenizeFields, TokenizeFields, decode
 from quire.server.http import HttpRequest, Reply
-from quire.server.problems import Problem
 from quire.server.prompting import render
 from quire.server.server import Server
 from quire.text.tools.definitions import check_tools
@@ -33,27 +32,25 @@ async def version(request: HttpRequest, server: Server) -> Reply:
 
 
 async def models(request: HttpRequest, server: Server) -> Reply:
-    return Reply(
-        sse.encode({"object": "list", "data": [_model(n, server) for n in server.model_names]})
-    )
+    names = (*server.model_names, *server.link.adapters)
+    return Reply(sse.encode({"object": "list", "data": [_model(n, server) for n in names]}))
 
 
 async def model(request: HttpRequest, server: Server) -> Reply:
-    if request.path_value not in server.model_names:
-        name = request.path_value[:200]
-        raise Problem(404, f"the model {name!r} is not served here", code="model_not_found")
+    """Whatever requests may name, it is there; `root` is what answers."""
+    server.check_model(request.path_value, request)
     return Reply(sse.encode(_model(request.path_value, server)))
 
 
 def _model(name: str, server: Server) -> dict[str, Any]:
-    hello = server.link.hello
+    hello, adapter = server.link.hello, server.link.adapters.get(name)
     return {
         "id": name,
         "object": "model",
         "created": server.created,
         "owned_by": "quire",
-        "root": server.model_names[0],
-        "parent": None,
+        "root": server.model_names[0] if adapter is None else adapter.path,
+        "parent": None if adapter is None else server.model_names[0],
         "max_model_len": hello.max_model_len if hello is not None else None,
     }
 
