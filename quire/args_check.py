@@ -20,6 +20,7 @@ from quire.speculative import parse_speculative
 DEVICES = ("auto", "cpu", "cuda")
 DTYPE_NAMES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 LOAD_FORMATS = ("auto", "dummy")
+TRANSPORTS = ("sockets", "nixl")
 ROLES = ("both", "prefill", "decode")
 POLICIES = ("fcfs", "priority", "fair")
 
@@ -81,6 +82,7 @@ def check_args(args: EngineArgs) -> None:
 def _check_tiers(args: EngineArgs) -> None:
     """Of pages outside the pool."""
     _one_of("kv_role", args.kv_role, ROLES)
+    _one_of("kv_transport", args.kv_transport, TRANSPORTS)
     if args.kv_role == "decode" and not args.kv_peers:
         raise NotSupported("got kv_role='decode' without kv_peers: say which engines prefill")
     if args.kv_peers and args.kv_role != "decode":

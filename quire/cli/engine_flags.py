@@ -37,6 +37,7 @@ FIELDS = {
     "kv_listen": "kv_listen",
     "kv_peers": "kv_peers",
     "kv_secret": "kv_secret",
+    "kv_transport": "kv_transport",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "scheduling_policy": "scheduling_policy",
     "target_gap_ms": "target_gap_ms",

@@ -3,13 +3,15 @@
 The engine that has them offers nodes of the prefix tree under a lease and hands out a ticket, a
 short text that travels with the request. The other engine pulls, and takes nothing that was not
 confirmed afterwards: a lease has a generation, and a read that ends after the lease does counts as
-not read. Whatever fails is computed. `sockets.py` needs nothing but a network; `leases.py` is what
-an offer holds on to.
+not read. Whatever fails is computed. `sockets.py` greets, leases and confirms over TCP; the bytes
+go the same way (`inline.py`) or through NIXL (`nixl_mover.py`). `leases.py` is what an offer holds
+on to.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -41,6 +43,29 @@ class Ticket(NamedTuple):
         if found is None:
             return None
         return Ticket(found[1], found[2], int(found[3]), int(found[4]))
+
+
+class Lent(NamedTuple):
+    """A node and its bytes, as an engine lends them."""
+
+    node: Wanted
+    data: bytearray
+
+
+class Mover(Protocol):
+    """How the bytes of a lease cross, once both sides have greeted each other."""
+
+    def give(self, connection: socket.socket, lent: Sequence[Lent], is_alive: Alive) -> None:
+        """Let the other side have these; returns when it says that it has, or wants no more."""
+        ...
+
+    def take(
+        self, connection: socket.socket, wanted: Sequence[Wanted], is_alive: Alive
+    ) -> dict[bytes, bytearray]:
+        """What the other side gives, by key, each proved by its digest. Raises TransferError."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class KVConnector(Protocol):

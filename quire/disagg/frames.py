@@ -16,7 +16,7 @@ import struct
 
 from quire.errors import TransferError
 
-HELLO, PROOF, PULL, PAGE, END, CONFIRM, ANSWER = range(1, 8)
+HELLO, PROOF, PULL, PAGE, END, CONFIRM, ANSWER, SPOT = range(1, 9)
 GREETING = b"quire kv 1"
 NONCE_BYTES, DIGEST_BYTES, KEY_BYTES = 32, 32, 64
 _HEAD = struct.Struct("<BQ")

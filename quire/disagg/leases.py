@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from quire.disagg.connector import Lent
 from quire.kv.tier_index import Wanted
 from quire.tiers.memory import MemoryShelf
 
@@ -22,7 +23,7 @@ LEASE_S = 30.0  # from offer to confirmation
 class Lease:
     id: str
     generation: int
-    nodes: tuple[tuple[Wanted, bytearray], ...]
+    nodes: tuple[Lent, ...]
     deadline: float
 
 
@@ -44,11 +45,11 @@ class Leases:
     def grant(self, nodes: Sequence[Wanted]) -> Lease | None:
         """On the first of these nodes that are in memory; None: not even one is."""
         self.sweep()
-        name, held = secrets.token_hex(16), list[tuple[Wanted, bytearray]]()
+        name, held = secrets.token_hex(16), list[Lent]()
         for node in nodes:
             if not self._memory.pin(name, node):
                 break
-            held.append((node, self._memory.get(node.key).data))
+            held.append(Lent(node, self._memory.get(node.key).data))
         if not held:
             return None
         with self._lock:

@@ -1,28 +1,26 @@
-"""SocketConnector: pages over plain TCP, for engines that have nothing else between them.
+"""SocketConnector: two engines greet, lease and confirm over plain TCP.
 
-The engine that offers listens; a thread for each connection sends the pages of a lease one after
-the other from the memory where they are pinned. The engine that pulls checks each page and asks at
-the end whether the lease was alive all the time. A connection that breaks, stalls or says something
-odd costs that transfer alone.
+The engine that offers listens, with a thread for each connection. How bytes cross is the mover's
+(`inline.py`). The engine that pulls asks at the end whether the lease was alive all the time. A
+connection that breaks, stalls or says something odd costs that transfer alone.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
 import socket
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from itertools import takewhile
 
 from quire.disagg import frames
-from quire.disagg.connector import Alive, Ticket
+from quire.disagg.connector import Alive, Mover, Ticket
 from quire.disagg.leases import Leases
 from quire.errors import TransferError
 from quire.kv.tier_index import Wanted
 from quire.obs.log import log_event
 from quire.tiers.memory import MemoryShelf
-from quire.tiers.segment import Sealer
 
 CONNECT_S, STALL_S = 5.0, 10.0
 SWEEP_S = 1.0
@@ -34,7 +32,7 @@ class SocketConnector:
     def __init__(
         self,
         memory: MemoryShelf,
-        node_bytes: int,
+        mover: Mover,
         secret: bytes,
         listen: str | None,
         peers: Collection[str],
@@ -42,8 +40,7 @@ class SocketConnector:
         """`listen`: address to offer at, None for engines that only pull. `peers`: addresses that
         may be pulled from; a ticket with any other is refused. Raises OSError."""
         self.leases = Leases(memory)
-        self._frame_bytes = frames.KEY_BYTES + frames.DIGEST_BYTES + node_bytes
-        self._secret, self._sealer = secret, Sealer(secret)
+        self._secret, self._mover = secret, mover
         self._peers = frozenset(peers)
         self._room = threading.Semaphore(MAX_CONNECTIONS)
         self._is_closed = False
@@ -74,6 +71,7 @@ class SocketConnector:
         self.leases.end_all()
         if self._listener is not None:
             self._listener.close()
+        self._mover.close()
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -105,14 +103,13 @@ class SocketConnector:
     def _answer(self, connection: socket.socket) -> None:
         name, generation = frames.read_lease(frames.receive(connection, frames.PULL, 64))
         lease = self.leases.find(name, generation)
-        for node, data in lease.nodes if lease is not None else ():
-            if self.leases.find(name, generation) is None:
-                break  # ended meanwhile; what was sent will not be confirmed
-            seal = self._sealer.digest(node.key, node.tokens, data)
-            frames.send(connection, frames.PAGE, node.key, seal, data)
-        frames.send(connection, frames.END)
+
+        def is_alive() -> bool:
+            return self.leases.find(name, generation) is not None
+
+        self._mover.give(connection, lease.nodes if lease is not None else (), is_alive)
         frames.receive(connection, frames.CONFIRM, 64)
-        is_good = self.leases.find(name, generation) is not None and self.leases.end(name)
+        is_good = is_alive() and self.leases.end(name)
         frames.send(connection, frames.ANSWER, _YES if is_good else _NO)
 
     # ------------------------------------------------------------ the side that wants them
@@ -145,31 +142,11 @@ class SocketConnector:
     ) -> list[bytearray]:
         body = frames.lease_body(ticket.lease, ticket.generation)
         frames.send(connection, frames.PULL, body)
-        at_key = {node.key: index for index, node in enumerate(wanted)}
-        taken: dict[int, bytearray] = {}
-        while frames.kind_ahead(connection) == frames.PAGE:
-            if not is_alive():
-                raise TransferError("nobody waits for these pages any more")
-            page = frames.receive(connection, frames.PAGE, self._frame_bytes)
-            key = bytes(page[: frames.KEY_BYTES])
-            index = at_key.get(key)
-            if index is None:
-                continue  # a page that is here already
-            seal = page[frames.KEY_BYTES : frames.KEY_BYTES + frames.DIGEST_BYTES]
-            data = page[frames.KEY_BYTES + frames.DIGEST_BYTES :]
-            if not hmac.compare_digest(seal, self._sealer.digest(key, wanted[index].tokens, data)):
-                raise TransferError("a page came damaged, or of other tokens")
-            taken[index] = data
-        frames.receive(connection, frames.END, 0)
+        taken = self._mover.take(connection, wanted, is_alive)
         frames.send(connection, frames.CONFIRM, body)
         if frames.receive(connection, frames.ANSWER, 1) != _YES:
             raise TransferError("the lease ended before its pages were read")
-        chain = []
-        for index in range(len(wanted)):
-            if index not in taken:
-                break
-            chain.append(taken[index])
-        return chain
+        return [taken[node.key] for node in takewhile(lambda node: node.key in taken, wanted)]
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import hmac
 import logging
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from quire import env
 from quire.args_check import has_tiers
 from quire.config import Decision, EngineArgs
+from quire.disagg.connector import Mover
+from quire.disagg.inline import InlineMover
 from quire.disagg.sockets import SocketConnector
 from quire.engine.core import EngineCore
 from quire.engine.tier_identity import PageMakers, fingerprint
@@ -34,6 +37,15 @@ from quire.tiers.tiers import Tiers
 DISK_SIZE = 8 << 30  # where none is said
 LENT_MEMORY = 1 << 30  # the same, of engines that prefill: pages wait there to be taken
 LISTEN = "127.0.0.1:7300"
+
+
+def _nixl(sealer: Sealer, node_bytes: int) -> Mover:
+    from quire.disagg.nixl_mover import NixlMover  # an extra
+
+    return NixlMover(sealer, node_bytes)
+
+
+TRANSPORTS: dict[str, Callable[[Sealer, int], Mover]] = {"sockets": InlineMover, "nixl": _nixl}
 
 
 class TierParts(NamedTuple):
@@ -124,8 +136,10 @@ def _connector(
     mark = fingerprint(made, args, _secret_file(args).with_name("kv-weights.json"))
     own = hmac.digest(secret, mark, "sha256")
     listen = (args.kv_listen or LISTEN) if args.kv_role == "prefill" else None
+    sealer = Sealer(own)
+    mover = TRANSPORTS[args.kv_transport](sealer, tiers.node_bytes)
     try:
-        connector = SocketConnector(tiers.memory, tiers.node_bytes, own, listen, args.kv_peers)
+        connector = SocketConnector(tiers.memory, mover, own, listen, args.kv_peers)
     except (OSError, TransferError) as error:
         raise NotSupported(
             f"cannot offer pages at {listen}: {error}; choose another with kv_listen"

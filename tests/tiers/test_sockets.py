@@ -18,17 +18,23 @@ import pytest
 
 from quire.disagg import sockets
 from quire.disagg.connector import Ticket
+from quire.disagg.inline import InlineMover
 from quire.disagg.leases import Leases
 from quire.disagg.sockets import SocketConnector, split_address
 from quire.errors import TransferError
 from quire.kv.tier_index import Wanted
 from quire.tiers.memory import MemoryShelf
+from quire.tiers.segment import Sealer
 from tests.tiers.nodes import DATA_BYTES, SECRET, data_of, node
 
 IS_LONG = bool(os.environ.get("QUIRE_LONG_TESTS"))
 NUM_FAULTS = 1000 if IS_LONG else 80
 NUM_NODES = 12
 NODES = [node(i) for i in range(NUM_NODES)]
+
+
+def mover() -> InlineMover:
+    return InlineMover(Sealer(SECRET), DATA_BYTES)
 
 
 class Proxy:
@@ -80,10 +86,10 @@ class Pair:
         self.here = MemoryShelf(0)
         for number, one in enumerate(NODES):
             self.here.put(one, data_of(number), "test", "memory")
-        self.lender = SocketConnector(self.here, DATA_BYTES, SECRET, "127.0.0.1:0", ())
+        self.lender = SocketConnector(self.here, mover(), SECRET, "127.0.0.1:0", ())
         self.proxy = Proxy(self.lender.address)
         peers = [self.lender.address, self.proxy.address]
-        self.taker = SocketConnector(MemoryShelf(0), DATA_BYTES, SECRET, None, peers)
+        self.taker = SocketConnector(MemoryShelf(0), mover(), SECRET, None, peers)
 
     def ticket(self, through_proxy: bool = False) -> str:
         ticket = Ticket.parse(self.lender.offer(NODES))
@@ -187,7 +193,7 @@ def test_leases_end_by_themselves() -> None:
 def test_strangers_are_turned_away(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another secret (another model's too), an address nobody named, garbage, no engine at all."""
     monkeypatch.setattr(sockets, "STALL_S", 0.5)
-    stranger = SocketConnector(MemoryShelf(0), DATA_BYTES, b"x" * 32, None, [pair.lender.address])
+    stranger = SocketConnector(MemoryShelf(0), mover(), b"x" * 32, None, [pair.lender.address])
     ticket = pair.ticket()
     with pytest.raises(TransferError):
         stranger.pull(ticket, NODES, lambda: True)
@@ -200,7 +206,7 @@ def test_strangers_are_turned_away(pair: Pair, monkeypatch: pytest.MonkeyPatch) 
             pair.pull(text)
     with socket.create_connection(split_address(pair.lender.address)) as raw:
         raw.sendall(random.Random(1).randbytes(4000))
-    gone = SocketConnector(MemoryShelf(0), DATA_BYTES, SECRET, None, ["127.0.0.1:1"])
+    gone = SocketConnector(MemoryShelf(0), mover(), SECRET, None, ["127.0.0.1:1"])
     with pytest.raises(TransferError, match="cannot pull"):
         gone.pull(str(elsewhere._replace(address="127.0.0.1:1")), NODES, lambda: True)
     assert len(pair.pull(ticket)) == NUM_NODES, "none of that has cost the lease"
@@ -210,7 +216,7 @@ def test_a_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "STALL_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        taker = SocketConnector(MemoryShelf(0), DATA_BYTES, SECRET, None, [address])
+        taker = SocketConnector(MemoryShelf(0), mover(), SECRET, None, [address])
         begun = time.monotonic()
         with pytest.raises(TransferError, match="timed out"):
             taker.pull(str(Ticket(address, "0" * 32, 1, 1)), NODES, lambda: True)
