@@ -16,6 +16,7 @@ from typing import Any
 
 from quire.cli.adapter_flags import adapter_options, add_adapter_flags
 from quire.cli.engine_flags import (
+    MODEL_HELP,
     add_engine_flags,
     add_model,
     checked_args,
@@ -23,6 +24,7 @@ from quire.cli.engine_flags import (
     model_of,
 )
 from quire.cli.parser import VerbParser, whole
+from quire.cli.serve_models import add_models_flags, is_several, model_settings, wanted_models
 from quire.errors import BadRequest
 from quire.obs.log import LEVELS
 
@@ -30,6 +32,7 @@ EXAMPLES = """
 quire serve                                        the default model, on 127.0.0.1:8000
 quire serve ./my-model --port 9000 --max-num-seqs 64
 quire serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+quire serve small=smollm2-135m-instruct coder.gguf --memory 8GiB --park-after 600
 QUIRE_API_KEY=secret quire serve smollm2-360m-instruct --served-model-name gpt-mini
 """
 LOG_FORMATS = ("auto", "text", "json")
@@ -40,8 +43,14 @@ MAX_PROCESSES, MAX_AUTO_PROCESSES, CPUS_PER_PROCESS = 64, 8, 8
 
 
 def build_parser() -> VerbParser:
-    parser = VerbParser("serve", "Serve a model over HTTP.", EXAMPLES, "[MODEL]")
-    add_model(parser)
+    parser = VerbParser("serve", "Serve models over HTTP.", EXAMPLES, "[MODEL ...]")
+    parser.add_argument(
+        "model_words",
+        nargs="*",
+        metavar="MODEL",
+        help=f"{MODEL_HELP}; several, as NAME=MODEL too, or a .toml file of them",
+    )
+    add_model(parser, positional=False)
     http = parser.add_argument_group("http")
     http.add_argument("--host", default="127.0.0.1", help="address to listen on")
     http.add_argument("--port", type=whole(1, 65_535), default=8000, help="port (default: 8000)")
@@ -115,6 +124,7 @@ def _add_model_flags(parser: VerbParser) -> None:
     model.add_argument("--tool-call-parser", metavar="NAME", help="default: from the template")
     model.add_argument("--reasoning-parser", metavar="NAME", help="default: from the template")
     add_adapter_flags(parser)
+    add_models_flags(parser)
 
 
 def _add_limit_flags(parser: VerbParser) -> None:
@@ -169,7 +179,6 @@ def run(args: Namespace) -> int:
 
 
 def settings_of(args: Namespace, download: bool = False) -> Any:
-    from quire.load.recommended import recommended_sampling
     from quire.server.server import model_name
     from quire.server.settings import Limits, ServeSettings, is_loopback
 
@@ -183,19 +192,13 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
     template = None
     if args.chat_template is not None:
         template = _read(args.chat_template, "--chat-template")
-    engine = (engine_args if download else checked_args)(
-        args, seed=args.engine_seed, **adapter_options(args)
-    )
-    sampling = {}
-    if download and args.generation_config == "auto":
-        sampling = recommended_sampling(model_of(args), Path(engine.model))
     return ServeSettings(
-        engine=engine,
-        default_sampling=sampling,
+        **_engines(args, download),
+        memory=args.memory or 0,
         host=args.host,
         port=args.port,
         http_server=args.http_server,
-        api_processes=args.api_processes,
+        api_processes=1 if is_several(args.model_words) else args.api_processes,
         served_model_names=tuple(args.served_model_name) or (model_name(model_of(args)),),
         accept_any_model=args.accept_any_model,
         api_keys=keys,
@@ -218,6 +221,24 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         limits=Limits(**_given_limits(args)),
     )
+
+
+def _engines(args: Namespace, download: bool) -> dict[str, Any]:
+    """Fields of ServeSettings: the engine of one model, or those of several."""
+    from quire.load.recommended import recommended_sampling
+
+    if is_several(args.model_words):
+        models = tuple(model_settings(args, one, download) for one in wanted_models(args))
+        args.model_word = models[0].name
+        return {"engine": models[0].engine, "models": models}
+    args.model_word = next(iter(args.model_words), None)
+    engine = (engine_args if download else checked_args)(
+        args, seed=args.engine_seed, **adapter_options(args)
+    )
+    sampling: dict[str, int | float] = {}
+    if download and args.generation_config == "auto":
+        sampling = recommended_sampling(model_of(args), Path(engine.model))
+    return {"engine": engine, "default_sampling": sampling}
 
 
 def _store_folder(args: Namespace) -> str:

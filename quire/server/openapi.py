@@ -18,6 +18,7 @@ from quire.server.batches import BatchFields
 from quire.server.files import PURPOSES
 from quire.server.http import JSON_TYPE, NDJSON_TYPE, HttpRequest, Reply
 from quire.server.messages_input import CountTokensFields, MessagesFields
+from quire.server.model_verbs import ModelFields
 from quire.server.openapi_schemas import INSIDES, Schema, narrow
 from quire.server.responses_input import ResponsesFields
 from quire.server.server import PLACEHOLDERS, Server
@@ -45,6 +46,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/batches": BatchFields,
     "/v1/load_lora_adapter": LoadFields,
     "/v1/unload_lora_adapter": UnloadFields,
+    **{f"/admin/models/{verb}": ModelFields for verb in ("load", "park", "unload")},
     "/tokenize": fields.TokenizeFields,
     "/detokenize": fields.DetokenizeFields,
     "/api/generate": ollama_input.OllamaGenerateFields,

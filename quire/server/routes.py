@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from quire.server import adapters, admin, batches, files, looking, ollama, ollama_models, page_files
+from quire.server import (
+    adapters,
+    admin,
+    batches,
+    files,
+    looking,
+    model_verbs,
+    ollama,
+    ollama_models,
+    page_files,
+)
 from quire.server.app import ADMIN, KEY, PUBLIC, Handler, Route
 from quire.server.chat import chat_completions
 from quire.server.classify import classify, pooling
@@ -55,6 +65,9 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("POST", "/admin/resume", admin.resume, ADMIN),
         Route("POST", "/admin/abort", admin.abort, ADMIN),
         Route("POST", "/admin/profile", admin.profile, ADMIN),
+        Route("POST", "/admin/models/load", model_verbs.load_model, ADMIN),
+        Route("POST", "/admin/models/park", model_verbs.park_model, ADMIN),
+        Route("POST", "/admin/models/unload", model_verbs.unload_model, ADMIN),
         Route("GET", "/", page_files.index, PUBLIC),
         Route("GET", "/page/{}", page_files.asset, PUBLIC),
     ]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from quire.models.sequence_head import Verdict
     from quire.server.http import HttpRequest
     from quire.server.inside import Inside
+    from quire.server.models import Models
     from quire.server.shelf import Shelf
     from quire.server.siblings import Siblings
     from quire.text.tokenizer import Tokenizer
@@ -77,6 +78,7 @@ class Server:
         self.siblings: Siblings | None = None  # the same; None: there is one API process
         self.card: ModelCard | None = None  # the same
         self.shelf: Shelf | None = None  # the same; None: nothing is stored
+        self.models: Models | None = None  # the same; None: there is one model
         self._intake: Intake | None = None
         self._ids = itertools.count(1)
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="text")
@@ -149,9 +151,10 @@ class Server:
                 warning = f"model {name!r} is a placeholder; {self.model_names[0]} answers"
                 request.warnings.append(warning)
             return self.model_names[0]
+        served = self.model_names if self.models is None else self.models.names
         raise Problem(
             404,
-            f"the model {name[:200]!r} is not served here; served: {', '.join(self.model_names)}",
+            f"the model {name[:200]!r} is not served here; served: {', '.join(served)}",
             param="model",
             code="model_not_found",
         )

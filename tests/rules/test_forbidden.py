@@ -34,7 +34,7 @@ SPAWNERS = {
     "quire/grammar/worker_link.py",
     "quire/load/wheels.py",
     "quire/native/build.py",
-    "quire/server/supervisor.py",
+    "quire/server/child.py",
 }
 
 
