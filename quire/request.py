@@ -69,6 +69,7 @@ class Request:
     adapter_name: str = ""  # asked for; "": none
     adapter: AdapterRef = NO_ADAPTER  # set when the request enters the engine
     children: list[Request] = field(default_factory=list)  # n > 1: start once our prompt is in
+    hint: tuple[int, ...] = ()  # tokens that may be much like the output (`spec/hint.py`)
 
     row: int = NOT_RUNNING
     num_computed: int = 0

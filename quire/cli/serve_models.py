@@ -14,15 +14,17 @@ from __future__ import annotations
 import tomllib
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quire.cli.engine_flags import engine_options
+from quire.cli.adapter_flags import adapter_options
+from quire.cli.engine_flags import checked_args, engine_args, engine_options, model_of
 from quire.cli.parser import VerbParser, size_bytes
 from quire.errors import BadRequest
 
 if TYPE_CHECKING:
+    from quire.config import EngineArgs
     from quire.server.settings import ModelSettings
 
 OWN = ("at_start", "park_after_s")
@@ -66,6 +68,37 @@ def wanted_models(args: Namespace) -> list[Wanted]:
             " NAME=MODEL, and give adapters in a TOML file or load them later"
         )
     return found
+
+
+def engine_fields(args: Namespace, download: bool) -> dict[str, Any]:
+    """Fields of ServeSettings: the engine of one model, or those of several."""
+    from quire.load.recommended import recommended_sampling
+
+    if args.answer_cache != "off" and args.no_store:
+        raise BadRequest(
+            f"got --answer-cache {args.answer_cache} with --no-store; give one of them"
+        )
+    if is_several(args.model_words):
+        models = tuple(model_settings(args, one, download) for one in wanted_models(args))
+        args.model_word = models[0].name
+        return {"engine": models[0].engine, "models": models}
+    args.model_word = next(iter(args.model_words), None)
+    engine = _engine(args, download)
+    sampling: dict[str, int | float] = {}
+    if download and args.generation_config == "auto":
+        sampling = recommended_sampling(model_of(args), Path(engine.model))
+    return {"engine": engine, "default_sampling": sampling}
+
+
+def _engine(args: Namespace, download: bool) -> EngineArgs:
+    from quire.speculative import with_hints
+
+    made = (engine_args if download else checked_args)(
+        args, seed=args.engine_seed, **adapter_options(args)
+    )
+    if args.answer_cache in ("draft", "answer"):
+        made = replace(made, speculative_config=with_hints(made.speculative_config))
+    return made
 
 
 def model_settings(args: Namespace, wanted: Wanted, download: bool) -> ModelSettings:

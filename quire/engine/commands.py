@@ -46,10 +46,12 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     weight: float
     children: list[Child] = []
     adapter: str = ""
+    hint: bytes = b""  # tokens, as above
 
     def __post_init__(self) -> None:
-        if len(self.tokens) % ID_BYTES:
-            raise ValueError(f"{len(self.tokens)} bytes of token ids")
+        for ids in (self.tokens, self.hint):
+            if len(ids) % ID_BYTES:
+                raise ValueError(f"{len(ids)} bytes of token ids")
         if not self.weight > 0:
             raise ValueError(f"a weight of {self.weight}")
 
@@ -103,7 +105,26 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
-Command = Submit | Abort | Flush | Pause | Resume | Profile | Watch | LoadAdapter | UnloadAdapter
+class TellCache(msgspec.Struct, frozen=True, tag=True):
+    """The reply: how cached prefixes changed since that number of that epoch (`kv/cache_news`)."""
+
+    number: int
+    epoch: str
+    since: int
+
+
+Command = (
+    Submit
+    | Abort
+    | Flush
+    | Pause
+    | Resume
+    | Profile
+    | Watch
+    | LoadAdapter
+    | UnloadAdapter
+    | TellCache
+)
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -204,6 +225,7 @@ def submit_of(leader: Request) -> Submit:
         weight=leader.weight,
         children=[Child(c.id, c.seed, c.params) for c in leader.children],
         adapter=leader.adapter_name,
+        hint=array("i", leader.hint).tobytes(),
     )
 
 
@@ -212,15 +234,17 @@ def check_ids(request: Request, vocab_size: int) -> None:
 
     `Intake` has checked this already; raises BadRequest for a request that came another way.
     """
-    tokens = request.tokens
-    if not tokens or min(tokens) < 0 or max(tokens) >= vocab_size:
+    tokens, hint = request.tokens, request.hint
+    least, most = min(hint, default=0), max(hint, default=0)
+    if not tokens or min(least, min(tokens)) < 0 or max(most, max(tokens)) >= vocab_size:
         raise BadRequest(f"got token ids outside 0 <= id < {vocab_size}, or none at all")
 
 
 def requests_of(command: Submit) -> list[Request]:
     """The leader and its children, as the scheduler wants them."""
-    tokens = array("i")
+    tokens, hint = array("i"), array("i")
     tokens.frombytes(command.tokens)
+    hint.frombytes(command.hint)
 
     def request(id: int, seed: int, params: SamplingParams) -> Request:
         made = Request.new(
@@ -240,7 +264,7 @@ def requests_of(command: Submit) -> list[Request]:
 
     made = [request(command.id, command.seed, command.params)]
     made += [request(child.id, child.seed, child.params) for child in command.children]
-    made[0].children = made[1:]
+    made[0].children, made[0].hint = made[1:], tuple(hint)
     return made
 
 

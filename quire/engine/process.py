@@ -12,7 +12,6 @@ import faulthandler
 import itertools
 import logging
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -26,9 +25,10 @@ from quire.engine import commands as msg
 from quire.engine.adapter_verbs import AdapterVerbs
 from quire.engine.commands import QUEUE_TIMEOUT
 from quire.engine.guard import Guard
-from quire.engine.peer import ID_BITS, Peer
+from quire.engine.peer import ID_BITS, Peer, listen
 from quire.engine.snapshot import Snapshots
 from quire.errors import QuireError
+from quire.kv.cache_news import CacheLog
 from quire.kv.check import check_in_slices
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
@@ -44,7 +44,7 @@ BEAT_S = 1.0
 IDLE_WAIT_S = 0.5
 CHECK_EVERY_S = 10.0  # idle bookkeeping checks walk every page: not after each short request
 CHECK_LATEST_S = 60.0  # a check this late does not stop when a command arrives
-STUCK = 71  # exit code
+STUCK, RANK_LOST = 71, 72  # exit codes
 NO_EXPERTS: Mapping[int, list[int]] = MappingProxyType({})
 
 
@@ -80,7 +80,7 @@ class EngineProcess:
         self.engine, self.core, self._loads = engine, engine.core, loads
         self.load_seconds, self.patience = load_seconds, patience
         self._wake = threading.Event()
-        self._listener = _listen(address)
+        self._listener = listen(address)
         self._peers: dict[int, Peer] = {}  # by number; changed by the main thread alone
         self._arriving: deque[Peer] = deque()
         self._requests: dict[RequestId, Request] = {}
@@ -94,6 +94,7 @@ class EngineProcess:
         self._turned = time.monotonic()
         self._profile: Profile | None = None
         self._adapters = AdapterVerbs(self.core.adapters, self._peers)
+        self._cache_log: CacheLog | None = None  # from the first question on
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             msg.Submit: self._submit,
             msg.Abort: self._abort,
@@ -103,6 +104,7 @@ class EngineProcess:
             msg.Profile: self._start_profile,
             msg.Watch: self._watch,
             **self._adapters.handlers,
+            msg.TellCache: self._tell_cache,
         }
 
     # ------------------------------------------------------------ the loop
@@ -262,6 +264,12 @@ class EngineProcess:
     def _flush(self, peer: Peer, command: msg.Flush) -> None:
         peer.reply(command.number, self.core.scheduler.kv.flush())
 
+    def _tell_cache(self, peer: Peer, command: msg.TellCache) -> None:
+        kv = self.core.scheduler.kv
+        if self._cache_log is None:
+            self._cache_log = CacheLog(kv.tree, kv.page_size)
+        peer.reply(command.number, self._cache_log.since(command.epoch, command.since))
+
     def _pause(self, peer: Peer, command: msg.Pause) -> None:
         self._pausers.add(peer.number)
         peer.reply(command.number)
@@ -342,6 +350,9 @@ class EngineProcess:
         while True:
             time.sleep(BEAT_S)
             stalled = time.monotonic() - self._turned if self._can_step else 0.0
+            if self.engine.group is not None and (why := self.engine.group.trouble()):
+                log_event("rank_lost", severity=logging.ERROR, why=why)
+                os._exit(RANK_LOST)
             if stalled > self.patience.exit_s:
                 log_event("engine_stuck", severity=logging.ERROR, seconds=round(stalled))
                 os._exit(STUCK)
@@ -378,13 +389,3 @@ class EngineProcess:
         for peer in self._peers.values():
             if peer.watch_hz > 0:
                 peer.send(picture)
-
-
-def _listen(address: Path) -> socket.socket:
-    """A unix socket only this user can reach (its folder is 0700)."""
-    address.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(address))
-    os.chmod(address, 0o600)
-    listener.listen(64)
-    return listener

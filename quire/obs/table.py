@@ -153,6 +153,13 @@ METRICS = (
     Metric("kv_pages_copied", "counter", "Shared pages copied before a write."),
     Metric("requests_accepted", "counter", "Requests handed to the engine."),
     Metric("requests_rejected", "counter", "Requests refused, by reason.", ("reason",)),
+    Metric(
+        "answer_cache_requests",
+        "counter",
+        "Requests that asked the cache of answers, by what came of it: exact, draft, proved, answer"
+        " or miss.",
+        ("outcome",),
+    ),
     Metric("http_requests", "counter", "HTTP answers.", ("route", "status")),
     Metric(
         "http_request_seconds",

@@ -75,6 +75,15 @@ class RequestRows:
         info = self.info[row]
         return 0 if info is None else info.num_prompt
 
+    def may_draft(self, row: int) -> bool:
+        """Whether the row's request takes drafts at all."""
+        info = self.info[row]
+        return (
+            info is not None
+            and info.params.num_speculative_tokens != 0
+            and info.params.pooling is None
+        )
+
     def stage(self, plan: StepPlan, arrays: dict[str, IntArray]) -> None:
         """Add this plan's edits to the step's upload."""
         known = [(a.row, 0, a.tokens) for a in plan.admissions]

@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.attn.backend import AttentionBackend
 from quire.attn.latent_native import LatentNative
 from quire.attn.native import NativeAttention
-from quire.forward import Batch, ForwardContext, Tail
+from quire.forward import Batch, ForwardContext, Tail, Taps
 from quire.lora.recorded import RecordedAdapters
 from quire.lora.step import StepAdapters
 from quire.memory.pool import PagePool
@@ -26,16 +26,23 @@ from quire.native.tape import NotRecordable, Positions, Rows, Tape
 
 class Tapes:
     def __init__(
-        self, model: Decoder, attention: AttentionBackend, pool: PagePool, max_tokens: int
+        self,
+        model: Decoder,
+        attention: AttentionBackend,
+        pool: PagePool,
+        max_tokens: int,
+        taps: tuple[int, ...] = (),
     ) -> None:
-        """Raises NotRecordable."""
+        """`taps`: layers whose input stays to be read. Raises NotRecordable."""
         if not isinstance(attention, (NativeAttention, LatentNative)):
             raise NotRecordable(f"{type(attention).__name__} is not native")
         if any(map(model.spec.is_sparse, range(model.spec.num_layers))):
             with torch.inference_mode(False):  # whoever reads the counters sets them to zero
                 model.count_expert_loads()
-        self._record = partial(_Recording, model, attention, pool, max_tokens)
+        tape = partial(Tape, attention.library, max_tokens)
+        self._record = lambda *asked: _Recording(model, attention, pool, tape(), taps, *asked)
         self.whole, self.tail = self._record(False), self._record(True)
+        self._last = self.whole  # the recording that ran last
         self.adapters: RecordedAdapters | None = None  # set by the engine
         self._adapted: dict[bool, _Recording] = {}  # with a tail or not; from the first step on
 
@@ -49,13 +56,21 @@ class Tapes:
         """Hidden states after the last norm: of all tokens, or of those drawn from alone.
 
         They stay until the next step."""
-        if adapted is None:
-            recording = self.tail if has_tail else self.whole
-            return recording.run(batches, sent)
+        self._last = self._recording(has_tail, adapted is not None)
+        return self._last.run(batches, sent, adapted)
+
+    def _recording(self, has_tail: bool, is_adapted: bool) -> _Recording:
+        if not is_adapted:
+            return self.tail if has_tail else self.whole
         if has_tail not in self._adapted:
             assert self.adapters is not None
             self._adapted[has_tail] = self._record(has_tail, self.adapters)
-        return self._adapted[has_tail].run(batches, sent, adapted)
+        return self._adapted[has_tail]
+
+    def streams(self, num_tokens: int) -> tuple[Tensor, ...]:
+        """What the taps hold of the step that ran last, [tokens, hidden] each; until the next."""
+        rows = self._last.streams
+        return tuple(held.memory.view(-1, held.width)[:num_tokens] for held in rows)
 
 
 class _Recording:
@@ -64,21 +79,25 @@ class _Recording:
         model: Decoder,
         attention: NativeAttention | LatentNative,
         pool: PagePool,
-        max_tokens: int,
+        tape: Tape,
+        taps: tuple[int, ...],
         has_tail: bool,
         adapters: RecordedAdapters | None = None,
     ) -> None:
-        self.tape, self.has_tail = Tape(attention.library, max_tokens), has_tail
+        self.tape, self.has_tail = tape, has_tail
         num_groups = len(pool.groups)
         # Every place that reads a tensor of the step finds the tape, or the number of a group.
         batch = cast("Batch", _RecordedBatch(self.tape))
         plans = tuple(attention.recorded_plan(group, batch) for group in range(num_groups))
-        ctx = ForwardContext(batch, cast("AttentionBackend", attention), plans, pool, adapters)
+        tapped = Taps(tuple(i for i in taps if not has_tail or i < model.spec.num_layers))
+        backend = cast("AttentionBackend", attention)
+        ctx = ForwardContext(batch, backend, plans, pool, tapped, adapters)
         last = plans[pool.group_of(model.spec.num_layers - 1)]
         tail = Tail(cast("Tensor", self.tape), lambda: last) if has_tail else None
         hidden = cast("object", model.forward(ctx, tail))
         assert isinstance(hidden, Rows)
         self.hidden, self.pointers = hidden, StepPointers(num_groups)
+        self.streams = cast("tuple[Rows, ...]", tapped.taken())  # their memory is nobody else's
         self.tape.end()
 
     def run(
@@ -97,7 +116,7 @@ class _Recording:
         slots = None if adapted is None else adapted.slots()  # alive while the step runs
         if slots is not None:
             step.adapters, step.sample_adapters = (address_of(s, torch.int32) for s in slots)
-        self.tape.replay(step)
+        self.tape.replay(step, first.input_ids)
         kept = num_samples if self.has_tail else num_tokens
         return self.hidden.memory.view(-1, self.hidden.width)[:kept]
 

@@ -21,16 +21,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quire.answers.entries import Entries, Keeping
 from quire.config import Decision
 from quire.engine.commands import Hello
 from quire.errors import BadRequest, CheckpointError, QuireError
+from quire.kept.records import Bounds
 from quire.load.card import ModelCard, open_card
 from quire.load.open import open_tokenizer
 from quire.load.verdict import open_verdict
 from quire.models.sequence_head import Verdict
 from quire.obs.log import configure_logging, log_event
 from quire.obs.trace import make_tracer
+from quire.server.answer_cache import AnswerCache
 from quire.server.app import App
+from quire.server.background_responses import BackgroundResponses
 from quire.server.batch_runner import BatchRunner
 from quire.server.http_servers import make_http_server, stop_http_server
 from quire.server.inside import Inside
@@ -39,6 +43,7 @@ from quire.server.link import EngineLink
 from quire.server.model_files import SOCKET, ModelFolder, folder_of
 from quire.server.models import Models
 from quire.server.problems import Problem
+from quire.server.responses import make_response
 from quire.server.routes import batch_handlers, routes
 from quire.server.server import Server
 from quire.server.settings import ServeSettings
@@ -160,8 +165,14 @@ def build_server(opened: Opened) -> Server:
     tracer = make_tracer(settings.otlp_traces_endpoint)
     server = Server(settings, opened.tokenizer, link, tracer=tracer, verdict=opened.verdict)
     server.inside, server.card = Inside(server), opened.card
+    limits = settings.limits
     if settings.store_folder:
-        server.shelf = Shelf(Path(settings.store_folder))
+        bounds = Bounds(limits.stored_s, limits.max_stored_bytes_per_key)
+        server.shelf = Shelf(Path(settings.store_folder), bounds)
+    if server.shelf is not None and settings.answer_cache != "off":
+        keeping = Keeping(limits.max_cached_answers_per_key, limits.stored_s)
+        entries = Entries(server.shelf.database, keeping)
+        server.answers = AnswerCache(server, entries, settings.answer_cache_error)
     if settings.api_processes > 1:
         server.siblings = Siblings(server, server.abort)
         server.siblings.restore()
@@ -192,6 +203,8 @@ async def _serve(settings: ServeSettings, opened: AllOpened) -> int:
     if server.shelf is not None:
         runner = BatchRunner(server, server.shelf, batch_handlers())
         tasks[asyncio.ensure_future(runner.run())] = "batches"
+        later = BackgroundResponses(server, server.shelf, make_response)
+        tasks[asyncio.ensure_future(later.run())] = "responses in the background"
     if server.siblings is not None:
         tasks[asyncio.ensure_future(server.siblings.run())] = "siblings"
     stopping = asyncio.ensure_future(_until(stop))

@@ -221,7 +221,7 @@ class Exchange:
         if isinstance(answer, Reply):
             return await self._reply(answer)
         if request.method == "HEAD":
-            return await self._reply(Reply(b"", content_type="text/event-stream"))
+            return await self._reply(Reply(b"", content_type=answer.content_type))
         request.body = b""
         self.app.room.release(request)  # streams are long
         self._stream = answer
@@ -246,7 +246,7 @@ class Exchange:
             if request.warnings:
                 text = _UNPRINTABLE.sub("?", "; ".join(request.warnings)[:1_000])
                 headers.append((b"x-quire-warning", text.encode("ascii")))
-            headers += cors_headers(request, self.server)
+            headers += [*request.answer_headers, *cors_headers(request, self.server)]
         return headers
 
     async def _reply(self, reply: Reply) -> int:

@@ -29,7 +29,10 @@ from quire.step import TokenEvent
 
 if TYPE_CHECKING:
     from quire.engine.intake import Prompt
+    from quire.server.answer_cache import Looked
+    from quire.server.cache_wish import CacheWish
     from quire.server.http import HttpRequest
+    from quire.server.link import Tap
     from quire.server.server import Server
 
 
@@ -40,11 +43,14 @@ class Job(NamedTuple):
     params: SamplingParams
     priority: int = 0
     timeout_s: float | None = None
+    cache: CacheWish | None = None  # None: the answer is made anew and not kept
+    hint: tuple[int, ...] = ()  # tokens that the answer may be much like
 
 
 class Generation:
     def __init__(self, server: Server, request: HttpRequest, job: Job) -> None:
-        self.server, self.http = server, request
+        self.server, self.http, self.job = server, request, job
+        self.looked: Looked | None = None  # what the cache of answers found out
         self.ticket: Ticket | None = None  # of the request this is a part of; None: it is alone
         self.timeout_s = math.inf  # a batch has a window of its own
         if not request.is_background:
@@ -58,6 +64,7 @@ class Generation:
         text, self.requests = server.intake.requests(job.prompt, job.params, job.priority)
         for one in self.requests:
             one.adapter_name = request.adapter
+        self.requests[0].hint = job.hint
         if request.caller is not None:
             for one in self.requests:
                 one.tenant, one.weight = request.caller.salt, request.caller.weight
@@ -124,7 +131,7 @@ class Generation:
         self.deadline = self.http.deadline = self.ticket.begun + self.timeout_s
         leader.timing.arrival = self.begun  # a part may have waited for others of its request
         try:
-            self.tap = server.link.open(self.requests)
+            self.tap = await self._open()
         except BaseException:
             self._give_back(self.ticket)
             raise
@@ -135,6 +142,12 @@ class Generation:
             prompt_tokens=leader.num_prompt,
         )
         return self
+
+    async def _open(self) -> Tap:
+        """The engine, or an answer that was given before."""
+        answers = self.server.answers
+        found = await answers.look(self) if answers is not None else None
+        return found or self.server.link.open(self.requests)
 
     def _give_back(self, ticket: Ticket) -> None:
         if self._is_alone:
@@ -156,6 +169,8 @@ class Generation:
         reason = self._reason() if kind is None else "error" if _is_ours(error) else "abort"
         report = self._finish_report(reason)
         server.metrics.finished(report)
+        if server.answers is not None and reason in ("stop", "length"):
+            server.answers.learn(self)
         self.http.notes.update(
             prompt_tokens=report.prompt_tokens, output_tokens=report.output_tokens
         )
@@ -185,6 +200,7 @@ class Generation:
             prefill_s=prefill,
             decode_s=decode,
             num_preempted=sum(r.num_preempted for r in self.requests),
+            is_background=self.http.is_background,
         )
 
     # ------------------------------------------------------------ tokens
@@ -216,9 +232,11 @@ class Generation:
             if event.tokens:
                 before = last.get(event.request_id)
                 last[event.request_id] = now
-                if before is None and len(last) == 1:
+                is_timed = not self.http.is_background
+                if before is None and len(last) == 1 and is_timed:
                     metrics.first_token(now - self.begun)
-                metrics.tokens(len(event.tokens), None if before is None else now - before)
+                gap = now - before if before is not None and is_timed else None
+                metrics.tokens(len(event.tokens), gap)
                 if before is None:
                     self._take_report(event)
             if event.pooled:

@@ -59,6 +59,7 @@ class HttpRequest:
     deadline: float | None = None  # of what it generates; none before it was let in
     task: asyncio.Task[Any] | None = None
     warnings: list[str] = field(default_factory=list)  # end up in a response header
+    answer_headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # are such headers
     notes: dict[str, str | int] = field(default_factory=dict)  # end up in the access log
 
 

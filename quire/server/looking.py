@@ -9,7 +9,6 @@ from quire.obs.exposition import merged
 from quire.server import sse
 from quire.server.fields import DetokenizeFields, TokenizeFields, decode
 from quire.server.http import HttpRequest, Reply
-from quire.server.problems import Problem
 from quire.server.prompting import render
 from quire.server.server import Server
 from quire.text.tools.definitions import check_tools
@@ -40,10 +39,12 @@ async def models(request: HttpRequest, server: Server) -> Reply:
 
 
 async def model(request: HttpRequest, server: Server) -> Reply:
-    found = _listed(server).get(request.path_value)
+    """Whatever requests may name, it is there; `root` is what answers."""
+    name = request.path_value
+    found = _listed(server).get(name)
     if found is None:
-        name = request.path_value[:200]
-        raise Problem(404, f"the model {name!r} is not served here", code="model_not_found")
+        server.check_model(name, request)
+        found = _model(name, server)
     return Reply(sse.encode(found))
 
 

@@ -41,6 +41,11 @@ class Limits:
     request_timeout_s: float = 600.0  # the most any request may take, also its default
     queue_timeout_s: float = 60.0  # without a first token by then: 503
     max_requests_per_key: int = 0  # open at once for one key; 0: no limit
+    max_stored_bytes_per_key: int = 4_096 * MIB  # in files; as much again in what is remembered
+    max_open_batches_per_key: int = 64
+    max_background_responses_per_key: int = 256  # that are not done
+    max_cached_answers_per_key: int = 4_096
+    stored_s: int = 30 * 86_400  # responses and conversations, since somebody used them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +81,9 @@ class ServeSettings:
     reasoning_parser: str | None = None
     models: tuple[ModelSettings, ...] = ()  # several; none: `engine` alone
     memory: int = 0  # bytes that the engines of several models may take together; 0: no limit
-    store_folder: str = ""  # files and batches; "": none are kept
+    store_folder: str = ""  # files, batches and responses; "": none are kept
+    answer_cache: str = "off"  # the most that requests may ask of it: exact, draft or answer
+    answer_cache_error: float = 0.05  # chance that an answer by `answer` is wrong, at most
     cors_origins: tuple[str, ...] = ()
     page: bool = True
     drain_s: float = 30.0
