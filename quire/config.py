@@ -68,6 +68,8 @@ class EngineArgs:
     quantization: str | None = None  # what weights are rounded to while they are loaded
     kv_cache_dtype: str = "auto"
     kv_cache_dtype_skip_layers: tuple[int | str, ...] = ()
+    tensor_parallel_size: int = 1  # processes that hold the model together
+    rank_timeout_s: float = 60.0  # how long they wait for one another in a step
     speculative_config: Mapping[str, object] | None = None  # `speculative.py` says what it may hold
 
 

@@ -7,6 +7,7 @@
     ├── CheckpointError   a model file is missing, damaged or unlike its config
     ├── OutOfMemory       the model or its cache does not fit; names what would
     └── EngineDead        the engine stopped; carries the cause
+        └── RankLost      one of the processes that hold the model together is gone
 
 Messages carry the value, the reason and the way out. What only our own code can cause is an
 `assert`, never one of these.
@@ -51,6 +52,10 @@ class OutOfMemory(QuireError, MemoryError):
 
 class EngineDead(QuireError):
     """The engine loop ended on an error it could not survive."""
+
+
+class RankLost(EngineDead):
+    """A rank died, failed or was late; the others cannot go on without it."""
 
 
 def shown(value: object) -> str:

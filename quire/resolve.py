@@ -16,6 +16,7 @@ from quire.errors import NotSupported
 from quire.kv.forms import parse_cache_dtype
 from quire.kv.spec import skipped_layers
 from quire.models.spec import ModelSpec
+from quire.speculative import parse_speculative
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
             " because captured graphs feed one token a request; leave it out (and --answer-cache"
             " at exact), or use device='cpu'"
         )
+    _check_ranks(args, device.type)
     dtype, why = pick_dtype(args.dtype, spec.dtype, device)
     decide("dtype", str(dtype).removeprefix("torch."), why)
     max_len = _max_model_len(args, spec, device.type, decide)
@@ -84,6 +86,24 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
         decisions=tuple(decisions),
     )
     return config, device, dtype
+
+
+def _check_ranks(args: EngineArgs, device: str) -> None:
+    if args.tensor_parallel_size == 1:
+        return
+    asked = f"tensor_parallel_size={args.tensor_parallel_size}"
+    if device != "cpu":
+        raise NotSupported(
+            f"got {asked} on {device}: ranks hold a model together on CPUs only so far; start one"
+            " engine for each device, or use device='cpu'"
+        )
+    if args.speculative_config is not None:
+        part = parse_speculative(args.speculative_config).model_part
+        if part is not None:
+            raise NotSupported(
+                f"got {asked} with speculative_config.method={part!r}: a model that drafts runs on"
+                " one rank only so far; use method 'suffix' or 'ngram', or one rank"
+            )
 
 
 def _cache(

@@ -37,6 +37,8 @@ FIELDS = {
     "load_format": "load_format",
     "threads": "num_threads",
     "enforce_eager": "enforce_eager",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "rank_timeout_s": "rank_timeout_s",
     "speculative_config": "speculative_config",
 }
 MODEL_HELP = "known name, folder, .gguf file or hub repository (default: default)"
@@ -50,6 +52,7 @@ def add_model(parser: VerbParser, *, positional: bool = True) -> None:
 
 
 def add_engine_flags(parser: VerbParser) -> None:
+    _add_rank_flags(parser)
     group = parser.add_argument_group("engine")
     add = group.add_argument
     add("--device", metavar="NAME", help="auto, cpu or cuda")
@@ -96,6 +99,18 @@ def add_engine_flags(parser: VerbParser) -> None:
         metavar="JSON",
         help="""who drafts, such as '{"method": "suffix"}'""",
     )
+
+
+def _add_rank_flags(parser: VerbParser) -> None:
+    add = parser.add_argument_group("ranks").add_argument
+    add(
+        "--tensor-parallel-size",
+        "-tp",
+        type=positive,
+        metavar="N",
+        help="processes that hold the model together, to the same bits",
+    )
+    add("--rank-timeout-s", type=float, metavar="S", help="most that they wait for one another")
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "serve": Verb("quire.cli.serve", "serve a model over HTTP, with a page to watch it work"),
+    "router": Verb("quire.cli.router", "one address in front of several servers"),
     "chat": Verb("quire.cli.chat", "talk to a model in the terminal"),
     "generate": Verb("quire.cli.generate", "continue prompts, or answer them with --chat"),
     "batch": Verb("quire.cli.batch", "run a file of requests, one a line; goes on after a kill"),
@@ -37,6 +38,10 @@ VERBS = {
     "inspect": Verb("quire.cli.inspect", "show what a model is and what the engine would decide"),
     "evaluate": Verb("quire.cli.evaluate", "judge a model: perplexity, distance, tasks, size"),
     "quantize": Verb("quire.cli.quantize", "make a smaller model: fewer bits a weight"),
+    "prune": Verb("quire.cli.prune", "make a smaller model: zeros in the place of weights"),
+    "shrink": Verb("quire.cli.shrink", "make a smaller model: fewer layers, heads or channels"),
+    "compress": Verb("quire.cli.compress", "make a smaller model: several passes, as a file says"),
+    "simulate": Verb("quire.cli.simulate", "predict latency and goodput under a load"),
     "bench": Verb("quire.cli.bench", "measure speed, start-up, each technique, or each kernel"),
 }
 

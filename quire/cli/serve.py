@@ -23,6 +23,7 @@ from quire.cli.engine_flags import (
     model_of,
 )
 from quire.cli.parser import VerbParser, whole
+from quire.cli.replicas import add_replica_flag, run_replicas
 from quire.errors import BadRequest
 from quire.obs.log import LEVELS
 
@@ -58,6 +59,7 @@ def build_parser() -> VerbParser:
         metavar="N",
         help="processes that speak HTTP on the port (default: auto, one for each 8 CPUs)",
     )
+    add_replica_flag(http)
     http.add_argument("--allowed-origins", nargs="*", default=(), metavar="URL", help="for CORS")
     http.add_argument("--no-page", action="store_true", help="do not serve the page at /")
     _add_key_flags(parser)
@@ -213,17 +215,20 @@ def seconds(text: str) -> float:
 
 def run(args: Namespace) -> int:
     settings_of(args)  # mistakes first, before anything is downloaded
-    _check_port(args.host, args.port)
+    check_port(args.host, args.port)
     from quire.obs.log import configure_logging
     from quire.server.supervisor import Supervisor
 
     settings = settings_of(args, download=True)
+    if args.replicas > 1:
+        return run_replicas(args, settings)
     secrets = [*settings.api_keys, *settings.admin_keys]
     configure_logging(settings.log_format, settings.log_level, secrets)
     return Supervisor(settings).run()
 
 
 def settings_of(args: Namespace, download: bool = False) -> Any:
+    from quire import env
     from quire.load.recommended import recommended_sampling
     from quire.server.server import model_name
     from quire.server.settings import Limits, ServeSettings, is_loopback
@@ -237,7 +242,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         )
     template = None
     if args.chat_template is not None:
-        template = _read(args.chat_template, "--chat-template")
+        template = read_text(args.chat_template, "--chat-template")
     engine = _engine(args, download)
     sampling = {}
     if download and args.generation_config == "auto":
@@ -252,7 +257,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         served_model_names=tuple(args.served_model_name) or (model_name(model_of(args)),),
         accept_any_model=args.accept_any_model,
         api_keys=keys,
-        admin_keys=tuple(args.admin_api_key),
+        admin_keys=(*args.admin_api_key, *filter(None, [env.admin_key()])),
         key_weights=weights,
         public_metrics=args.public_metrics,
         share_prefix_cache=args.share_prefix_cache,
@@ -345,7 +350,7 @@ def _keys(args: Namespace) -> tuple[tuple[str, ...], dict[str, float]]:
 
     given = [*args.api_key]
     if args.api_key_file is not None:
-        lines = _read(args.api_key_file, "--api-key-file").splitlines()
+        lines = read_text(args.api_key_file, "--api-key-file").splitlines()
         given += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not given:
             raise BadRequest(f"--api-key-file {args.api_key_file} holds no key")
@@ -360,14 +365,14 @@ def _keys(args: Namespace) -> tuple[tuple[str, ...], dict[str, float]]:
     return keys, {key: weight for key, weight in weights.items() if weight != 1.0}
 
 
-def _read(path: Path, flag: str) -> str:
+def read_text(path: Path, flag: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{flag} {path}: {error}") from None
 
 
-def _check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int) -> None:
     """A taken port is a plain mistake: say so before a model is loaded."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -36,6 +36,7 @@ class BlockTensors:
     targets: Mapping[str, Target]
     matrices: list[Matrix] = field(default_factory=list)
     kept: frozenset[str] = frozenset()  # modules that stay plain
+    changed: dict[str, Tensor] = field(default_factory=dict)  # in the place of `tensors`, by name
 
     @staticmethod
     def of(

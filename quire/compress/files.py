@@ -49,9 +49,9 @@ def files_of(source: Source) -> dict[str, bytes]:
 
 
 def config_of(source: Source, said: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json of the quantised model."""
+    """config.json of the model that is written."""
     config = {key: value for key, value in source.config.items() if key not in SAID_BEFORE}
     dtype = str(source.dtype).removeprefix("torch.")
     config |= {key: dtype for key in ("torch_dtype", "dtype") if key in config}
     config.setdefault("torch_dtype", dtype)
-    return {**config, "quantization_config": dict(said)}
+    return {**config, "quantization_config": dict(said)} if said else config

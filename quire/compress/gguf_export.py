@@ -39,12 +39,7 @@ LEAST_OF_HEADS = "Q6_K"
 
 
 def export(job: Job, source: Source, kept: frozenset[str], listen: Listen) -> dict[str, Any]:
-    job.recipe.refuse(
-        bits="--bits: --type says it",
-        group="--group-size",
-        asymmetric="--asymmetric",
-        static_inputs="--static-inputs",
-    )
+    job.recipe.check(("storage",))
     return Export(job, source, kept, listen).all()
 
 

@@ -1,4 +1,4 @@
-"""Judge: what quantising did to each matrix, measured on the weights as they are read back.
+"""Judge: what a pass did to each matrix, measured on the weights as they are read back.
 
 The error is relative: of the outputs on rows of calibration inputs where there are some, of the
 weights themselves where there are none. Beside it stands whether the range of the weights is still
@@ -27,6 +27,7 @@ class Verdict:
     range: float  # the largest weight after, in units of the largest before
     outliers: float | None = None  # the largest input in units of the mean one
     tokens: int | None = None  # that were seen
+    zeros: float = 0.0  # share of weights that are 0 after
 
 
 def judge(weight: Tensor, near: Tensor, seen: Seen | None) -> Verdict:
@@ -44,7 +45,8 @@ def judge(weight: Tensor, near: Tensor, seen: Seen | None) -> Verdict:
         if tokens:
             outliers = (seen.most.max() / seen.mean.mean().clamp(min=1e-30)).item()
     error = (cost / whole.clamp(min=1e-30)).item()
-    return Verdict(error, (near.abs().max() / most).item(), outliers, tokens)
+    zeros = (near == 0).float().mean().item()
+    return Verdict(error, (near.abs().max() / most).item(), outliers, tokens, zeros)
 
 
 def record(verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
@@ -64,10 +66,17 @@ def mean_error(verdicts: Mapping[str, Verdict]) -> float:
     return statistics.fmean(v.error for v in verdicts.values()) if verdicts else 0.0
 
 
+def share_of_zeros(verdicts: Mapping[str, Verdict], shapes: Mapping[str, tuple[int, int]]) -> float:
+    """Among all weights of these projections."""
+    sizes = {name: shapes[name][0] * shapes[name][1] for name in verdicts}
+    total = sum(sizes.values())
+    return sum(v.zeros * sizes[name] for name, v in verdicts.items()) / total if total else 0.0
+
+
 def remarks(verdicts: Mapping[str, Verdict]) -> list[str]:
     """What a user should know."""
     if not verdicts:
-        return ["nothing was quantised: every projection is kept"]
+        return ["nothing was changed: every projection is kept"]
     found = []
     median = statistics.median(v.error for v in verdicts.values())
     worst = sorted(verdicts.items(), key=lambda item: -item[1].error)
@@ -92,8 +101,8 @@ def remarks(verdicts: Mapping[str, Verdict]) -> list[str]:
     if few:
         names = [f"{name} ({tokens})" for name, tokens in few.items()]
         found.append(
-            f"{len(few)} projections saw fewer than {FEW_TOKENS} tokens and are as good as rounded"
-            f" to nearest: {_some(names)}; give more calibration text"
+            f"{len(few)} projections saw fewer than {FEW_TOKENS} tokens and are as good as not"
+            f" calibrated: {_some(names)}; give more calibration text"
         )
     return found
 

@@ -1,11 +1,16 @@
-"""The methods of `quire quantize`: one table, a line for each pass. `gguf` is a file format of its
-own (`gguf_export.py`)."""
+"""The methods of `quire quantize` and `quire prune`: two tables, a line for each pass. `gguf` is a
+file format of its own (`gguf_export.py`), and `shrink` changes the shape of a model (`shrink/`)."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from quire.registry import Registry
 
-PASSES = Registry(
+if TYPE_CHECKING:
+    from quire.compress.passes.recipe import Pass
+
+QUANTISERS = Registry(
     "quantisation method",
     {
         "rtn": "quire.compress.passes.rtn:Rtn",
@@ -19,4 +24,25 @@ PASSES = Registry(
         "nvfp4": "quire.compress.passes.fp4:Nvfp4",
     },
 )
-METHODS = (*PASSES.entries, "gguf")
+PRUNERS = Registry(
+    "pruning method",
+    {
+        "magnitude": "quire.compress.passes.magnitude:Magnitude",
+        "wanda": "quire.compress.passes.wanda:Wanda",
+        "sparsegpt": "quire.compress.passes.sparsegpt:SparseGpt",
+    },
+)
+METHODS = (*QUANTISERS.entries, "gguf")
+ALL = (*METHODS, *PRUNERS.entries, "shrink")
+
+
+def pass_of(method: str) -> type[Pass]:
+    """Raises NotSupported for a name nobody knows."""
+    known = PRUNERS if method in PRUNERS.entries else QUANTISERS
+    found: type[Pass] = known.get(method)
+    return found
+
+
+def usually_kept(method: str) -> tuple[str, ...]:
+    """What stays as it is unless a user says otherwise. GGUF has types of more bits for heads."""
+    return () if method in ("gguf", "shrink") else ("lm_head",)

@@ -1,4 +1,4 @@
-"""Output: the folder a quantised model is written to, shard by shard, and taken up again.
+"""Output: the folder a model is written to, shard by shard, and taken up again.
 
 A shard is written under another name, forced to the disk and renamed; only then does the journal
 get its line. So what the journal names is whole, whenever the process dies. `config.json` comes
@@ -23,8 +23,8 @@ from torch import Tensor
 from quire.compress.safetensors_file import write_tensors
 from quire.errors import BadRequest, QuireError
 
-JOURNAL = "quantize.journal"
-REPORT = "quantize.json"
+JOURNAL = "compress.journal"
+REPORT = "compress.json"
 UNFINISHED = ".unfinished"  # at the end of a name
 
 

@@ -2,8 +2,8 @@
 
 Calibration text runs through the blocks as they were *written*: what the next block sees is what
 it will see when the model runs, and taking up a run that died gives the same bits. Memory holds one
-block and the text. What is done to a block is the pass's (`passes/`), what is written where
-`output.py`'s. GGUF files are `gguf_export.py`'s.
+block and the text. What is done to a block is the pass's (`passes/`), how weights that are left are
+fitted `reconstruct.py`'s, what is written where `output.py`'s. GGUF files are `gguf_export.py`'s.
 """
 
 from __future__ import annotations
@@ -17,13 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.compress.block import BlockTensors
+from quire.compress.block import BlockTensors, Matrix
 from quire.compress.calibration import Calibration
 from quire.compress.files import config_of, files_of
-from quire.compress.judge import Verdict, judge, mean_error, record, remarks, verdicts_of
-from quire.compress.methods import PASSES
+from quire.compress.judge import (
+    Verdict,
+    judge,
+    mean_error,
+    record,
+    remarks,
+    share_of_zeros,
+    verdicts_of,
+)
+from quire.compress.methods import pass_of
 from quire.compress.output import Output
 from quire.compress.passes.recipe import Kept, Pass, Recipe
+from quire.compress.reconstruct import Reconstruction
 from quire.compress.seen import Seen
 from quire.compress.source import HEAD, Source
 from quire.compress.stream import Stream
@@ -59,7 +68,7 @@ class Progress:
 Listen = Callable[[Progress], None]
 
 
-def quantise(job: Job, listen: Listen) -> dict[str, Any]:
+def compress(job: Job, listen: Listen) -> dict[str, Any]:
     """Writes the model and returns the report. Raises QuireError."""
     source = Source.open(job.model)
     kept = source.kept_modules(list(job.keep))
@@ -67,15 +76,51 @@ def quantise(job: Job, listen: Listen) -> dict[str, Any]:
         from quire.compress.gguf_export import export
 
         return export(job, source, kept, listen)
-    source.check_layout()
+    source.check_layout(job.recipe.method)
     with torch.inference_mode():
+        if job.recipe.method == "shrink":
+            from quire.compress.shrink.run import Shrink
+
+            return Shrink(job, source, listen).all()
         return Run(job, source, kept, listen).all()
+
+
+def new_stream(job: Job, source: Source) -> Stream:
+    """The calibration text before the first block. Raises BadRequest or NotSupported."""
+    if source.tokenizer is None:
+        raise NotSupported(
+            f"--method {job.recipe.method} calibrates on text, and {source.path} has no tokenizer;"
+            " take rtn, nf4, mxfp4, nvfp4 or fp8, or magnitude with --no-reconstruct, which need"
+            " no text"
+        )
+    if job.calibration.length > source.spec.max_positions:
+        raise NotSupported(
+            f"got --length {job.calibration.length}, the model has {source.spec.max_positions}"
+            " positions"
+        )
+    stream = Stream(source.spec, job.calibration.sequences(source.tokenizer), job.device)
+    outer = {source.places[name].target.name: name for name in source.of_layer(None)}
+    at = outer.get("positions.weight")
+    stream.enter(source.read(outer["embed.weight"]), None if at is None else source.read(at))
+    return stream
+
+
+def asked_of(job: Job, source: Source, has_text: bool) -> dict[str, Any]:
+    """What makes two runs the same one."""
+    asked = {"model": str(source.path.resolve()), **asdict(job.recipe)}
+    files = [source.path] if source.path.is_file() else sorted(source.path.glob("*.safetensors"))
+    asked["files"] = [[file.name, file.stat().st_size] for file in files]
+    asked["keep"] = sorted(source.kept_modules(list(job.keep)))
+    if has_text:
+        text = job.calibration
+        asked["calibration"] = [text.sha256, text.samples, text.length]
+    return asked
 
 
 class Run:
     def __init__(self, job: Job, source: Source, kept: frozenset[str], listen: Listen) -> None:
         self.job, self.source, self.kept, self.listen = job, source, kept, listen
-        self.work: Pass = PASSES.get(job.recipe.method)(job.recipe, source.dtype)
+        self.work: Pass = pass_of(job.recipe.method)(job.recipe, source.dtype)
         self.modules = {m: s for m, s in source.modules().items() if m not in kept}
         for module, shape in self.modules.items():
             self.work.check(module, shape)
@@ -85,10 +130,13 @@ class Run:
         self.num_layers = source.spec.num_layers
         self.output = Output.open(job.out, self._asked(), 1 + self.num_layers + self.has_head)
         self.stream: Stream | None = None
+        self.dense: Stream | None = None  # of the blocks as they were
 
     def all(self) -> dict[str, Any]:
         begun = time.perf_counter()
-        self._begin_calibration()
+        if self.work.needs.calibration:
+            self.stream = new_stream(self.job, self.source)
+            self.dense = new_stream(self.job, self.source) if self.work.reconstructs else None
         if 0 not in self.output.records:
             self._check_room()
             outer = self._outer()
@@ -104,6 +152,7 @@ class Run:
             "bytes": size,
             "seconds": time.perf_counter() - begun,
             "mean_error": mean_error(verdicts),
+            "zeros": share_of_zeros(verdicts, self.modules),
             "remarks": remarks(verdicts),
             "kept": sorted(self.kept),
             "projections": record(verdicts),
@@ -114,39 +163,23 @@ class Run:
 
     # ------------------------------------------------------------ steps
 
-    def _begin_calibration(self) -> None:
-        if not self.work.needs.calibration:
-            return
-        source, spec = self.source, self.source.spec
-        if source.tokenizer is None:
-            raise NotSupported(
-                f"--method {self.job.recipe.method} calibrates on text, and {source.path} has no"
-                " tokenizer; take rtn, nf4, mxfp4, nvfp4 or fp8"
-            )
-        if self.job.calibration.length > spec.max_positions:
-            raise NotSupported(
-                f"got --length {self.job.calibration.length}, the model has {spec.max_positions}"
-                " positions"
-            )
-        ids = self.job.calibration.sequences(source.tokenizer)
-        self.stream = Stream(spec, ids, self.job.device)
-        outer = {source.places[name].target.name: name for name in source.of_layer(None)}
-        at = outer.get("positions.weight")
-        positions = None if at is None else source.read(at)
-        self.stream.enter(source.read(outer["embed.weight"]), positions)
-
     def _layer(self, layer: int) -> None:
         shard = layer + 1
         is_done = shard in self.output.records
         if not is_done:
-            self._quantise_layer(layer, shard)
-        if self.stream is not None and (layer + 1 < self.num_layers or self.has_head):
-            self.stream.load(layer, self._written(shard), self.source.names)
-            self.stream.advance(layer)
-            self.stream.unload(layer)
+            self._change_layer(layer, shard)
+        if layer + 1 < self.num_layers or self.has_head:
+            self._advance(self.stream, layer, self._written(shard))
+            self._advance(self.dense, layer, self.source.checkpoint)
         self._tell(shard, f"block {layer}", is_done)
 
-    def _quantise_layer(self, layer: int, shard: int) -> None:
+    def _advance(self, stream: Stream | None, layer: int, stored: Checkpoint) -> None:
+        if stream is not None:
+            stream.load(layer, stored, self.source.names)
+            stream.advance(layer)
+            stream.unload(layer)
+
+    def _change_layer(self, layer: int, shard: int) -> None:
         seen: dict[str, Seen] = {}
         if self.stream is not None:
             self.stream.load(layer, self.source.checkpoint, self.source.names)
@@ -157,7 +190,18 @@ class Run:
             if matrices := [m for m in block.at(site) if m.module in self.modules]:
                 inputs.check(matrices[0].module)
         self.work.fold(block, seen, self.source.spec)
+        self._act(block, seen)
+        if self.stream is not None and self.dense is not None:
+            self.dense.load(layer, self.source.checkpoint, self.source.names)
+            Reconstruction(self.stream, self.dense).fit(layer, block, self._chosen(block), seen)
+            self.dense.unload(layer)
         self._write(shard, block, seen)
+
+    def _act(self, block: BlockTensors, seen: dict[str, Seen]) -> None:
+        self.work.act(self._chosen(block), block, seen)
+
+    def _chosen(self, block: BlockTensors) -> list[Matrix]:
+        return [matrix for matrix in block.matrices if matrix.module in self.modules]
 
     def _head(self, shard: int) -> None:
         is_done = shard in self.output.records
@@ -169,17 +213,17 @@ class Run:
                 bias = by_ours.get("norm.bias")
                 added = None if bias is None else self.source.read(bias)
                 seen["head"] = self.stream.observe_head(norm, added, self.work.needs)
-            self._write(shard, self.source.head(self.job.device), seen)
+            head = self.source.head(self.job.device)
+            self._act(head, seen)
+            self._write(shard, head, seen)
         self._tell(shard, "head", is_done)
 
     def _write(self, shard: int, block: BlockTensors, seen: Mapping[str, Seen]) -> None:
         tensors: dict[str, Tensor] = {}
-        packed = {}
-        for matrix in block.matrices:
-            if matrix.module in self.modules:
-                packed[matrix.name] = matrix
-                stored = self.work.pack(matrix, block, seen.get(matrix.site))
-                tensors |= {f"{matrix.module}.{last}": t.cpu() for last, t in stored.items()}
+        packed = {matrix.name: matrix for matrix in self._chosen(block)}
+        for matrix in packed.values():
+            stored = self.work.pack(matrix, block, seen.get(matrix.site))
+            tensors |= {f"{matrix.module}.{last}": t.cpu() for last, t in stored.items()}
         for name, tensor in block.tensors.items():
             if name not in packed:
                 tensors[name] = tensor.to("cpu", self.source.dtype)
@@ -200,8 +244,9 @@ class Run:
 
     def _written(self, shard: int) -> Checkpoint:
         file = Shard(self.output.path(shard))
-        config = {**self.source.config, "quantization_config": self.said}
-        stored = SafetensorsCheckpoint(config, dict.fromkeys(file.entries, file))
+        stored = SafetensorsCheckpoint(
+            config_of(self.source, self.said), dict.fromkeys(file.entries, file)
+        )
         return readable(stored, self.job.device)
 
     def _tell(self, shard: int, what: str, is_resumed: bool) -> None:
@@ -211,19 +256,7 @@ class Run:
         self.listen(Progress(shard, total, what, error, is_resumed))
 
     def _asked(self) -> dict[str, Any]:
-        """What makes two runs the same one."""
-        asked = {"model": str(self.source.path.resolve()), **asdict(self.job.recipe)}
-        files = (
-            [self.source.path]
-            if self.source.path.is_file()
-            else sorted(self.source.path.glob("*.safetensors"))
-        )
-        asked["files"] = [[file.name, file.stat().st_size] for file in files]
-        asked["keep"] = sorted(self.kept)
-        if self.work.needs.calibration:
-            text = self.job.calibration
-            asked["calibration"] = [text.sha256, text.samples, text.length]
-        return asked
+        return asked_of(self.job, self.source, self.work.needs.calibration)
 
     def _plain_modules(self) -> tuple[str, ...]:
         """Modules that readers would take for quantised ones if nobody told them."""
@@ -239,10 +272,12 @@ class Run:
         return name.removesuffix(".weight")
 
     def _check_room(self) -> None:
-        """By what is surely needed: four bits a quantised weight, and the others as they are."""
+        """By what is surely needed: a pruned weight has eight bits or more, the others what they
+        have."""
         total = 0
         for name, place in self.source.places.items():
             size = torch.Size(self.source.parameters[place.target.name].shape_of(place.target.part))
             is_packed = self._module(name) in self.modules
-            total += size.numel() // 2 if is_packed else size.numel() * self.source.dtype.itemsize
+            bits = (self.work.bits or 8) if is_packed else 8 * self.source.dtype.itemsize
+            total += size.numel() * bits // 8
         self.output.check_room(total)

@@ -98,3 +98,18 @@ class Watch:
     def __call__(self, x: Tensor) -> Tensor:
         self.seen.add(x)
         return self.kernel(x)
+
+
+class Caught(Exception):
+    """What was to be seen has been: the rest of the block need not run."""
+
+
+class Catch:
+    """A kernel in whose place inputs are kept, and everything behind it is left out."""
+
+    def __init__(self, num_in: int, device: torch.device) -> None:
+        self.rows = torch.empty(0, num_in, device=device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.rows = x.float()
+        raise Caught

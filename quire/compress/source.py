@@ -143,12 +143,12 @@ class Source:
             kept |= fits
         return frozenset(kept)
 
-    def check_layout(self) -> None:
+    def check_layout(self, method: str) -> None:
         """Raises NotSupported where no layout but GGUF could hold the weights."""
         if any(place.target.transposed for place in self.places.values()):
             raise NotSupported(
-                f"{self.hf_class} stores its weights transposed (Conv1D), which no"
-                " quantised safetensors layout knows; take --method gguf"
+                f"{self.hf_class} stores its weights transposed (Conv1D), which --method {method}"
+                " does not write; quire quantize --method gguf does"
             )
         if self.spec.moe is not None and self.spec.moe.expert_bias:
             raise NotSupported(

@@ -8,6 +8,7 @@ it runs on any device. Every sequence is one page.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.attn.select import select_backend
-from quire.compress.seen import MAX_ROWS, Needs, Seen, Watch
+from quire.compress.seen import MAX_ROWS, Catch, Caught, Needs, Seen, Watch
 from quire.forward import Batch, LayerContext
 from quire.kv.forms import FLOAT32
 from quire.kv.groups import layer_groups
@@ -90,6 +91,18 @@ class Stream:
                 tensor = stored.read(theirs)
                 weight = Dense(tensor.t() if target.transposed else tensor)
             parameter.put(target.part, weight.dequantize(), weight.inputs)
+        self._finish(layer)
+
+    def put(self, layer: int, tensors: Mapping[str, Tensor], names: Mapping[str, Target]) -> None:
+        """Give the block these weights, under their stored names."""
+        self.unload(layer)
+        parameters = self.model.parameters()
+        for theirs, tensor in tensors.items():
+            target = names[theirs]
+            parameters[target.name].put(target.part, tensor.t() if target.transposed else tensor)
+        self._finish(layer)
+
+    def _finish(self, layer: int) -> None:
         block = self.model.blocks[layer]
         block.attn.finish(self.ops, self._ropes)
         block.mlp.finish(self.ops)
@@ -115,9 +128,24 @@ class Stream:
                 slot.put(slot.kernel)
         return found
 
+    def inputs(self, layer: int, site: str) -> Iterator[Tensor]:
+        """What a site reads of each part of the text, [tokens, in]."""
+        block = self.model.blocks[layer]
+        slot = _slots(block)[site]
+        for at, part in zip(self._contexts(), self._parts, strict=True):
+            slot.put(catch := Catch(slot.num_in, self.device))
+            with suppress(Caught):
+                _run(block, part, at)
+            slot.put(slot.kernel)
+            yield catch.rows
+
     def advance(self, layer: int) -> None:
         for i, at in enumerate(self._contexts()):
             self._parts[i] = _run(self.model.blocks[layer], self._parts[i], at)
+
+    def states(self) -> list[Tensor]:
+        """The stream as it is now, [tokens, hidden] for each part of the text."""
+        return [p.x if p.residual is None else p.x + p.residual for p in self._parts]
 
     def observe_head(self, norm: Tensor, bias: Tensor | None, needs: Needs) -> Seen:
         """What the last norm gives the head."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_heads import TargetModel
 from quire.engine.load_model import load_model
+from quire.engine.rank_group import RankGroup
+from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
@@ -40,7 +43,7 @@ from quire.memory.sizing import (
     num_pages,
     size_text,
 )
-from quire.models.decoder import Decoder, heads_of
+from quire.models.decoder import Decoder, heads_of, spec_of_rank
 from quire.models.kv_cache import cache_of
 from quire.models.registry import spec_of
 from quire.models.spec import ModelSpec
@@ -69,6 +72,7 @@ class Engine:
     runner: ModelRunner
     config: EngineConfig
     spec: ModelSpec
+    group: RankGroup | None = None  # other processes that hold parts of the model
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -76,30 +80,31 @@ class Engine:
 
 
 def build_engine(
-    args: EngineArgs, checkpoint: Checkpoint, tokenizer: Tokenizer | None = None
+    args: EngineArgs,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer | None = None,
+    seat: Seat | None = None,
 ) -> Engine:
-    """The tokenizer is for grammars alone; without one, requests with a grammar are refused."""
+    """The tokenizer is for grammars alone; without one, requests with a grammar are refused.
+    `seat`: among other processes; None: a new one, as the arguments say."""
     spec = spec_of(checkpoint.config)
     check_fit(checkpoint, spec, tokenizer)
     config, device, dtype = resolve(args, spec)
+    seat = seat or seat_of(args)
+    args, ranks = seat.args, seat.ranks
+    own = spec_of_rank(spec, ranks)
     cpu = CpuPath.of(args, device)
     check_weights_fit(_weight_bytes(checkpoint, spec, cpu, dtype), total_memory(device))
-    heads = heads_of(spec, args.page_size)
+    heads = heads_of(own, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
     name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
-    form = asked_form(args, checkpoint, device)
-    if form is not None:
-        cpu = cpu.rounding_to(str(args.quantization))
-    wish = Wish(cpu.keeps_packed, form)
-    model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device)
+    cpu, wish = _wish(args, checkpoint, device, cpu)
+    model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks=ranks)
     backend = cpu.attention(backend, ops)
-    cache = cache_of(spec, plain_form(backend.cache_dtype), kept, args.page_size)
+    cache = cache_of(own, plain_form(backend.cache_dtype), kept, args.page_size)
     balance_keys(model, cache)
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
-    max_pages = -(-config.sched.max_model_len // args.page_size)
-    rows = RequestRows(
-        config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(cache.groups)
-    )
+    rows = _rows(config.sched, cache, device)
     decisions = [
         *config.decisions,
         Decision("attention", name, f"first that can do {dtype} on {device.type}"),
@@ -109,12 +114,12 @@ def build_engine(
     if len(cache.groups) > 1 or cache.groups.windows != (None,):
         decisions.append(_describe(cache.groups))
     runs = Runs(model, backend, cache, rows)
-    pages = _size_pool(config, runs, parts.page_bytes, decisions)
+    pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
     expand_prompts = spec.mla is not None and not config.cache.prefix_caching
-    runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
+    runner = seat.runner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
     runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     drafts = parts.finish(runner, config, decisions)
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows)
@@ -123,7 +128,23 @@ def build_engine(
     core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts)
     sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
     config = replace(config, cache=sized, decisions=tuple(decisions))
-    return Engine(core, runner, config, spec)
+    return Engine(core, runner, config, spec, seat.group)
+
+
+def _wish(
+    args: EngineArgs, checkpoint: Checkpoint, device: torch.device, cpu: CpuPath
+) -> tuple[CpuPath, Wish]:
+    form = asked_form(args, checkpoint, device)
+    if form is not None:
+        cpu = cpu.rounding_to(str(args.quantization))
+    return cpu, Wish(cpu.keeps_packed, form)
+
+
+def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> RequestRows:
+    max_pages = -(-sched.max_model_len // cache.page_size)
+    return RequestRows(
+        sched.max_num_seqs, sched.max_model_len, max_pages, device, len(cache.groups)
+    )
 
 
 def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, cpu: CpuPath, dtype: torch.dtype) -> int:
@@ -228,10 +249,10 @@ def _size_pool(
     else:
         # The weights are already gone from what is free. The step is only worth running when
         # memory is short: otherwise the cache is capped far below what is left.
-        weights, free = 0, free_memory(device)
+        weights, free = 0, free_memory(device) // model.ranks.size
         one_request = (needs.of(sched.max_model_len) + 1) * page_bytes
         usable = cpu_cache_bytes(free, one_request)
-        is_short = usable < max(CPU_DEFAULT, one_request)
+        is_short = usable < max(CPU_DEFAULT, one_request) and model.ranks.is_alone
         step = step_bytes() if is_short and config.kv_cache_memory is None else 0
     room = Room(total_memory(device), usable, weights, step, config.kv_cache_memory)
     lens = (cache.page_size, sched.max_model_len, sched.max_num_seqs)

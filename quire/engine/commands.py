@@ -91,7 +91,15 @@ class Watch(msgspec.Struct, frozen=True, tag=True):
     hz: float
 
 
-Command = Submit | Abort | Flush | Pause | Resume | Profile | Watch
+class TellCache(msgspec.Struct, frozen=True, tag=True):
+    """The reply: how cached prefixes changed since that number of that epoch (`kv/cache_news`)."""
+
+    number: int
+    epoch: str
+    since: int
+
+
+Command = Submit | Abort | Flush | Pause | Resume | Profile | Watch | TellCache
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

@@ -91,6 +91,7 @@ class CpuPath:
         except NotRecordable as error:
             decisions.append(Decision("steps", "layer by layer", str(error)))
             return None
-        num_ops = len(tapes.whole.tape.ops)
-        decisions.append(Decision("steps", "one call", f"{num_ops} native operations recorded"))
+        tape = tapes.whole.tape
+        how = f"{tape.num_pauses + 1} calls" if tape.num_pauses else "one call"
+        decisions.append(Decision("steps", how, f"{len(tape.ops)} native operations recorded"))
         return tapes

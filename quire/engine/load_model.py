@@ -10,6 +10,7 @@ import torch
 
 from quire.attn.backend import AttnSpec
 from quire.config import EngineConfig
+from quire.dist.ranks import ALONE, Ranks
 from quire.engine.cpu_path import CpuPath
 from quire.engine.pack_identity import keep, packs_of
 from quire.load.checkpoint import Checkpoint
@@ -39,14 +40,16 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     change: Callable[[Decoder], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Loaded:
     """`change`: of weights that are in, before kernels are made of them."""
     library = cpu.library if dtype == torch.float32 else None
     # What is kept of a checkpoint's kernels is of its weights as they are.
-    packs = None if library is None or change is not None else packs_of(checkpoint, wish)
+    is_kept = library is not None and change is None
+    packs = packs_of(checkpoint, wish, ranks) if is_kept else None
     ops = ops_of(device, library, packs)
     with torch.inference_mode():
-        model = Decoder(spec, heads, config.sched.max_model_len, dtype, device)
+        model = Decoder(spec, heads, config.sched.max_model_len, dtype, device, ranks)
         if config.load_format == "dummy":
             fill_random(model, config.seed, wish)
         else:

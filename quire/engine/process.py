@@ -28,6 +28,7 @@ from quire.engine.guard import Guard
 from quire.engine.peer import ID_BITS, Peer
 from quire.engine.snapshot import Snapshots
 from quire.errors import QuireError
+from quire.kv.cache_news import CacheLog
 from quire.kv.check import check_in_slices
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
@@ -43,7 +44,7 @@ BEAT_S = 1.0
 IDLE_WAIT_S = 0.5
 CHECK_EVERY_S = 10.0  # idle bookkeeping checks walk every page: not after each short request
 CHECK_LATEST_S = 60.0  # a check this late does not stop when a command arrives
-STUCK = 71  # exit code
+STUCK, RANK_LOST = 71, 72  # exit codes
 NO_EXPERTS: Mapping[int, list[int]] = MappingProxyType({})
 
 
@@ -92,6 +93,7 @@ class EngineProcess:
         self._pausers: set[int] = set()  # numbers of peers that paused; anyone may resume
         self._turned = time.monotonic()
         self._profile: Profile | None = None
+        self._cache_log: CacheLog | None = None  # from the first question on
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             msg.Submit: self._submit,
             msg.Abort: self._abort,
@@ -100,6 +102,7 @@ class EngineProcess:
             msg.Resume: self._resume,
             msg.Profile: self._start_profile,
             msg.Watch: self._watch,
+            msg.TellCache: self._tell_cache,
         }
 
     # ------------------------------------------------------------ the loop
@@ -258,6 +261,12 @@ class EngineProcess:
     def _flush(self, peer: Peer, command: msg.Flush) -> None:
         peer.reply(command.number, self.core.scheduler.kv.flush())
 
+    def _tell_cache(self, peer: Peer, command: msg.TellCache) -> None:
+        kv = self.core.scheduler.kv
+        if self._cache_log is None:
+            self._cache_log = CacheLog(kv.tree, kv.page_size)
+        peer.reply(command.number, self._cache_log.since(command.epoch, command.since))
+
     def _pause(self, peer: Peer, command: msg.Pause) -> None:
         self._pausers.add(peer.number)
         peer.reply(command.number)
@@ -337,6 +346,9 @@ class EngineProcess:
         while True:
             time.sleep(BEAT_S)
             stalled = time.monotonic() - self._turned if self._can_step else 0.0
+            if self.engine.group is not None and (why := self.engine.group.trouble()):
+                log_event("rank_lost", severity=logging.ERROR, why=why)
+                os._exit(RANK_LOST)
             if stalled > self.patience.exit_s:
                 log_event("engine_stuck", severity=logging.ERROR, seconds=round(stalled))
                 os._exit(STUCK)

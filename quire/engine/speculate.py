@@ -157,7 +157,7 @@ def _draft_model(
     _, backend = select_backend(None, device, dtype, heads)
     form = load_form(config.quantization) if config.quantization else None
     wish = Wish(cpu.keeps_packed, form)
-    model, ops = load_model(checkpoint, spec, heads, engine, cpu, wish, dtype, device, change)
+    model, ops = load_model(checkpoint, spec, heads, engine, cpu, wish, dtype, device, change=change)
     backend = cpu.attention(backend, ops)
     cache = cache_of(spec, plain_form(backend.cache_dtype), page_size=args.page_size)
     return DraftModel(model, heads, backend, cache)
@@ -247,7 +247,8 @@ def speculation_of(
             why += f", one of the drafter {draft.seconds(1) / times.costs.seconds(1):.2f}"
     decisions.append(Decision("speculation", f"{config.method}, up to {config.depth}", why))
     counts = None if drafter is None else drafter.counts
-    return Speculation(proposer, Limits(config.depth, not config.adaptive), costs, counts)
+    limits = Limits(config.depth, not config.adaptive, config.method)
+    return Speculation(proposer, limits, costs, counts)
 
 
 def _costs_of(drafter: AnyDrafter) -> StepCosts:

@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Protocol
 
 from quire.kv.groups import Window, first_column
 
@@ -36,11 +37,20 @@ class Node:
     num_hits: int = 0
 
 
+class TreeListener(Protocol):
+    """Somebody who follows what the tree holds (`cache_news.py`)."""
+
+    def inserted(self, node: Node) -> None: ...
+
+    def removed(self, node: Node) -> None: ...
+
+
 @dataclass(slots=True)
 class PrefixTree:
     windows: tuple[Window, ...] = (None,)  # by group
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     nodes: dict[bytes, Node] = field(default_factory=dict)
+    listener: TreeListener | None = None
     _num_inserted: int = 0
     _roots: dict[str, bytes] = field(default_factory=dict)
     _ghosts: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
@@ -53,6 +63,10 @@ class PrefixTree:
                 self._roots.clear()
             self._roots[salt] = key
         return key
+
+    def roots(self) -> Iterable[tuple[str, bytes]]:
+        """Salts seen lately, and their keys."""
+        return self._roots.items()
 
     @staticmethod
     def child_key(parent_key: bytes, tokens: bytes) -> bytes:
@@ -81,6 +95,8 @@ class PrefixTree:
         self._ghosts.pop(key, None)
         if parent is not None:
             parent.num_children += 1
+        if self.listener is not None:
+            self.listener.inserted(node)
         return node
 
     def insert_chain(
@@ -100,6 +116,9 @@ class PrefixTree:
                 parent.num_children += 1
             parent = node
         self._num_inserted = number
+        if self.listener is not None:
+            for node in chain:
+                self.listener.inserted(node)
 
     def evict(self, node: Node, page: int) -> Sequence[int]:
         """Drop a page nobody holds; returns the pages of its node that are useless without it."""
@@ -127,6 +146,8 @@ class PrefixTree:
         del self.nodes[key]
         if parent is not None:
             parent.num_children -= 1
+        if self.listener is not None:
+            self.listener.removed(node)
         ghosts[key] = None
         if len(ghosts) > MAX_GHOSTS:
             ghosts.popitem(last=False)

@@ -2,9 +2,9 @@
 
 What a projection holds is told by its tensors: `weight_packed` of words (whole numbers of 1 to 8
 bits along the inputs) or of bytes (four-bit floats), or `weight` of signed bytes or eight-bit
-floats, each with a `weight_scale`. Stored whole numbers are 2**(bits - 1) more than they stand for,
-zeros likewise, and those are packed along the outputs. Words are padded or dense, depending on the
-version that wrote them; their number tells.
+floats, each with a `weight_scale`; or two of every four weights (`load/sparse24.py`). Stored whole
+numbers are 2**(bits - 1) more than they stand for, zeros likewise, and those are packed along the
+outputs. Words are padded or dense, depending on the version that wrote them; their number tells.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError, NotSupported
+from quire.load import sparse24
 from quire.load.checkpoint import Checkpoint
 from quire.load.compressed_groups import Groups, Scheme
 from quire.load.floats4 import mxfp4_piece, nvfp4_piece
 from quire.load.floats8 import FP8, float8_piece
 from quire.load.grouped import Grouped, checked_groups, consecutive
 from quire.load.module import FLOATS, Module, Modules
+from quire.load.sparse24 import sparse24_piece
 from quire.load.unpack import Piece
 from quire.load.words import DENSE, PADDED, Packing
 from quire.quant.methods import said_of
@@ -44,6 +46,8 @@ class CompressedReader:
         module = self._modules[path]
         if last == "weight_packed":
             return {f"{path}.weight": self._packed(module)}
+        if last in (sparse24.VALUES, sparse24.MASK, sparse24.SHAPE) and module.has(sparse24.MASK):
+            return {f"{path}.weight": sparse24_piece(module)} if last == sparse24.VALUES else {}
         if last == "weight" and module.dtype("weight") in (torch.int8, *FP8):
             scheme = self._groups.scheme_of(path)
             return {name: _eight_bits(module, scheme)}

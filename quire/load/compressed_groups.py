@@ -81,10 +81,10 @@ class Groups:
         """Raises NotSupported or CheckpointError."""
         _check_format(said.get("format"), OUTER)
         sparsity = Config(said).nested("sparsity_config").values
-        if sparsity.get("format") not in (None, "dense"):
+        if sparsity.get("format") not in (None, "dense", "sparse-24-bitmask"):
             raise NotSupported(
                 f"config.json: got a sparsity_config of format {shown(sparsity['format'])}, want"
-                " none or dense: sparse weights are not read"
+                " none, dense or sparse-24-bitmask: other sparse weights are not read"
             )
         found = []
         for group in Config(said).nested("config_groups").values.values():

@@ -18,7 +18,7 @@ from quire.load.known import WheelPart, WheelSource
 from quire.load.wheels import Progress, fetch_file
 
 Purpose = Literal["evaluation", "calibration"]
-QUANTIZE_REPORT = "quantize.json"  # beside weights that `quire quantize` wrote
+COMPRESS_REPORT = "compress.json"  # beside weights that `quire quantize` or `prune` wrote
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ KNOWN_TEXTS: tuple[KnownText, ...] = (SPEECHES, CHOICES)
 
 
 def check_not_calibrated(folder: Path, name: str, sha256: str) -> None:
-    """Refuses a text that a model's weights were calibrated on, as its `quantize.json` tells."""
-    used = read_object_if_any(folder / QUANTIZE_REPORT).get("calibration")
+    """Refuses a text that a model's weights were calibrated on, as its `compress.json` tells."""
+    used = read_object_if_any(folder / COMPRESS_REPORT).get("calibration")
     if isinstance(used, list) and used[:1] == [sha256]:
         raise BadRequest(
             f"got the text {name!r}, on which these weights were calibrated: it would flatter them;"

@@ -92,7 +92,7 @@ class SafetensorsCheckpoint:
         entry = self._shard(name).entries[name]
         return Stored(str(entry.dtype).removeprefix("torch."), entry.stop - entry.start)
 
-    def packed(self, name: str) -> Weight | None:
+    def packed(self, name: str, rows: slice | None = None) -> Weight | None:
         return None  # plain numbers only
 
     def _shard(self, name: str) -> Shard:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttnSpec
+from quire.dist.cuts import Cut
+from quire.dist.ranks import ALONE, Ranks
 from quire.errors import NotSupported
 from quire.forward import ForwardContext, LayerContext, Tail
 from quire.models.heads.vocabulary import DraftVocabulary
@@ -44,12 +46,14 @@ class Block:
         layer: int,
         dtype: torch.dtype,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
         attention = Attention if spec.mla is None else MlaAttention
         self.attn_norm = norm_of(spec, dtype, device)
-        self.attn = attention(spec, heads, layer, dtype, device)
+        self.attn = attention(spec, heads, layer, dtype, device, ranks)
         self.mlp_norm = norm_of(spec, dtype, device)
-        self.mlp = (SparseMLP if spec.is_sparse(layer) else MLP)(spec, dtype, device)
+        mlp = SparseMLP if spec.is_sparse(layer) else MLP
+        self.mlp = mlp(spec, dtype, device, ranks=ranks)
         self.scale = spec.residual_scale
 
     def norms(self) -> dict[str, RMSNorm | LayerNorm]:
@@ -81,8 +85,8 @@ class Block:
             add_norm(found, at + name, norm)
         for name, linear in (self.attn.linears() | self.mlp.linears()).items():
             add_linear(found, at + name, linear)
-        if isinstance(self.attn, Attention) and self.attn.sinks is not None:
-            found[at + "sinks"] = Parameter.of(self.attn.sinks)
+        for name, own in self.attn.parameters().items():
+            found[at + name] = own
         if isinstance(self.mlp, SparseMLP):
             for name, own in self.mlp.parameters().items():
                 found[at + name] = own
@@ -115,8 +119,9 @@ class NormBothBlock(Block):
         layer: int,
         dtype: torch.dtype,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
-        super().__init__(spec, heads, layer, dtype, device)
+        super().__init__(spec, heads, layer, dtype, device, ranks)
         self.attn_out_norm = norm_of(spec, dtype, device)
         self.mlp_out_norm = norm_of(spec, dtype, device)
 
@@ -150,6 +155,15 @@ def heads_of(spec: ModelSpec, page_size: int) -> AttnSpec:
     return AttnSpec(*numbers, value_dim=value_dim)
 
 
+def spec_of_rank(spec: ModelSpec, ranks: Ranks) -> ModelSpec:
+    """With the heads that this rank has."""
+    if ranks.is_alone:
+        return spec
+    num_kv_heads = spec.num_heads if spec.mla else spec.num_kv_heads
+    own = ranks.heads(spec.num_heads, num_kv_heads)
+    return replace(spec, num_heads=own.q.size, num_kv_heads=own.kv.size)
+
+
 class Decoder:
     def __init__(
         self,
@@ -158,12 +172,16 @@ class Decoder:
         num_positions: int,
         dtype: torch.dtype,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.spec, self.num_positions, self.dtype, self.device = spec, num_positions, dtype, device
+        """`heads` are those of this rank, `spec` is the whole model's."""
+        self.spec, self.ranks = spec_of_rank(spec, ranks), ranks
+        self.num_positions, self.dtype, self.device = num_positions, dtype, device
         self._loads: Tensor | None = None
         self.ops: Ops | None = None
         hidden = spec.hidden_size
-        self.embed = Embedding(spec.vocab_size, hidden, dtype, device)
+        self.embed = Embedding(spec.vocab_size, hidden, dtype, device, ranks)
+        self.vocab = ranks.spread_rows(spec.vocab_size)
         # Rounded as Gemma's own is; the other families' are whole numbers.
         self.embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
         self.positions = (
@@ -172,13 +190,13 @@ class Decoder:
             else torch.empty(spec.max_positions, hidden, dtype=dtype, device=device)
         )
         kind = block_kind(spec)
-        self.blocks = [kind(spec, heads, i, dtype, device) for i in range(spec.num_layers)]
+        self.blocks = [kind(spec, heads, i, dtype, device, ranks) for i in range(spec.num_layers)]
         self.norm = norm_of(spec, dtype, device)
 
-        def linear(name: str, width: int) -> Linear:
+        def linear(name: str, width: int | Cut) -> Linear:
             return Linear(hidden, {name: width}, bias=False, dtype=dtype, device=device)
 
-        self.head = linear("head", spec.vocab_size)
+        self.head = linear("head", self.vocab.own)
         self.score = linear("score", spec.num_labels) if spec.num_labels else None
         self.vocabulary: DraftVocabulary | None = None  # where its head names some tokens only
 
@@ -229,7 +247,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[samples, hidden] -> [samples, vocab]."""
-        logits = self.head(hidden)
+        logits = self.vocab.gather(self.head(hidden))
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         if (cap := self.spec.logit_softcap) is not None:

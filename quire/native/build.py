@@ -60,7 +60,16 @@ KERNELS = (
     "attend.c",
     "latents.c",
 )
-COMMON = ("main.c", "multiply.c", "grouped.c", "experts.c", "pool.c", "replay.c", "deal.c")
+COMMON = (
+    "main.c",
+    "multiply.c",
+    "grouped.c",
+    "experts.c",
+    "pool.c",
+    "replay.c",
+    "deal.c",
+    "exchange.c",
+)
 TIMEOUT_S = 300
 DIGEST_BYTES = 32
 

@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.native import float_panels
+from quire.native import float_panels, sparse_panels
 from quire.native.library import Matrix
 from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
 from quire.quant.scaled import Scaled
+from quire.quant.sparse24 import Sparse24
 from quire.quant.weight import Dense, Weight
 
 PANEL = 16
@@ -83,8 +84,9 @@ class Panels:
         bits = int(self.weight.bits)
         if bits in FLOAT_NAMES:
             return FLOAT_NAMES[bits]
-        if bits in float_panels.NAMES:
-            return float_panels.NAMES[bits]
+        for names in (float_panels.NAMES, sparse_panels.NAMES):
+            if bits in names:
+                return names[bits]
         return "4 bits by a table" if bits == TABLE_CODES else f"{bits} bits"
 
     @property
@@ -96,7 +98,7 @@ def can_be_panels(weight: Weight) -> bool:
     """Whether the library has kernels for the form; see products.c."""
     if isinstance(weight, Dense):
         return weight.tensor.dtype in FLOAT_CODES
-    if float_panels.can_be_float_panels(weight):
+    if float_panels.can_be_float_panels(weight) or sparse_panels.can_be_sparse_panels(weight):
         return True
     if not isinstance(weight, Coded) or weight.shape[1] % 32:
         return False
@@ -112,6 +114,8 @@ def pack(weight: Weight, bias: Tensor | None = None) -> Panels:
         return Panels.of(*float_panels.pack_scaled(weight, _wide_bias(bias)))
     if isinstance(weight, Codebook):
         return Panels.of(*float_panels.pack_codebook(weight, _wide_bias(bias)))
+    if isinstance(weight, Sparse24):
+        return Panels.of(*sparse_panels.pack_sparse(weight, _wide_bias(bias)))
     assert isinstance(weight, Dense), f"no panels for {type(weight).__name__}"
     return pack_floats(weight.tensor, bias)
 

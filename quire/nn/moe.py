@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quire.dist.ranks import ALONE, Ranks
 from quire.nn.experts import Experts
 from quire.nn.linear import Linear
 from quire.nn.mlp import MLP
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class SparseMLP:
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE
+    ) -> None:
         moe, hidden = spec.moe, spec.hidden_size
         assert moe is not None
         self.rule = moe.router
@@ -36,8 +39,10 @@ class SparseMLP:
             self.correction = torch.empty(self.rule.num_experts, device=device)
         gate = GateForm("silu", moe.swiglu_alpha, moe.swiglu_limit)
         sizes = (self.rule.num_experts, hidden, moe.ffn_size)
-        self.experts = Experts(*sizes, dtype, device, gate, moe.expert_bias)
-        self.shared = MLP(spec, dtype, device, moe.shared_ffn_size) if moe.shared_ffn_size else None
+        self.experts = Experts(*sizes, dtype, device, gate, moe.expert_bias, ranks)
+        self.shared: MLP | None = None
+        if moe.shared_ffn_size:
+            self.shared = MLP(spec, dtype, device, moe.shared_ffn_size, ranks)
         self.ops: Ops | None = None
         self.loads: Tensor | None = None  # [experts] tokens so far, counted when there is one
 

@@ -136,6 +136,11 @@ class Routing(Protocol):
         decides who is best, but is no part of the weights."""
         ...
 
+    def add_ranks(self, results: Tensor, weights: Tensor) -> Tensor:
+        """[tokens, top_k, hidden] of experts times [tokens, top_k], summed in that order, as
+        kernels of experts do it."""
+        ...
+
     def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
         """x + sigmoid(gate) * added, with one number of `gate` [tokens, 1] for a row."""
         ...

@@ -31,7 +31,6 @@ ONE_DEVICE = "one device runs the whole model; start one engine for each device"
 TASKS = (None, "auto", "generate", "embed", "embedding", "classify", "score", "reward")
 
 UNNEEDED = {
-    "tensor_parallel_size": Unneeded((1,), ONE_DEVICE),
     "pipeline_parallel_size": Unneeded((1,), ONE_DEVICE),
     "data_parallel_size": Unneeded((1,), ONE_DEVICE),
     "distributed_executor_backend": Unneeded((None,), ONE_DEVICE),

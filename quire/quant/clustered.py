@@ -1,4 +1,4 @@
-"""Clustered: a weight kept as codes of four bits, with sixteen values of its own for each row.
+"""Clustered: a weight kept as codes of two to four bits, with values of its own for each row.
 
     weight[row, column] = values[row, code]
 
@@ -20,8 +20,8 @@ from quire.quant.weight import Inputs, Weight
 class Clustered:
     """A weight [out, in]."""
 
-    codes: Tensor  # [out, in] uint8, each below 16
-    values: Tensor  # [out, 16] floats
+    codes: Tensor  # [out, in] uint8, each below 2**bits
+    values: Tensor  # [out, 2**bits] floats
     inputs: Inputs = "float"
 
     @property
@@ -31,7 +31,8 @@ class Clustered:
     @property
     def num_bytes(self) -> int:
         """Codes lie one to a byte here, and are counted in their bits."""
-        return self.codes.numel() // 2 + self.values.numel() * self.values.element_size()
+        bits = (self.values.shape[1] - 1).bit_length()
+        return self.codes.numel() * bits // 8 + self.values.numel() * self.values.element_size()
 
     def dequantize(self) -> Tensor:
         """[out, in] fp32."""
@@ -51,6 +52,7 @@ class Clustered:
             and self.shape[1] == other.shape[1]
             and self.inputs == other.inputs
             and self.values.dtype == other.values.dtype
+            and self.values.shape[1] == other.values.shape[1]
         )
 
     def join(self, below: Clustered) -> Clustered:

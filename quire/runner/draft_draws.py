@@ -62,6 +62,11 @@ class DraftDraws:
         if mask is not None:
             self._follow(fed, drawn.tokens)
 
+    def rehearse(self, works: Sequence[Work], logits: Tensor) -> None:
+        """As `draw` for requests that take the likeliest token; for measuring."""
+        self.rows.needs = np.zeros_like(self._target.rows.needs)
+        self.draw(works, [work.start + 1 for work in works], logits)
+
     def _follow(self, works: Sequence[Work], tokens: Tensor) -> None:
         for work, token in zip(works, tokens.tolist(), strict=True):
             matcher = self._matchers.get(work.request_id)

@@ -167,5 +167,4 @@ class FeatureDrafter:
         width = self._target.model.spec.hidden_size * max(1, len(reads.layers))
         states = torch.zeros(num_works, width, dtype=self._target.model.dtype)
         guessed = self._attend(fed, self.layer.head.features(states))
-        self._draws.begin(())
-        self._draws.draw(fed, [work.start + 1 for work in fed], guessed.logits)
+        self._draws.rehearse(fed, guessed.logits)

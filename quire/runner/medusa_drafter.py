@@ -74,8 +74,7 @@ class MedusaDrafter:
     @torch.inference_mode()
     def rehearse(self, num_works: int) -> None:
         """One guess for so many requests, of an engine that has not served anybody yet."""
-        fed = [Work(RequestId(0), 0, i, 1, True) for i in range(num_works)]
-        model = self._target.model
+        model, most = self._target.model, self._target.rows.max_len
+        fed = [Work(RequestId(0), 0, i % most, 1, True) for i in range(num_works)]
         hidden = torch.zeros(num_works, model.spec.hidden_size, dtype=model.dtype)
-        self._draws.begin(())
-        self._draws.draw(fed, [work.start + 1 for work in fed], self.heads.logits(hidden, 0))
+        self._draws.rehearse(fed, self.heads.logits(hidden, 0))

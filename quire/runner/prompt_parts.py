@@ -31,7 +31,7 @@ def prompt_parts(
 ) -> list[PromptPart]:
     """`reader` takes the place of logprobs. `hidden` is of all tokens."""
     parts = []
-    for work in np.flatnonzero(rows.needs[shape.rows] & PROMPT_LOGPROBS):
+    for work in np.flatnonzero(rows.needs[shape.rows] & PROMPT_LOGPROBS).tolist():
         row, start = int(shape.rows[work]), int(shape.starts[work])
         info = rows.info[row]
         assert info is not None and info.params.prompt_logprobs is not None
@@ -45,5 +45,5 @@ def prompt_parts(
             reader(works[work].request_id, start, states, targets)
             continue
         num = info.params.prompt_logprobs
-        parts.append(PromptPart(int(work), num, targets, score(states, targets, num)))
+        parts.append(PromptPart(work, num, targets, score(states, targets, num)))
     return parts

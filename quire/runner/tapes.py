@@ -87,7 +87,7 @@ class _Recording:
         step.sample_index = address_of(sent["sample_index"], torch.int64)
         step.sample_rows = address_of(sent["sample_rows"], torch.int32)
         step.num_samples = num_samples
-        self.tape.replay(step)
+        self.tape.replay(step, first.input_ids)
         kept = num_samples if self.has_tail else num_tokens
         return self.hidden.memory.view(-1, self.hidden.width)[:kept]
 

@@ -60,6 +60,7 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("GET", "/version", looking.version),
         Route("GET", "/openapi.json", openapi),
         Route("GET", "/inside", inside),
+        Route("GET", "/admin/cache_news", admin.cache_news, ADMIN),
         Route("POST", "/admin/flush_cache", admin.flush_cache, ADMIN),
         Route("POST", "/admin/pause", admin.pause, ADMIN),
         Route("POST", "/admin/resume", admin.resume, ADMIN),

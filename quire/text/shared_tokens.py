@@ -33,7 +33,8 @@ class SharedTokens:
                 own.setdefault(string, id)
         own |= _roles(drafter, target, num_own)
         unknown = drafter.unk_id or 0
-        read_as, pairs = [unknown] * num_theirs, {}
+        read_as = [unknown] * num_theirs
+        pairs: dict[int, int] = {}
         for id in range(num_theirs):
             string = token_string(target, id)
             read_as[id] = next(_ends(string, own), unknown)

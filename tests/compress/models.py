@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.compress.calibration import BUILT_IN, Calibration
 from quire.compress.passes.recipe import Recipe
-from quire.compress.pipeline import Job, quantise
+from quire.compress.pipeline import Job, compress
 from quire.compress.source import Source
 from quire.compress.stream import Stream
 from quire.load.checkpoint import Checkpoint
@@ -34,15 +34,20 @@ def job(model: Path, out: Path, method: str, **changes: object) -> Job:
 
 
 def run(model: Path, out: Path, method: str, **changes: object) -> dict[str, object]:
-    return quantise(job(model, out, method, **changes), lambda progress: None)
+    return compress(job(model, out, method, **changes), lambda progress: None)
 
 
 @torch.inference_mode()
-def hidden(model: Path, checkpoint: Checkpoint | None = None) -> Tensor:
-    """What all blocks make of 3 sequences of 16 tokens, [48, hidden]; of a checkpoint of that
-    model, or of its own weights."""
+def hidden(
+    model: Path, checkpoint: Checkpoint | None = None, text: Calibration | None = None
+) -> Tensor:
+    """What all blocks make of a text or 3 random sequences of 16 tokens, [tokens, hidden]; of a
+    checkpoint of that model, or of its own weights."""
     source = Source.open(str(model))
     ids = torch.randint(0, source.spec.vocab_size, (3, 16), generator=torch.Generator())
+    if text is not None:
+        assert source.tokenizer is not None
+        ids = text.sequences(source.tokenizer)
     stream = Stream(source.spec, ids, CPU)
     outer = {source.places[name].target.name: name for name in source.of_layer(None)}
     positions = outer.get("positions.weight")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from quire.compress.passes.codebook import cluster, nearest
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, NotSupported
 from quire.quant.clustered import Clustered
+from tests.compress.models import run, small
 from tests.load.held import plain
 
 SAID = {"quant_method": "codebook", "bits": 4}
@@ -46,3 +50,24 @@ def test_damage_is_named() -> None:
     for values in (torch.zeros(4, 16), torch.zeros(6, 15), torch.full((6, 16), torch.nan)):
         with pytest.raises(CheckpointError, match=r"w\.weight_values"):
             plain(SAID, {"w.weight_codes": codes, "w.weight_values": values}).read("w.weight")
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_every_width_is_read_back(bits: int, tmp_path: Path) -> None:
+    """Red when codes of a width lie elsewhere than their reader looks, or fewer bits lose no more
+    than they must."""
+    model = small(tmp_path)
+    report: Any = run(model, tmp_path / "out", "codebook", bits=bits)
+    limit = {2: 0.2, 3: 0.06, 4: 0.02}[bits]
+    assert limit / 20 < report["mean_error"] < limit
+    rounded: Any = run(model, tmp_path / "rtn", "rtn", bits=bits, group=0)
+    assert report["mean_error"] < 0.6 * rounded["mean_error"]
+
+
+def test_widths_that_do_not_fit(tmp_path: Path) -> None:
+    """Red when a row whose codes fill no bytes is cut off, or an unknown width is guessed."""
+    model = small(tmp_path, intermediate_size=100)
+    with pytest.raises(NotSupported, match="inputs in multiples of 8"):
+        run(model, tmp_path / "out", "codebook", bits=3)
+    with pytest.raises(NotSupported, match="got bits=5 of codebooks"):
+        plain({**SAID, "bits": 5}, {})

@@ -65,7 +65,7 @@ def test_files_hold_the_same_model(family: str, tmp_path: Path) -> None:
         theirs = next(n for n, own in source.places.items() if own.target == place.target)
         assert torch.allclose(made.read(name), source.read(theirs), atol=1e-6), name
     assert torch.allclose(hidden(file), hidden(model), atol=1e-4)
-    assert [path.suffix for path in sorted((tmp_path / "out").iterdir())] == [".gguf", ".json"]
+    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".gguf", ".json"]
 
 
 def test_a_file_of_a_file(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from quire.compress.grid import Grid, Steps
-from quire.compress.passes.gptq import DAMP, Rounding, inverse_factor
+from quire.compress.hessian import DAMP, inverse_factor
+from quire.compress.passes.gptq import Rounding
 from quire.errors import QuireError
 
 OUT, IN = 24, 64

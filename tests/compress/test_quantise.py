@@ -41,7 +41,7 @@ def test_every_method_is_read_back(method: str, tmp_path: Path) -> None:
     assert error_of(model, tmp_path / "out") < CLOSE[method]
     assert 0 < report["mean_error"] < CLOSE[method]
     assert len(report["projections"]) == 14 and not list((tmp_path / "out").glob("*.unfinished"))
-    assert not (tmp_path / "out" / "quantize.journal").exists()
+    assert not (tmp_path / "out" / "compress.journal").exists()
 
 
 def test_methods_are_all_tried() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire.compress import output
-from quire.compress.pipeline import Progress, quantise
+from quire.compress.pipeline import Progress, compress
 from quire.errors import BadRequest, QuireError
 from tests.compress.models import job, run, small
 
@@ -42,7 +42,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
 
 
-@pytest.mark.parametrize("method", ["gptq", "gguf"])
+@pytest.mark.parametrize("method", ["gptq", "gguf", "sparsegpt"])
 def test_dying_at_every_write(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when a shard counts before it is whole, or what comes after a resume has other bits."""
     model = small(tmp_path, num_hidden_layers=1)
@@ -77,10 +77,10 @@ def test_blocks_that_are_there_are_not_made_again(tmp_path: Path) -> None:
             raise Died
 
     with pytest.raises(Died):
-        quantise(job(model, tmp_path / "out", "gptq"), stop)
+        compress(job(model, tmp_path / "out", "gptq"), stop)
     shard = tmp_path / "out" / "model-00002-of-00003.safetensors"
     before = shard.stat().st_mtime_ns
-    quantise(job(model, tmp_path / "out", "gptq"), seen.append)
+    compress(job(model, tmp_path / "out", "gptq"), seen.append)
     assert shard.stat().st_mtime_ns == before
     assert [p.is_resumed for p in seen] == [False, True, False]
 
@@ -89,7 +89,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     """Red when options are mixed in one model, or a user's files are written over."""
     model = small(tmp_path)
     with pytest.raises(Died):
-        quantise(job(model, tmp_path / "out", "gptq"), lambda progress: die())
+        compress(job(model, tmp_path / "out", "gptq"), lambda progress: die())
     with pytest.raises(BadRequest, match="begun with another model, method or calibration"):
         run(model, tmp_path / "out", "gptq", bits=8)
     run(model, tmp_path / "done", "rtn")

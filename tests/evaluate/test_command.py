@@ -93,7 +93,7 @@ def test_calibration_text_is_refused(
     for file in tiny.folder.iterdir():
         (tmp_path / file.name).symlink_to(file)
     sha256 = hashlib.sha256(Path(text).read_bytes()).hexdigest()
-    (tmp_path / "quantize.json").write_text(json.dumps({"calibration": [sha256, 4, 64]}))
+    (tmp_path / "compress.json").write_text(json.dumps({"calibration": [sha256, 4, 64]}))
     assert main(["evaluate", str(tmp_path), "--text", text, *ENGINE]) == BAD_INPUT
     assert "calibrated" in capsys.readouterr().err
 

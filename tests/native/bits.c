@@ -117,6 +117,8 @@ static const form FORMS[] = {
     {"e4m3, a scale a panel", CODES_E4M3, 1, 0, SCALES_PANEL, 0},
     {"e5m2", CODES_E5M2, 1, 0, SCALES_FLOAT, 0},
     {"16 values", CODES_VALUES4, 1, 0, SCALES_FLOAT, 0},
+    {"fp16 2:4", CODES_HALF24, 1, 0, SCALES_FLOAT, 0},
+    {"bf16 2:4", CODES_BFLOAT24, 1, 0, SCALES_FLOAT, 0},
 };
 static const int SHAPES[][2] = {{16, 32}, {33, 96}, {72, 192}};
 
@@ -148,6 +150,13 @@ static qn_weight weight_of(const form *f, int num_out, int num_in) {
                    .zero = f->zero, .scale_kind = f->scale_kind,
                    .planes = f->is_one_plane ? 1 : 2};
     w.bias = num_out % 2 ? floats(height) : 0;
+    if (f->bits >= CODES_HALF24) { /* 144 bytes for 8 inputs of a panel, the last 16 of them places */
+        uint8_t *codes = (uint8_t *)halves(size * 9 / 16);
+        for (int64_t at = 128; at < size * 9 / 8; at += 144)
+            for (int i = 0; i < PANEL; i++) codes[at + i] = (uint8_t)(0x49 + 0x44 * (draw() % 3));
+        w.codes = codes;
+        return w;
+    }
     if (f->bits >= CODES_E4M3) { /* groups of 24 inputs, the last one smaller */
         uint8_t *codes = bytes(size);
         for (int64_t i = 0; f->bits == CODES_E4M3 && i < size; i++) /* no NaN */

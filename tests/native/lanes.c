@@ -102,6 +102,7 @@ int main(void) {
     FLOATS(vf_of_vi(vi_of_vf(z)));
     FLOATS(vf_bits(vi_of_vf(y)));
     FLOATS(vf_pick(c + 3, vi_and(vi_of_u8(signs + i), vi_set(15))));
+    FLOATS(vf_among(a + 77, vi_of_u8(signs + i)));
     BYTES(vb_set(200));
     BYTES(vb_and(u, s));
     BYTES(vb_or(u, s));

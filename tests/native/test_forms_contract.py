@@ -16,6 +16,7 @@ from quire.native.linear import NativeLinear
 from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
 from quire.quant.scaled import Scaled
+from quire.quant.sparse24 import Sparse24
 from quire.quant.weight import Dense, Weight
 from tests.native.test_products import expected
 from tests.native.weights import FORMS
@@ -28,6 +29,9 @@ def with_zeros(weight: Weight) -> Weight:
     """The same with a group of zeros in every other row."""
     if isinstance(weight, Dense):
         weight.tensor[::2, :32] = 0
+        return weight
+    if isinstance(weight, Sparse24):
+        weight.values[::2, :16] = 0
         return weight
     if isinstance(weight, (Scaled, Codebook)):
         scales = weight.scales.clone()
@@ -75,6 +79,22 @@ def test_floats_with_scales_are_as_if_expanded(form: str, library: Library) -> N
         plain = NativeLinear.of([Dense(weight.dequantize())], None, library)
         assert torch.equal(packed(x), plain(x)), isa
         assert packed.parts[0].num_bytes < plain.parts[0].num_bytes / 2
+
+
+@pytest.mark.parametrize("form", ["fp16 2:4", "bf16 2:4"])
+def test_two_of_four_are_as_if_expanded(form: str, library: Library) -> None:
+    """Red when a value meets another input than its own, in another order, or takes more than 9
+    bits."""
+    torch.manual_seed(9)
+    weight = FORMS[form](48, 96)
+    x = torch.randn(9, 96)
+    for isa in library.isas:
+        library.use_isa(isa)
+        packed = NativeLinear.of([weight], None, library)
+        plain = NativeLinear.of([Dense(weight.dequantize())], None, library)
+        for rows in (1, 2, 5, 9):
+            assert torch.equal(packed(x[:rows]), plain(x[:rows])), (isa, rows)
+        assert packed.parts[0].num_bytes * 16 == plain.parts[0].num_bytes * 9
 
 
 def test_every_eight_bit_float(library: Library) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
 from quire.quant.scaled import Scaled, ceil
+from quire.quant.sparse24 import Sparse24
 from quire.quant.weight import Dense, Inputs, Weight
 
 Form = Callable[[int, int], Weight]  # (outputs, inputs) -> a weight
@@ -118,6 +119,15 @@ def values(block: int) -> Form:
     return make
 
 
+def two_of_four(dtype: torch.dtype) -> Form:
+    def make(num_out: int, num_in: int) -> Sparse24:
+        runs = torch.randn(num_out, num_in // 4, 4)
+        gone = torch.rand_like(runs).argsort(-1)[..., :2]
+        return Sparse24.of(runs.scatter_(-1, gone, 0.0).to(dtype).view(num_out, num_in))
+
+    return make
+
+
 FORMS: dict[str, Form] = {
     "2 bits": blocks(2, 32, 1, False),
     "2 bits, offsets, two levels": two_levels(2, 16, 0, torch.uint8, True),
@@ -148,6 +158,8 @@ FORMS: dict[str, Form] = {
     "e5m2, one scale": eight_bits(torch.float8_e5m2, (0, 0)),
     "16 values in 32": values(32),
     "16 values in 8": values(8),
+    "fp16 2:4": two_of_four(torch.float16),
+    "bf16 2:4": two_of_four(torch.bfloat16),
     "fp32": floats(torch.float32),
     "fp16": floats(torch.float16),
     "bf16": floats(torch.bfloat16),

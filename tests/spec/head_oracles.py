@@ -71,11 +71,12 @@ def medusa_logits(folder: Path, hidden: Tensor, head: int) -> Tensor:
 
 
 def eagle3_guess(folder: Path, target: Any) -> tuple[Callable[[list[Tensor]], Tensor], Guess]:
-    """(features of streams, a head's step)."""
-    own, tensors = config_of(folder), load_file(folder / "model.safetensors")
-    inner = own.pop("eagle_config")
-    own.pop("architectures")
-    config = transformers.LlamaConfig(**own)
+    """(features of streams, a head's step), of either layout."""
+    own, stored = config_of(folder), load_file(folder / "model.safetensors")
+    tensors = {name.replace("layers.0.", "midlayer."): t for name, t in stored.items()}
+    inner = own.pop("eagle_config", own)
+    layered = own.get("transformer_layer_config", own)
+    config = transformers.LlamaConfig(**{k: v for k, v in layered.items() if k != "architectures"})
     config._attn_implementation = "eager"
     layer, rotary = LlamaDecoderLayer(config, 0), LlamaRotaryEmbedding(config)
     for name in ("q_proj", "k_proj", "v_proj"):
@@ -86,23 +87,35 @@ def eagle3_guess(folder: Path, target: Any) -> tuple[Callable[[list[Tensor]], Te
     layer.load_state_dict(kept)
     norm = normed(LlamaRMSNorm, tensors["norm.weight"], config.rms_norm_eps)
     chosen = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    embed = target.get_input_embeddings().weight
+    embed = tensors.get("embed_tokens.weight", embed)
 
     def features(streams: list[Tensor]) -> Tensor:
         read = [streams[i] for i in inner["eagle_aux_hidden_state_layer_ids"]]
-        return torch.cat(read, -1) @ tensors["fc.weight"].T
+        if own.get("fc_norm"):
+            weights = [tensors[f"fc_norm.{i}.weight"] for i in range(len(read))]
+            norms = [normed(LlamaRMSNorm, weight, config.rms_norm_eps) for weight in weights]
+            read = [norm(states) for norm, states in zip(norms, read, strict=True)]
+        joined = torch.cat(read, -1)
+        if own.get("norm_before_fc"):
+            joined = normed(LlamaRMSNorm, tensors["input_norm.weight"], config.rms_norm_eps)(joined)
+        return joined @ tensors["fc.weight"].T
 
     def guess(features: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        x = layer.input_layernorm(target.get_input_embeddings()(tokens))
-        x = torch.cat((x, hidden_norm(features)), -1)[None]
+        x = layer.input_layernorm(embed[tokens])
+        normed_features = hidden_norm(features)
+        x = torch.cat((x, normed_features), -1)[None]
         angles = rotary(x, torch.arange(len(tokens))[None])
         attended, _ = layer.self_attn(
             hidden_states=x, position_embeddings=angles, attention_mask=causal(len(tokens))
         )
-        stream = features + attended[0]
+        stream = normed_features if own.get("norm_before_residual") else features
+        stream = stream + attended[0]
         stream = stream + layer.mlp(layer.post_attention_layernorm(stream))
         wide = torch.full((config.vocab_size,), -torch.inf)
-        wide[chosen] = norm(stream[-1]) @ tensors["lm_head.weight"].T
-        return wide, stream[-1:]
+        last = norm(stream[-1:])
+        wide[chosen] = (last @ tensors["lm_head.weight"].T)[0]
+        return wide, last if own.get("norm_output") else stream[-1:]
 
     return features, guess
 

@@ -96,15 +96,39 @@ def eagle3(
     return write(folder, eagle3_config(hidden, reads, outputs), tensors)
 
 
+def speculators_eagle3(folder: Path, hidden: int, **flags: bool) -> Path:
+    """The other layout: a nested config, other names, an embedding of its own, more norms."""
+    reads, outputs = (0, 1), 96
+    tensors = eagle3_tensors(hidden, len(reads), outputs, seed=8)
+    made = {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()}
+    made["embed_tokens.weight"], *norms = numbers(9, (VOCAB, hidden), (hidden,), (hidden,))
+    if flags.get("fc_norm"):
+        made |= {f"fc_norm.{i}.weight": 1 + norm for i, norm in enumerate(norms)}
+    if flags.get("norm_before_fc"):
+        made["input_norm.weight"] = 1 + torch.cat(norms)
+    flat = eagle3_config(hidden, reads, outputs)
+    config = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": outputs,
+        "norm_before_residual": False,
+        **flat.pop("eagle_config"),
+        **flags,
+        "transformer_layer_config": flat,
+    }
+    return write(folder, config, made)
+
+
 def head_for(method: str, folder: Path, family: str) -> dict[str, Any]:
     """A `speculative_config` with a random head for a tiny model, made where it is missing."""
     asked: dict[str, Any] = {"method": method, "adaptive": False, "num_speculative_tokens": 3}
     if method == "mtp":
         return asked  # in the model's own folder
-    at = folder / f"{method}-{family}"
+    name = method.split("+")[-1]
+    at = folder / f"{name}-{family}"
     if not at.exists():
         config = config_of(folder / family)
-        {"eagle3": eagle3, "medusa": medusa}[method](at, config["hidden_size"])
+        {"eagle3": eagle3, "medusa": medusa}[name](at, config["hidden_size"])
     return {**asked, "model": str(at)}
 
 

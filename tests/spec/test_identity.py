@@ -95,7 +95,7 @@ def test_methods_change_nothing(
 
 
 HEADS = [
-    ("eagle3", "llama", "crowded"),
+    ("suffix+eagle3", "llama", "crowded"),
     ("eagle3", "llama", "preempted"),
     ("eagle3", "gemma3_text", "chunked"),
     ("medusa", "llama", "preempted"),
@@ -104,7 +104,7 @@ HEADS = [
 if IS_LONG:
     HEADS = [
         (method, family, crowd)
-        for method in ("eagle3", "medusa", "mtp")
+        for method in ("eagle3", "suffix+eagle3", "medusa", "mtp")
         for family in (FAMILIES if method != "mtp" else ("deepseek_v3",))
         for crowd in CROWDS
     ]

@@ -11,8 +11,6 @@ from quire.compress.grid import Codes, Grid
 from quire.compress.layouts.words import to_words
 from quire.errors import NotSupported
 
-BITS = (2, 3, 4, 8)
-
 
 def check(module: str, shape: tuple[int, int], bits: int) -> None:
     """Raises NotSupported where codes would not fill whole words."""

@@ -8,50 +8,38 @@ suffers more than the search can see.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from quire.compress.block import BlockTensors, Matrix
-from quire.compress.folds import folds_of
+from quire.compress.folds import Fold
 from quire.compress.grid import Grid
 from quire.compress.layouts import awq as layout
-from quire.compress.passes.recipe import Kept, Pass, Recipe, check_groups
-from quire.compress.passes.search import LEAST, best_scale, loudest
-from quire.compress.seen import Needs, Seen
-from quire.models.spec import ModelSpec
+from quire.compress.passes.recipe import Kept, Recipe, check_groups
+from quire.compress.passes.search import LEAST, Folding
+from quire.compress.seen import Seen
 
 POWERS = 20  # tried, from 0 to 1
 CUTS = 10  # tried of each group's range, down to half of it
 ROWS = 2048  # outputs whose ranges are searched at once
 
 
-class Awq(Pass):
-    needs = Needs(rows=True)
+class Awq(Folding):
+    takes = ("group",)
 
     def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
-        recipe.refuse(
-            static_inputs="--static-inputs",
-            storage="--type",
-            asymmetric="--asymmetric: its zeros are always its own",
-            act_order="--no-act-order",
-            static_groups="--no-static-groups",
-        )
-        bits = recipe.bits_among((4,), 4)
-        self.grid = Grid(bits, recipe.group_size(), True, torch.float16)
+        super().__init__(recipe, dtype)
+        self.grid = Grid(self.bits, recipe.group_size(), True, torch.float16)
 
     def check(self, module: str, shape: tuple[int, int]) -> None:
         check_groups(module, shape[1], self.grid)
         layout.check(module, shape)
 
-    def fold(self, block: BlockTensors, seen: dict[str, Seen], spec: ModelSpec) -> None:
-        for fold in folds_of(spec, block):
-            if (heard := loudest(fold, seen)) is None:
-                continue
-            mean = heard.mean.clamp(min=LEAST)
-            tried = (mean ** (i / POWERS) for i in range(1, POWERS + 1))
-            scale = best_scale(fold, tried, block, seen, self._outputs)
-            if scale is not None:
-                fold.apply(scale, block, seen, spec.norm_offset)
+    def tried(self, fold: Fold, block: BlockTensors, heard: Seen) -> Iterator[Tensor]:
+        mean = heard.mean.clamp(min=LEAST)
+        return (mean ** (i / POWERS) for i in range(1, POWERS + 1))
 
     def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
         weight = block.tensors[matrix.name]
@@ -64,7 +52,7 @@ class Awq(Pass):
     def said(self, kept: Kept) -> dict[str, object]:
         return layout.said(self.grid, list(kept.modules))
 
-    def _outputs(self, rows: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    def rounded(self, rows: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         return rows @ (self.grid.rounded(weight * scale) / scale).t()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.compress.block import BlockTensors, Matrix
 from quire.compress.layouts import compressed
-from quire.compress.passes.recipe import Kept, Pass, Recipe
+from quire.compress.passes.recipe import Kept, Pass
 from quire.compress.seen import Seen
 from quire.errors import NotSupported
 
@@ -40,17 +40,6 @@ def values_of(codes: Tensor) -> Tensor:
 
 class _Fp4(Pass):
     block = MX_BLOCK
-
-    def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
-        recipe.bits_among((4,), 4)
-        recipe.refuse(
-            static_inputs="--static-inputs",
-            storage="--type",
-            asymmetric="--asymmetric",
-            group="--group-size: the format has its own",
-            act_order="--no-act-order",
-            static_groups="--no-static-groups",
-        )
 
     def check(self, module: str, shape: tuple[int, int]) -> None:
         if shape[1] % self.block:

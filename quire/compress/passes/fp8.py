@@ -18,15 +18,11 @@ TINIEST = 1e-12  # of what is divided by
 
 
 class Fp8(Pass):
+    widths = (8,)
+    takes = ("static_inputs",)
+
     def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
-        recipe.bits_among((8,), 8)
-        recipe.refuse(
-            storage="--type",
-            asymmetric="--asymmetric",
-            group="--group-size: a row has one scale",
-            act_order="--no-act-order",
-            static_groups="--no-static-groups",
-        )
+        super().__init__(recipe, dtype)
         self.dtype = scale_dtype(dtype)
         self.is_static = recipe.static_inputs
         self.needs = Needs(rows=True) if self.is_static else Needs()

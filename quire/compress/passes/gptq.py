@@ -14,23 +14,23 @@ from torch import Tensor
 
 from quire.compress.block import BlockTensors, Matrix
 from quire.compress.grid import Codes, Grid, Steps
+from quire.compress.hessian import inverse_factor
 from quire.compress.layouts import gptq as layout
 from quire.compress.passes.recipe import Kept, Pass, Recipe, check_groups
 from quire.compress.seen import Needs, Seen
-from quire.errors import QuireError
 
-DAMP = 0.01  # of the mean diagonal, added to all of it
-MOST_DAMP = 10.0
 BLOCK = 128  # columns whose errors are spread at once
 
 
 class Gptq(Pass):
     needs = Needs(rows=True, gram=True)
 
+    widths = (4, 2, 3, 8)
+    takes = ("group", "asymmetric", "act_order", "static_groups")
+
     def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
-        recipe.refuse(static_inputs="--static-inputs", storage="--type")
-        bits = recipe.bits_among(layout.BITS, 4)
-        self.grid = Grid(bits, recipe.group_size(), recipe.asymmetric, torch.float16)
+        super().__init__(recipe, dtype)
+        self.grid = Grid(self.bits, recipe.group_size(), recipe.asymmetric, torch.float16)
         self.act_order, self.static_groups = recipe.act_order, recipe.static_groups
 
     @property
@@ -55,32 +55,6 @@ class Gptq(Pass):
     def said(self, kept: Kept) -> dict[str, object]:
         modules = [name for name in kept.modules if name != "lm_head"]
         return layout.said(self.grid, self.is_scattered, modules, kept.quantises_head)
-
-
-def inverse_factor(gram: Tensor, order: Tensor | None, module: str) -> Tensor:
-    """Upper Cholesky factor of the damped Hessian's inverse. Inputs that were always 0 get a
-    Hessian of their own, so that their weights are rounded to nearest."""
-    hessian = gram.clone() if order is None else gram[order][:, order]
-    diagonal = hessian.diagonal()
-    mean = diagonal.mean().item() or 1.0
-    diagonal[diagonal == 0] = mean
-    damp = DAMP
-    while damp <= MOST_DAMP:
-        damped = hessian.clone()
-        damped.diagonal().add_(damp * mean)
-        lower, failed = torch.linalg.cholesky_ex(damped)
-        if not int(failed):
-            inverse = torch.cholesky_inverse(lower)
-            found, failed = torch.linalg.cholesky_ex(inverse, upper=True)
-            upper: Tensor = found
-            if not int(failed) and bool(upper.isfinite().all()):
-                return upper
-        damp *= 10.0
-    raise QuireError(
-        f"the Hessian of {module} has no Cholesky factor even when damped by {MOST_DAMP} times its"
-        " mean diagonal: give more calibration text (--calibration FILE, --samples), or name the"
-        " module in --keep"
-    )
 
 
 class Rounding:

@@ -41,15 +41,7 @@ VALUES = (
 
 class Nf4(Pass):
     def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
-        recipe.bits_among((4,), 4)
-        recipe.refuse(
-            static_inputs="--static-inputs",
-            storage="--type",
-            asymmetric="--asymmetric",
-            group="--group-size: the format has its own",
-            act_order="--no-act-order",
-            static_groups="--no-static-groups",
-        )
+        super().__init__(recipe, dtype)
         self.dtype = str(dtype).removeprefix("torch.")
 
     def check(self, module: str, shape: tuple[int, int]) -> None:

@@ -1,13 +1,16 @@
 """Recipe: what a user asks for. Pass: what a method does with one block.
 
-A pass says what it must know of inputs (`needs`), may move scales between products (`fold`), and
-turns one matrix into the tensors that are stored for it (`pack`). `compress/methods.py` lists them.
+A pass says what it must know of inputs (`needs`), may move scales between products (`fold`), may
+put other weights in the place of some (`act`), and turns one matrix into the tensors that are
+stored for it (`pack`). `compress/methods.py` lists them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +22,25 @@ from quire.errors import BadRequest, NotSupported
 from quire.models.spec import ModelSpec
 
 GROUP = 128
+# What fields of a recipe are called on the command line.
+OPTIONS = {
+    "bits": "--bits",
+    "group": "--group-size",
+    "asymmetric": "--asymmetric",
+    "act_order": "--no-act-order",
+    "static_groups": "--no-static-groups",
+    "static_inputs": "--static-inputs",
+    "storage": "--type",
+    "sparsity": "--sparsity",
+    "pattern": "--pattern",
+    "reconstruct": "--no-reconstruct",
+    "plain": "--plain",
+    "layers": "--layers",
+    "heads": "--heads",
+    "kv_heads": "--kv-heads",
+    "mlp": "--mlp",
+    "hidden": "--hidden",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +53,33 @@ class Recipe:
     static_groups: bool = True
     static_inputs: bool = False  # fp8: scales of inputs come from calibration
     storage: str = "Q4_K"  # gguf: the type of most tensors
+    sparsity: float | None = None  # pruning: the share of weights that go
+    pattern: str | None = None  # pruning: N:M
+    reconstruct: bool = True  # fit what is left to the dense outputs
+    plain: bool = False  # 2:4: zeros are stored like other weights
+    layers: int | None = None  # shrinking: how many are left; None: all
+    heads: int | None = None
+    kv_heads: int | None = None
+    mlp: int | None = None
+    hidden: int | None = None
 
-    def bits_among(self, known: tuple[int, ...], usual: int) -> int:
-        bits = usual if self.bits is None else self.bits
+    def bits_among(self, known: tuple[int, ...]) -> int:
+        """The first is the usual one."""
+        bits = known[0] if self.bits is None else self.bits
         if bits not in known:
             raise NotSupported(
                 f"got --bits {bits} with --method {self.method}, which writes"
-                f" {' or '.join(map(str, known))} bits"
+                f" {' or '.join(map(str, sorted(known)))} bits"
             )
         return bits
 
-    def refuse(self, **fields: str) -> None:
-        """Raises BadRequest where one of these, by its option, was asked for in vain."""
-        for name, option in fields.items():
-            if getattr(self, name) != getattr(Recipe(self.method), name):
-                raise BadRequest(f"--method {self.method} has no use for {option}; leave it out")
+    def check(self, taken: tuple[str, ...]) -> None:
+        """Raises BadRequest where anything but these fields was asked for in vain."""
+        for name, option in OPTIONS.items():
+            if name not in taken and getattr(self, name) != getattr(Recipe(self.method), name):
+                raise BadRequest(
+                    f"--method {self.method} has no use for {option}; leave it out", param=name
+                )
 
     def group_size(self, usual: int | None = GROUP) -> int | None:
         return usual if self.group is None else self.group or None
@@ -61,6 +95,14 @@ class Kept:
 
 class Pass(ABC):
     needs = Needs()
+    reconstructs = False  # whether weights that `act` left are fitted to the dense outputs
+    widths: ClassVar[tuple[int, ...]] = (4,)  # bits of a weight that it writes, the usual first;
+    # empty: they stay what they are
+    takes: ClassVar[tuple[str, ...]] = ()  # other fields of a recipe that it heeds
+
+    def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
+        recipe.check((*self.takes, "bits") if self.widths else self.takes)
+        self.bits = recipe.bits_among(self.widths) if self.widths else 0
 
     def check(self, module: str, shape: tuple[int, int]) -> None:
         """Raises NotSupported where the matrix does not fit the form it would be stored in."""
@@ -70,13 +112,17 @@ class Pass(ABC):
         """Change the block's tensors without changing what it computes. Mutates both."""
         return
 
+    def act(self, matrices: Sequence[Matrix], block: BlockTensors, seen: dict[str, Seen]) -> None:
+        """Put weights into `block.changed` that take the place of these matrices'."""
+        return
+
     @abstractmethod
     def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
         """Tensors to store, by the last part of their names. Must not change the block."""
 
     @abstractmethod
     def said(self, kept: Kept) -> dict[str, object]:
-        """`quantization_config` of config.json."""
+        """`quantization_config` of config.json; empty: the weights are plain."""
 
 
 def check_groups(module: str, num_in: int, grid: Grid) -> None:

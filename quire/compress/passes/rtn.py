@@ -13,11 +13,13 @@ from quire.compress.seen import Seen
 
 
 class Rtn(Pass):
+    widths = (4, 2, 3, 8)
+    takes = ("group", "asymmetric")
+
     def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
-        recipe.refuse(static_inputs="--static-inputs", storage="--type")
-        bits = recipe.bits_among((2, 3, 4, 8), 4)
-        usual = None if bits == 8 else 128
-        self.grid = Grid(bits, recipe.group_size(usual), recipe.asymmetric, scale_dtype(dtype))
+        super().__init__(recipe, dtype)
+        usual = None if self.bits == 8 else 128
+        self.grid = Grid(self.bits, recipe.group_size(usual), recipe.asymmetric, scale_dtype(dtype))
 
     def check(self, module: str, shape: tuple[int, int]) -> None:
         check_groups(module, shape[1], self.grid)

@@ -1,59 +1,76 @@
-"""Search for the scales of a fold: try some on a few rows of inputs, and fold the best.
+"""Folding: a pass that searches the scales of folds on a few rows of inputs, and folds the best.
 
-Shared by AWQ and SmoothQuant, which differ in what they try and in what rounding costs.
+AWQ and SmoothQuant, which differ in what they try (`tried`) and in what rounding costs (`rounded`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from abc import abstractmethod
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from quire.compress.block import BlockTensors
-from quire.compress.folds import Fold
-from quire.compress.seen import Seen
+from quire.compress.folds import Fold, folds_of
+from quire.compress.passes.recipe import Pass
+from quire.compress.seen import Needs, Seen
+from quire.models.spec import ModelSpec
 
 LEAST = 1e-4  # of a scale
-# (rows [tokens, in], weight [out, in], scale [in]) -> the outputs once both are rounded
-Rounded = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def best_scale(
-    fold: Fold,
-    tried: Iterable[Tensor],
-    block: BlockTensors,
-    seen: dict[str, Seen],
-    rounded: Rounded,
-) -> Tensor | None:
-    """Of these and none at all, the one that moves the outputs least; None: none at all."""
-    cases = [
-        (rows, block.tensors[matrix.name])
-        for site in fold.sites
-        if site in seen and len(rows := seen[site].rows)
-        for matrix in block.at(site)
-        if matrix.module not in block.kept
-    ]
-    if not cases:
-        return None
-    wanted = [rows @ weight.t() for rows, weight in cases]
+class Folding(Pass):
+    needs = Needs(rows=True)
 
-    def loss(scale: Tensor) -> float:
-        total = 0.0
-        for (rows, weight), want in zip(cases, wanted, strict=True):
-            total += (rounded(rows, weight, scale) - want).square().sum().item()
-        return total
+    @abstractmethod
+    def tried(self, fold: Fold, block: BlockTensors, heard: Seen) -> Iterable[Tensor]:
+        """Scales [in] worth a try for a fold whose sites `heard` these inputs."""
 
-    best, least = None, loss(torch.ones_like(cases[0][0][0]))
-    for scale in tried:
-        scale = fold.shared(scale)
-        scale = (scale / (scale.max() * scale.min()).sqrt()).clamp(LEAST, 1 / LEAST)
-        if bool(scale.isfinite().all()) and (found := loss(scale)) < least:
-            best, least = scale, found
-    return best
+    @abstractmethod
+    def rounded(self, rows: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        """Outputs [tokens, out] of rows [tokens, in] and a weight [out, in] once the fold has that
+        scale [in] and what is rounded is."""
+
+    def fold(self, block: BlockTensors, seen: dict[str, Seen], spec: ModelSpec) -> None:
+        for fold in folds_of(spec, block):
+            if (heard := _loudest(fold, seen)) is None:
+                continue
+            scale = self._best(fold, self.tried(fold, block, heard), block, seen)
+            if scale is not None:
+                fold.apply(scale, block, seen, spec.norm_offset)
+
+    def _best(
+        self, fold: Fold, tried: Iterable[Tensor], block: BlockTensors, seen: dict[str, Seen]
+    ) -> Tensor | None:
+        """Of these and none at all, the one that moves the outputs least; None: none at all."""
+        cases = [
+            (rows, block.tensors[matrix.name])
+            for site in fold.sites
+            if site in seen and len(rows := seen[site].rows)
+            for matrix in block.at(site)
+            if matrix.module not in block.kept
+        ]
+        if not cases:
+            return None
+        wanted = [rows @ weight.t() for rows, weight in cases]
+
+        def loss(scale: Tensor) -> float:
+            total = 0.0
+            for (rows, weight), want in zip(cases, wanted, strict=True):
+                total += (self.rounded(rows, weight, scale) - want).square().sum().item()
+            return total
+
+        best, least = None, loss(torch.ones_like(cases[0][0][0]))
+        for scale in tried:
+            scale = fold.shared(scale)
+            scale = (scale / (scale.max() * scale.min()).sqrt()).clamp(LEAST, 1 / LEAST)
+            if bool(scale.isfinite().all()) and (found := loss(scale)) < least:
+                best, least = scale, found
+        return best
 
 
-def loudest(fold: Fold, seen: dict[str, Seen]) -> Seen | None:
+def _loudest(fold: Fold, seen: dict[str, Seen]) -> Seen | None:
     """Of sites that share their inputs, the one that saw most of them."""
     found = [seen[site] for site in fold.sites if site in seen and seen[site].num_tokens]
     return max(found, key=lambda one: one.num_tokens, default=None)

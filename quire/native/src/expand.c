@@ -1,6 +1,7 @@
 /* Rows of a packed weight as floats: an embedding. Compiled once for each instruction set. */
 #include "floats.h"
 #include "kernels.h"
+#include "sparse.h"
 
 static int code_at(const qn_weight *w, const uint8_t *block, int input, int lane) {
     const int n = w->block / 4, j = input / 4, at = lane * 4 + input % 4;
@@ -31,6 +32,10 @@ static int zero_of(const qn_weight *w, int64_t group, int lane) {
 void KERNEL(expand_row)(const qn_weight *w, int64_t row, float *out) {
     const int64_t panel = row / PANEL;
     const int lane = (int)(row % PANEL);
+    if (is_sparse(w->bits)) {
+        sparse_row(w, row, out);
+        return;
+    }
     if (w->bits >= 100) {
         for (int k = 0; k < w->num_in; k++) {
             float lanes[LANES];

@@ -5,6 +5,7 @@
  */
 #include "floats.h"
 #include "kernels.h"
+#include "sparse.h"
 
 #define MOST_ROWS (LANES == 16 ? 8 : 4) /* of a tile: more sums than registers are slow */
 
@@ -39,25 +40,27 @@ INLINE void float_tile(const qn_weight *w, const float *x, int64_t stride, int64
         }
 }
 
-#define FLOAT_TILES(name, bits) \
+#define FLOAT_TILES(name, tile, bits) \
     static void name(const qn_weight *w, const float *x, int64_t stride, int64_t panel, int rows, \
                      int panels, float *acc) { \
-        if (rows == 1 && panels == 4) float_tile(w, x, stride, panel, 1, 4, bits, acc); \
-        else if (rows == 1) float_tile(w, x, stride, panel, 1, 1, bits, acc); \
-        else if (rows == 2) float_tile(w, x, stride, panel, 2, 1, bits, acc); \
-        else if (rows == 4) float_tile(w, x, stride, panel, 4, 1, bits, acc); \
-        else float_tile(w, x, stride, panel, MOST_ROWS, 1, bits, acc); \
+        if (rows == 1 && panels == 4) tile(w, x, stride, panel, 1, 4, bits, acc); \
+        else if (rows == 1) tile(w, x, stride, panel, 1, 1, bits, acc); \
+        else if (rows == 2) tile(w, x, stride, panel, 2, 1, bits, acc); \
+        else if (rows == 4) tile(w, x, stride, panel, 4, 1, bits, acc); \
+        else tile(w, x, stride, panel, MOST_ROWS, 1, bits, acc); \
     }
-FLOAT_TILES(float32_tiles, CODES_FLOAT32)
-FLOAT_TILES(float16_tiles, CODES_FLOAT16)
-FLOAT_TILES(bfloat16_tiles, CODES_BFLOAT16)
-FLOAT_TILES(e4m3_tiles, CODES_E4M3)
-FLOAT_TILES(e5m2_tiles, CODES_E5M2)
-FLOAT_TILES(values4_tiles, CODES_VALUES4)
+FLOAT_TILES(float32_tiles, float_tile, CODES_FLOAT32)
+FLOAT_TILES(float16_tiles, float_tile, CODES_FLOAT16)
+FLOAT_TILES(bfloat16_tiles, float_tile, CODES_BFLOAT16)
+FLOAT_TILES(e4m3_tiles, float_tile, CODES_E4M3)
+FLOAT_TILES(e5m2_tiles, float_tile, CODES_E5M2)
+FLOAT_TILES(values4_tiles, float_tile, CODES_VALUES4)
+FLOAT_TILES(half24_tiles, sparse_tile, CODES_HALF24)
+FLOAT_TILES(bfloat24_tiles, sparse_tile, CODES_BFLOAT24)
 
 typedef void (*float_tiles)(const qn_weight *, const float *, int64_t, int64_t, int, int, float *);
-static const float_tiles TILES[] = {float32_tiles, float16_tiles, bfloat16_tiles,
-                                    e4m3_tiles,    e5m2_tiles,    values4_tiles};
+static const float_tiles TILES[] = {float32_tiles, float16_tiles, bfloat16_tiles, e4m3_tiles,
+                                    e5m2_tiles,    values4_tiles, half24_tiles,   bfloat24_tiles};
 
 void KERNEL(multiply_floats)(const qn_weight *w, const qn_operand *x, int64_t begin, int64_t end) {
     const int64_t rows = x->rows, stride = x->x_stride, out_stride = x->out_stride;

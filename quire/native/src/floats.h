@@ -7,7 +7,7 @@
 
 #include "codes.h"
 
-INLINE int has_scales(const int bits) { return bits >= CODES_E4M3; }
+INLINE int has_scales(const int bits) { return bits >= CODES_E4M3 && bits <= CODES_VALUES4; }
 
 /* LANES floats of eight bits. Read with fp32's exponent they are right, but the smallest, whose
  * first digit is no 1: these come out as 2^e + x for 2 x. */

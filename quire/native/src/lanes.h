@@ -76,6 +76,9 @@ static inline vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
 static inline vf vf_pick(const float *table, vi index) { /* of 16 */
     return _mm512_permutexvar_ps(index, _mm512_loadu_ps(table));
 }
+static inline vf vf_among(const float *four, vi index) { /* by two bits, whatever is above them */
+    return _mm512_permutevar_ps(_mm512_broadcast_f32x4(_mm_loadu_ps(four)), index);
+}
 static inline vb vb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
 static inline vb vb_set(int a) { return _mm512_set1_epi8((char)a); }
 static inline vb vb_and(vb a, vb b) { return _mm512_and_si512(a, b); }
@@ -167,6 +170,10 @@ static inline vf vf_pick(const float *table, vi index) { /* the third bit choose
     const vf low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), index);
     const vf high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), index);
     return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
+}
+static inline vf vf_among(const float *four, vi index) {
+    const __m128 all = _mm_loadu_ps(four);
+    return _mm256_permutevar_ps(_mm256_set_m128(all, all), index);
 }
 static inline vb vb_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 static inline vb vb_set(int a) { return _mm256_set1_epi8((char)a); }
@@ -303,6 +310,7 @@ static inline vi vi_shr(vi a, int n) { EACH(vi, (int32_t)((uint32_t)a.at[i] >> n
 static inline vi vi_and(vi a, vi b) { EACH(vi, a.at[i] & b.at[i]); }
 static inline vf vf_bits(vi a) { EACH(vf, bits_to_float((uint32_t)a.at[i])); }
 static inline vf vf_pick(const float *table, vi index) { EACH(vf, table[index.at[i] & 15]); }
+static inline vf vf_among(const float *four, vi index) { EACH(vf, four[index.at[i] & 3]); }
 static inline vb vb_load(const uint8_t *p) { EACH_BYTE(p[i]); }
 static inline vb vb_set(int a) { EACH_BYTE(a); }
 static inline vb vb_and(vb a, vb b) { EACH_BYTE(a.at[i] & b.at[i]); }

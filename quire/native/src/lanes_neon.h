@@ -97,6 +97,15 @@ static inline vf vf_pick(const float *table, vi index) {
     for (int i = 0; i < LANES; i++) found[i] = table[at[i] & 15];
     return vf_load(found);
 }
+static inline float32x4_t among(uint8x16_t four, int32x4_t index) { /* bytes 4 i to 4 i + 3 */
+    const uint32x4_t two = vandq_u32(vreinterpretq_u32_s32(index), vdupq_n_u32(3));
+    const uint32x4_t at = vmlaq_n_u32(vdupq_n_u32(0x03020100), two, 0x04040404);
+    return vreinterpretq_f32_u8(vqtbl1q_u8(four, vreinterpretq_u8_u32(at)));
+}
+static inline vf vf_among(const float *four, vi index) {
+    const uint8x16_t all = vreinterpretq_u8_f32(vld1q_f32(four));
+    BOTH(vf, among(all, index.val[i]));
+}
 static inline vb vb_load(const uint8_t *p) { BOTH(vb, vld1q_u8(p + 16 * i)); }
 static inline vb vb_set(int a) { BOTH(vb, vdupq_n_u8((uint8_t)a)); }
 static inline vb vb_and(vb a, vb b) { BOTH(vb, vandq_u8(a.val[i], b.val[i])); }

@@ -18,6 +18,8 @@ enum { CODES_FLOAT32 = 100, CODES_FLOAT16 = 101, CODES_BFLOAT16 = 102, CODES_TAB
 /* Floats with scales: an input of 16 outputs is 16 bytes; of 4 bits, two inputs are, the first one
  * low. `share` neighbouring inputs have one scale, the last ones maybe fewer. */
 enum { CODES_E4M3 = 103, CODES_E5M2 = 104, CODES_VALUES4 = 105 };
+/* Floats of 16 bits of which every four inputs keep two; sparse.h has the layout. */
+enum { CODES_HALF24 = 106, CODES_BFLOAT24 = 107 };
 
 /* How scales and offsets are kept, for each panel and group, 16 of them side by side. */
 enum {
@@ -188,6 +190,20 @@ int64_t qn_experts_bytes(const qn_experts *experts, int64_t rows);
 void qn_product(qn_pool *pool, const qn_weight *weight, const float *x, int64_t x_stride,
                 int64_t rows, float *out, int64_t out_stride, void *scratch);
 
+
+/* Memory that several processes have mapped: a mark of each, then two sets of slots. */
+typedef struct {
+    void *shared;
+    int64_t slot_bytes;
+    int32_t rank, size;
+} qn_exchange;
+
+/* Our rows of a turn, `bytes` each and `stride` bytes apart. */
+void qn_put(const qn_exchange *exchange, int64_t turn, const void *rows, int64_t count,
+            int64_t bytes, int64_t stride);
+/* Those of a rank, once they are there; 0 if they are not within the time. */
+int qn_take(const qn_exchange *exchange, int64_t turn, int rank, void *rows, int64_t count,
+            int64_t bytes, int64_t stride, double wait_s);
 
 /* A list of operations, one after the other. */
 void qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *step, void *scratch);
