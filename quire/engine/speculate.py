@@ -157,7 +157,9 @@ def _draft_model(
     _, backend = select_backend(None, device, dtype, heads)
     form = load_form(config.quantization) if config.quantization else None
     wish = Wish(cpu.keeps_packed, form)
-    model, ops = load_model(checkpoint, spec, heads, engine, cpu, wish, dtype, device, change=change)
+    model, ops = load_model(
+        checkpoint, spec, heads, engine, cpu, wish, dtype, device, change=change
+    )
     backend = cpu.attention(backend, ops)
     cache = cache_of(spec, plain_form(backend.cache_dtype), page_size=args.page_size)
     return DraftModel(model, heads, backend, cache)
