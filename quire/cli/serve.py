@@ -39,6 +39,7 @@ LOG_FORMATS = ("auto", "text", "json")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")  # as browsers send it
 MAX_REQUESTS = 1_000_000
 DAY_S, GIB = 86_400, 1 << 30
+CACHE_FIELDS = ("answer_cache", "answer_cache_error")
 MAX_DAYS, MAX_GIB = 3_650, 1 << 20
 MAX_SECONDS = 31_536_000.0  # a year
 MAX_PROCESSES, MAX_AUTO_PROCESSES, CPUS_PER_PROCESS = 64, 8, 8
@@ -280,8 +281,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         cors_origins=tuple(args.allowed_origins),
         page=not args.no_page,
         store_folder=_store_folder(args),
-        answer_cache=args.answer_cache,
-        answer_cache_error=args.answer_cache_error,
+        **{name: getattr(args, name) for name in CACHE_FIELDS},
         drain_s=args.drain_timeout,
         stall_kill_s=args.stall_timeout,
         stall_s=min(30.0, args.stall_timeout),

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire.answers.entries import Entries, Keeping
 from quire.config import Decision
 from quire.engine.commands import Hello
 from quire.errors import BadRequest, CheckpointError, QuireError
@@ -32,7 +31,7 @@ from quire.load.verdict import open_verdict
 from quire.models.sequence_head import Verdict
 from quire.obs.log import configure_logging, log_event
 from quire.obs.trace import make_tracer
-from quire.server.answer_cache import AnswerCache
+from quire.server.answer_cache import cache_of
 from quire.server.app import App
 from quire.server.background_responses import BackgroundResponses
 from quire.server.batch_runner import BatchRunner
@@ -169,10 +168,7 @@ def build_server(opened: Opened) -> Server:
     if settings.store_folder:
         bounds = Bounds(limits.stored_s, limits.max_stored_bytes_per_key)
         server.shelf = Shelf(Path(settings.store_folder), bounds)
-    if server.shelf is not None and settings.answer_cache != "off":
-        keeping = Keeping(limits.max_cached_answers_per_key, limits.stored_s)
-        entries = Entries(server.shelf.database, keeping)
-        server.answers = AnswerCache(server, entries, settings.answer_cache_error)
+    server.answers = cache_of(server)
     if settings.api_processes > 1:
         server.siblings = Siblings(server, server.abort)
         server.siblings.restore()
