@@ -80,6 +80,6 @@ def test_widths_that_do_not_fit(tmp_path: Path) -> None:
     """Red when a row whose codes fill no bytes is cut off, or an unknown width is guessed."""
     model = small(tmp_path, intermediate_size=100)
     with pytest.raises(NotSupported, match="want multiples of 8"):
-        run(model, tmp_path / "out", "codebook", bits=3)
+        run(model, tmp_path / "out", "codebook", bits=3, group=0)
     with pytest.raises(NotSupported, match="got bits=5 of codebooks"):
         plain({**SAID, "bits": 5}, {})
