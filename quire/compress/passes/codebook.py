@@ -1,9 +1,9 @@
 """Codebook: 4, 8 or 16 values of their own for every four rows, where the weights that matter lie.
 
 Values are found by k-means, each weight counting as much as its input's Hessian diagonal: how far
-an error of it moves the output (SqueezeLLM's idea, arXiv 2306.07629). Groups of inputs have
-scales, and values are whole numbers below them, so kernels of whole numbers look four rows up at a time. Two to four
-bits a weight; NF4's sixteen values are the same everywhere. The layout is our own;
+an error of it moves the output (SqueezeLLM's idea, arXiv 2306.07629). Groups of inputs have scales,
+and values are whole numbers below them, so kernels of whole numbers look four rows up at a time.
+Two to four bits a weight; NF4's sixteen values are the same everywhere. The layout is our own;
 `load/codebook.py` reads it.
 """
 
