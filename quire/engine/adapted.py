@@ -16,8 +16,7 @@ def open_adapters(
     args: EngineArgs, runner: ModelRunner, names: Mapping[str, Target], decisions: list[Decision]
 ) -> Adapters:
     """With those that were asked for at start. Raises CheckpointError or NotSupported."""
-    limits = args.max_lora_rank, args.max_loras
-    runner.adapters = AdapterBank(runner.model, names, *limits)
+    runner.adapters = AdapterBank(runner.model, names, args.max_loras)
     if runner.tapes is not None:
         runner.tapes.adapters = runner.adapters.recorded
     adapters = Adapters(runner.adapters, args.max_loras)
