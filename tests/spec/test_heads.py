@@ -17,9 +17,11 @@ from torch import Tensor
 
 from quire.errors import CheckpointError, NotSupported
 from quire.llm import LLM
+from quire.lora.request import LoRARequest
 from quire.models.tiny import tiny_model
 from quire.params import SamplingParams
 from quire.step import Work
+from tests.lora.cases import write_adapter
 from tests.spec import heads
 from tests.spec.cases import TEXTS, open_tiny
 from tests.spec.head_oracles import (
@@ -150,6 +152,22 @@ def test_mtp_guesses_as_published(folder: Path, changes: dict[str, Any], tmp_pat
         hidden = streams_of(target, tokens[:start])[-1]
         want = chain(hidden, tokens, start, len(logits), guess)
         torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_adapters_beside_heads(folder: Path, method: str, tmp_path: Path) -> None:
+    """Red when a step with adapters hands over states of another recording, or none."""
+    adapter = LoRARequest("a", 1, str(write_adapter(tmp_path / "a", target_of(folder / "llama"))))
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=12, ignore_eos=True)
+    config = {"method": method, "model": str(folder / method), "adaptive": False}
+    answers = []
+    for asked in (None, config):
+        llm = open_tiny(folder, "llama", enable_lora=True, speculative_config=asked)
+        texts, adapters = [LONG, *TEXTS], [None, adapter, None, adapter, adapter]
+        found = llm.generate(texts, params, lora_request=adapters, use_tqdm=False)
+        answers.append([output.outputs[0].token_ids for output in found])
+    assert answers[0] == answers[1]
+    assert llm.stats().num_drafted_tokens > 100
 
 
 def test_who_takes_no_drafts_pays_nothing(folder: Path) -> None:
