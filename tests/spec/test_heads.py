@@ -20,7 +20,9 @@ from quire.llm import LLM
 from quire.lora.request import LoRARequest
 from quire.models.tiny import tiny_model
 from quire.params import SamplingParams
-from quire.step import Work
+from quire.request import RequestId
+from quire.sched.scheduler import Scheduler
+from quire.step import Draft, StepPlan, TokenEvent, Work
 from tests.lora.cases import write_adapter
 from tests.spec import heads
 from tests.spec.cases import TEXTS, open_tiny
@@ -107,6 +109,39 @@ def test_eagle3_guesses_as_published(folder: Path, changes: dict[str, Any]) -> N
     target = target_of(folder / "llama")
     features, guess = eagle3_guess(folder / "eagle3", target)
     for tokens, start, logits in watched(folder, "llama", config, **changes).seen:
+        known = features(streams_of(target, tokens[:start]))
+        want = chain(known, tokens, start, len(logits), guess)
+        torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
+
+
+@dataclass
+class Seldom:
+    """Drafts once in so many tokens."""
+
+    every: int = 37
+
+    def make(self, scheduler: Scheduler) -> dict[RequestId, Draft]:
+        running = scheduler.running.values()
+        decoding = [request for request in running if request.num_to_feed == 1]
+        return {r.id: Draft(DEPTH) for r in decoding if r.num_output % self.every == 0}
+
+    def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
+        """Nothing is learned."""
+
+
+@torch.inference_mode()
+def test_states_wait_until_drafts_are_asked_for(folder: Path) -> None:
+    """Red when positions are read twice, or never, while a request goes on without drafts."""
+    config = {"method": "eagle3", "model": str(folder / "eagle3"), "adaptive": False}
+    llm = open_tiny(folder, "llama", speculative_config=config)
+    made = Watched.of(llm)
+    llm._engine.core.drafts = Seldom()
+    params = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+    llm.generate([TEXTS[1], TEXTS[2]], params, use_tqdm=False)
+    assert len(made.seen) == 4
+    target = target_of(folder / "llama")
+    features, guess = eagle3_guess(folder / "eagle3", target)
+    for tokens, start, logits in made.seen:
         known = features(streams_of(target, tokens[:start]))
         want = chain(known, tokens, start, len(logits), guess)
         torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
