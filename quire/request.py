@@ -68,6 +68,8 @@ class Request:
     weight: float = 1.0  # of that key
     adapter_name: str = ""  # asked for; "": none
     adapter: AdapterRef = NO_ADAPTER  # set when the request enters the engine
+    kv_source: str = ""  # ticket for the prompt's pages in another engine; empty: there is none
+    kv_lease: bool = False  # another engine will ask for the prompt's pages
     children: list[Request] = field(default_factory=list)  # n > 1: start once our prompt is in
     hint: tuple[int, ...] = ()  # tokens that may be much like the output (`spec/hint.py`)
 

@@ -47,6 +47,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     children: list[Child] = []
     hint: bytes = b""  # tokens, as above
     adapter: str = ""
+    kv_source: str = ""
+    kv_lease: bool = False
 
     def __post_init__(self) -> None:
         for ids in (self.tokens, self.hint):
@@ -161,6 +163,7 @@ class About(msgspec.Struct, frozen=True, array_like=True):
     scheduled: float | None
     first_token: float | None
     last_token: float | None
+    kv_ticket: str = ""  # for an engine that decodes; empty: none was asked for, or there is none
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
@@ -216,6 +219,8 @@ def submit_of(leader: Request) -> Submit:
         children=[Child(c.id, c.seed, c.params) for c in leader.children],
         hint=array("i", leader.hint).tobytes(),
         adapter=leader.adapter_name,
+        kv_source=leader.kv_source,
+        kv_lease=leader.kv_lease,
     )
 
 
@@ -253,12 +258,13 @@ def requests_of(command: Submit) -> list[Request]:
         return made
 
     made = [request(command.id, command.seed, command.params)]
+    made[0].kv_source, made[0].kv_lease = command.kv_source, command.kv_lease
     made += [request(child.id, child.seed, child.params) for child in command.children]
     made[0].children, made[0].hint = made[1:], tuple(hint)
     return made
 
 
-def about(request: Request) -> About:
+def about(request: Request, kv_ticket: str = "") -> About:
     timing = request.timing
     return About(
         request.id,
@@ -268,4 +274,5 @@ def about(request: Request) -> About:
         timing.scheduled,
         timing.first_token,
         timing.last_token,
+        kv_ticket,
     )

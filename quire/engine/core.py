@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 from quire.errors import NotSupported
 from quire.grammar.pending import GrammarQueue
@@ -22,6 +23,7 @@ from quire.sched.scheduler import NO_DRAFTS, Scheduler
 from quire.spec.speculation import Drafts
 from quire.step import Pending, Runner, StepPlan, TokenEvent
 
+ARRIVAL_NAP_S = 0.001  # the same, for pages on their way
 COMPILE_NAP_S = 0.005  # how long a step with nothing else to do waits for a grammar
 
 
@@ -39,6 +41,7 @@ class EngineCore:
         self.drafts, self.adapters = drafts, adapters
         self.lag = 1 if overlap else 0
         self.last_plan = StepPlan()  # for whoever watches
+        self.on_step: Callable[[int, float], None] | None = None  # told of tokens and seconds
         self._inflight: deque[tuple[StepPlan, Pending]] = deque()
 
     def add(self, request: Request) -> None:
@@ -84,12 +87,13 @@ class EngineCore:
 
     def step(self) -> list[TokenEvent]:
         """Launch at most one step and settle those that are due. May return no events."""
+        begun = time.perf_counter()
         drafts = NO_DRAFTS if self.drafts is None else self.drafts.make(self.scheduler)
         plan = self.scheduler.schedule(drafts)
         launched = bool(plan.works)
         if launched:
             self.last_plan = plan
-        if launched or plan.page_writes or plan.page_copies:
+        if plan.has_effect:
             self._inflight.append((plan, self.runner.execute(plan)))
         if not launched and not self._inflight:
             self._idle()
@@ -100,6 +104,10 @@ class EngineCore:
             if self.drafts is not None:
                 self.drafts.learn(settled, news)
             events += news
+        if launched and self.on_step is not None:
+            self.on_step(plan.num_tokens, time.perf_counter() - begun)
+        if not self.scheduler.has_work:
+            self.save_now()
         if self.grammars is not None:
             events += self._tend(self.grammars, events)
         if self.adapters is not None:
@@ -121,6 +129,13 @@ class EngineCore:
                 adapters.leave(event.request_id)
         return adapters.collect(self._pass_on) if len(adapters) else []
 
+    def save_now(self) -> None:
+        """Save pages that were published last, and do not wait for the next step."""
+        saves, loads = self.scheduler.kv.take_transfers()
+        assert not loads, "pages are loaded for nobody"
+        if saves:
+            self.runner.execute(StepPlan(saves=saves))
+
     def abandon(self) -> None:
         """Forget results in flight: a step was lost to an error."""
         self._inflight.clear()
@@ -131,5 +146,7 @@ class EngineCore:
             time.sleep(min(held, 0.05))
         elif self.grammars is not None and self._is_compiling:
             self.grammars.wait(COMPILE_NAP_S)
+        elif len(self.scheduler.arrivals):
+            time.sleep(ARRIVAL_NAP_S)
         elif not self.scheduler.has_work:
             check(self.scheduler.kv)

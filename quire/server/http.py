@@ -58,6 +58,7 @@ class HttpRequest:
     sending_since: float | None = None  # a write the client has not taken yet
     deadline: float | None = None  # of what it generates; none before it was let in
     task: asyncio.Task[Any] | None = None
+    kv_ticket: str = ""  # ends up in a response header: how another engine gets the pages
     warnings: list[str] = field(default_factory=list)  # end up in a response header
     answer_headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # are such headers
     notes: dict[str, str | int] = field(default_factory=dict)  # end up in the access log

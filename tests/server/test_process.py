@@ -59,7 +59,9 @@ class Running:
         spec = SimpleNamespace(
             architecture="Fake", vocab_size=7, hidden_size=1, eos_ids=(), num_params=9
         )
-        engine: Any = SimpleNamespace(core=self.case.core, config=config, spec=spec, group=None)
+        engine: Any = SimpleNamespace(
+            core=self.case.core, config=config, spec=spec, group=None, tiers=None
+        )
         self.address = folder / "engine.sock"
         self.process = EngineProcess(engine, self.address, 0.0, Patience(60, 60, queue_s=0.6))
         if runs:
@@ -297,7 +299,7 @@ class Hangs:
         {how}
 case.core.runner = Hangs()
 spec = SimpleNamespace(vocab_size=7)
-engine = SimpleNamespace(core=case.core, spec=spec, config=None, group=None)
+engine = SimpleNamespace(core=case.core, spec=spec, config=None, group=None, tiers=None)
 case.add([1, 2, 3])
 EngineProcess(engine, Path(sys.argv[1]), 0.0, Patience(0.2, 0.5, 60.0)).run()
 """
