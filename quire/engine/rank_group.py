@@ -60,7 +60,7 @@ class RankGroup:
         if args.num_threads is None:
             args = replace(args, num_threads=max(1, usable_cpus() // self.size))
         self._num_models += 1
-        meeting = Path(self._folder.name) / f"model-{self._num_models}"
+        meeting = self._meeting
         if self.comm == "shared":
             make_memory(meeting, self.size)
         for other in self._others:
@@ -73,10 +73,16 @@ class RankGroup:
         """Raises RankLost. Loading takes as long as it takes."""
         self._send(msg.Pages(count))
         self._await(msg.Ready, None)
+        if self.comm == "shared":
+            self._meeting.unlink()  # everybody has it mapped; whatever kills us, none is left
 
     def announce(self, plan: StepPlan) -> None:
         """Everybody executes this plan next. Raises RankLost."""
         self._send(msg.Step(plan))
+
+    @property
+    def _meeting(self) -> Path:
+        return Path(self._folder.name) / f"model-{self._num_models}"
 
     def forget(self) -> None:
         """The model's runner must not be used again."""
