@@ -31,6 +31,7 @@ class Verb(NamedTuple):
 VERBS = {
     "serve": Verb("quire.cli.serve", "serve a model over HTTP, with a page to watch it work"),
     "router": Verb("quire.cli.router", "one address in front of several servers"),
+    "route": Verb("quire.cli.route", "one address before engines that prefill or decode"),
     "chat": Verb("quire.cli.chat", "talk to a model in the terminal"),
     "generate": Verb("quire.cli.generate", "continue prompts, or answer them with --chat"),
     "batch": Verb("quire.cli.batch", "run a file of requests, one a line; goes on after a kill"),
@@ -42,6 +43,7 @@ VERBS = {
     "shrink": Verb("quire.cli.shrink", "make a smaller model: fewer layers, heads or channels"),
     "compress": Verb("quire.cli.compress", "make a smaller model: several passes, as a file says"),
     "simulate": Verb("quire.cli.simulate", "predict latency and goodput under a load"),
+    "distill": Verb("quire.cli.distill", "train a drafter or a student from a model's own answers"),
     "bench": Verb("quire.cli.bench", "measure speed, start-up, each technique, or each kernel"),
 }
 

@@ -15,10 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.adapter_flags import adapter_options, add_adapter_flags
 from quire.cli.engine_flags import (
     add_engine_flags,
     add_model,
     checked_args,
+    comma_list,
     engine_args,
     model_of,
 )
@@ -72,8 +74,18 @@ def build_parser() -> VerbParser:
     log.add_argument("--log-level", type=str.lower, choices=LEVELS, default="info", metavar="NAME")
     log.add_argument("--public-metrics", action="store_true", help="/metrics without a key")
     log.add_argument("--otlp-traces-endpoint", metavar="URL", help="send OpenTelemetry traces")
+    _add_role_flags(parser)
     add_engine_flags(parser)
     return parser
+
+
+def _add_role_flags(parser: VerbParser) -> None:
+    add = parser.add_argument_group("prefill and decode apart").add_argument
+    add("--role", dest="kv_role", metavar="NAME", help="prefill, decode or both (default: both)")
+    add("--kv-listen", metavar="HOST:PORT", help="prefill: offer pages there")
+    add("--kv-peers", type=comma_list, metavar="LIST", help="decode: HOST:PORT,... to ask for them")
+    add("--kv-transport", metavar="NAME", help="how pages cross: sockets (default) or nixl")
+    add("--kv-secret", metavar="FILE", help="a file that all these engines have in common")
 
 
 def _add_key_flags(parser: VerbParser) -> None:
@@ -115,6 +127,7 @@ def _add_model_flags(parser: VerbParser) -> None:
     )
     model.add_argument("--tool-call-parser", metavar="NAME", help="default: from the template")
     model.add_argument("--reasoning-parser", metavar="NAME", help="default: from the template")
+    add_adapter_flags(parser)
 
 
 def _add_store_flags(parser: VerbParser) -> None:
@@ -283,7 +296,8 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
 def _engine(args: Namespace, download: bool) -> EngineArgs:
     from quire.speculative import with_hints
 
-    made = (engine_args if download else checked_args)(args, seed=args.engine_seed)
+    make = engine_args if download else checked_args
+    made = make(args, seed=args.engine_seed, **adapter_options(args))
     if args.answer_cache != "off" and args.no_store:
         raise BadRequest(
             f"got --answer-cache {args.answer_cache} with --no-store; give one of them"

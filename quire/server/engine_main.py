@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 from quire.errors import BadRequest, CheckpointError, NotSupported, OutOfMemory, QuireError
 from quire.obs.log import configure_logging
@@ -19,6 +20,7 @@ from quire.server.settings import ServeSettings
 
 SOCKET = "engine.sock"
 BAD_INPUT, FAILED = 2, 1
+FLUSH_S = 2.0  # to write pages that wait for the disk
 
 
 def main() -> int:
@@ -54,8 +56,18 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     gc.enable()
-    process.run()
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        process.run()
+    finally:
+        if engine.tiers is not None:
+            engine.tiers.close(FLUSH_S)
     return 0
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """What the supervisor asks for when the API processes are gone."""
+    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,8 @@ async def version(request: HttpRequest, server: Server) -> Reply:
 
 
 async def models(request: HttpRequest, server: Server) -> Reply:
-    return Reply(
-        sse.encode({"object": "list", "data": [_model(n, server) for n in server.model_names]})
-    )
+    names = (*server.model_names, *server.link.adapters)
+    return Reply(sse.encode({"object": "list", "data": [_model(n, server) for n in names]}))
 
 
 async def model(request: HttpRequest, server: Server) -> Reply:
@@ -44,14 +43,14 @@ async def model(request: HttpRequest, server: Server) -> Reply:
 
 
 def _model(name: str, server: Server) -> dict[str, Any]:
-    hello = server.link.hello
+    hello, adapter = server.link.hello, server.link.adapters.get(name)
     return {
         "id": name,
         "object": "model",
         "created": server.created,
         "owned_by": "quire",
-        "root": server.model_names[0],
-        "parent": None,
+        "root": server.model_names[0] if adapter is None else adapter.path,
+        "parent": None if adapter is None else server.model_names[0],
         "max_model_len": hello.max_model_len if hello is not None else None,
     }
 

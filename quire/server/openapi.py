@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.server import fields, ollama_input, sse
+from quire.server.adapters import LoadFields, UnloadFields
 from quire.server.app import ADMIN, PUBLIC, Route
 from quire.server.batches import BatchFields
 from quire.server.conversations import ConversationFields
@@ -47,6 +48,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/conversations": ConversationFields,
     "/v1/conversations/{}": ConversationFields,
     "/v1/chat/completions/{}": MetadataFields,
+    "/v1/load_lora_adapter": LoadFields,
+    "/v1/unload_lora_adapter": UnloadFields,
     "/tokenize": fields.TokenizeFields,
     "/detokenize": fields.DetokenizeFields,
     "/api/generate": ollama_input.OllamaGenerateFields,
@@ -70,6 +73,8 @@ MEDIA: dict[str, tuple[str, ...]] = {
     "/api/chat": (JSON_TYPE, NDJSON_TYPE),
     "/inside": (EVENTS,),
     "/metrics": ("text/plain",),
+    "/v1/load_lora_adapter": ("text/plain",),
+    "/v1/unload_lora_adapter": ("text/plain",),
     "/v1/files/{}": (JSON_TYPE, "application/octet-stream"),
     "/": ("text/html",),
     "/page/{}": ("text/html", "text/javascript", "text/css", "image/svg+xml"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.server import (
+    adapters,
     admin,
     batches,
     conversations,
@@ -48,6 +49,8 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("POST", "/pooling", pooling),
         *_stored(),
         *_ollama(),
+        Route("POST", "/v1/load_lora_adapter", adapters.load_adapter, ADMIN),
+        Route("POST", "/v1/unload_lora_adapter", adapters.unload_adapter, ADMIN),
         Route("GET", "/v1/models", looking.models),
         Route("GET", "/v1/models/{}", looking.model),
         Route("GET", "/v1/metrics", looking.metrics_summary),

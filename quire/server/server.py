@@ -144,6 +144,10 @@ class Server:
             return self.model_names[0]
         if name in self.model_names:
             return name
+        if name in self.link.adapters:
+            if request is not None:
+                request.adapter = name
+            return name
         if self.settings.accept_any_model:
             return self.model_names[0]
         if name in PLACEHOLDERS:
