@@ -80,6 +80,12 @@ class RankGroup:
         """Everybody executes this plan next. Raises RankLost."""
         self._send(msg.Step(plan))
 
+    def put_adapter(self, number: int, path: str) -> None:
+        self._send(msg.PutAdapter(number, path))
+
+    def drop_adapter(self, number: int) -> None:
+        self._send(msg.DropAdapter(number))
+
     @property
     def _meeting(self) -> Path:
         return Path(self._folder.name) / f"model-{self._num_models}"
