@@ -7,6 +7,7 @@ hears why. `rank_worker.py` is the far end.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import tempfile
@@ -26,12 +27,14 @@ from quire.engine.wire import receive
 from quire.errors import RankLost
 from quire.native.exchange import SharedComm, make_memory
 from quire.native.library import find_library
+from quire.obs.log import log_event
 from quire.step import StepPlan
 
 WORKER = "quire.engine.rank_worker"
 LOOK_S = 0.2  # between looks at whether processes that we wait for are alive
 START_S = 120.0  # for a process to import what it needs
 LAST_WORDS_S = 1.0
+LOST = 72  # exit code
 
 
 class RankGroup:
@@ -108,6 +111,12 @@ class RankGroup:
             if said:
                 return "; ".join(said)
         return self._why
+
+    def exit_if_lost(self) -> None:
+        """For a process that is started anew when it ends, even where nobody waits for a step."""
+        if (why := self.trouble()) is not None:
+            log_event("rank_lost", severity=logging.ERROR, why=why)
+            os._exit(LOST)
 
     def _lives(self) -> bool:
         return self.trouble() is None
