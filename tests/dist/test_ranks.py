@@ -72,6 +72,20 @@ def test_two_ranks_give_the_bits_of_one(name: str, group: RankGroup, tmp_path: P
 
 
 @pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
+@pytest.mark.parametrize("name", ["uneven", "int8", "latents"])
+def test_ranks_over_sockets(name: str, tmp_path: Path) -> None:
+    """Red as above, where memory cannot be shared."""
+    family, changes, args = CASES[name]
+    folder = tiny_model(family, tmp_path, **changes)
+    group = RankGroup(2, comm="gloo")
+    try:
+        with model_on(group, folder, **args) as llm:
+            assert answers(llm) == answers(alone(folder, **args))
+    finally:
+        group.close()
+
+
+@pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
 def test_four_ranks_give_the_bits_of_one(tmp_path: Path) -> None:
     """Red as above, and where ranks outnumber key heads."""
     group = RankGroup(4)
