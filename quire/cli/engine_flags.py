@@ -61,8 +61,7 @@ def add_model(parser: VerbParser, *, positional: bool = True) -> None:
 
 def add_engine_flags(parser: VerbParser) -> None:
     _add_rank_flags(parser)
-    group = parser.add_argument_group("engine")
-    add = group.add_argument
+    add = parser.add_argument_group("engine").add_argument
     add("--device", metavar="NAME", help="auto, cpu or cuda")
     add("--dtype", metavar="NAME", help="auto, float32, bfloat16 or float16")
     add(

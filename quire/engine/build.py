@@ -110,13 +110,9 @@ def build_engine(
     balance_keys(model, cache)
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
-    decisions = [
-        *config.decisions,
-        Decision("attention", name, f"first that can do {dtype} on {device.type}"),
-        *cpu.decisions(ops),
-        *cache_decisions(cache),
-        *_group_decisions(cache.groups),
-    ]
+    why = f"first that can do {dtype} on {device.type}"
+    decisions = [*config.decisions, Decision("attention", name, why), *cpu.decisions(ops)]
+    decisions += [*cache_decisions(cache), *_group_decisions(cache.groups)]
     runs = Runs(model, backend, cache, rows)
     pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
@@ -131,7 +127,8 @@ def build_engine(
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows, secret)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
-    adapters = open_adapters(args, runner, names_of(checkpoint.config, spec), decisions)
+    names = names_of(checkpoint.config, spec)
+    adapters = open_adapters(args, runner, names, decisions, seat.group)
     core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts, adapters)
     connect_tiers(tiers, core, runner)
     sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
