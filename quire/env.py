@@ -26,6 +26,7 @@ VARIABLES = (
     Variable("QUIRE_CACHE", "folder for downloaded models; default: XDG_CACHE_HOME/quire"),
     Variable("XDG_CACHE_HOME", "the user's cache folder; default: ~/.cache"),
     Variable("QUIRE_API_KEY", "a key clients of `quire serve` must send"),
+    Variable("QUIRE_ADMIN_API_KEY", "a key for the admin verbs of `quire serve`"),
     Variable("QUIRE_OFFLINE", "1: never use the network, only what is cached"),
     Variable(
         "QUIRE_CPU_ISA",
@@ -49,6 +50,15 @@ def cache_folder() -> Path:
 
 def api_key() -> str | None:
     return os.environ.get("QUIRE_API_KEY", "").strip() or None
+
+
+def admin_key() -> str | None:
+    return os.environ.get("QUIRE_ADMIN_API_KEY", "").strip() or None
+
+
+def with_admin_key(key: str) -> dict[str, str]:
+    """This process's environment, for a child that has this admin key."""
+    return {**os.environ, "QUIRE_ADMIN_API_KEY": key} if key else dict(os.environ)
 
 
 def is_offline() -> bool:

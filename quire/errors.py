@@ -6,7 +6,9 @@
     ├── NotSupported      at start-up: names the feature, the reason and the alternative
     ├── CheckpointError   a model file is missing, damaged or unlike its config
     ├── OutOfMemory       the model or its cache does not fit; names what would
+    ├── TransferError     pages did not come from another engine; they are computed
     └── EngineDead        the engine stopped; carries the cause
+        └── RankLost      one of the processes that hold the model together is gone
 
 Messages carry the value, the reason and the way out. What only our own code can cause is an
 `assert`, never one of these.
@@ -49,8 +51,16 @@ class OutOfMemory(QuireError, MemoryError):
     """Weights, activations or the page pool do not fit the memory there is."""
 
 
+class TransferError(QuireError):
+    """Pages could not be had from another engine, or not be proved to be what they should."""
+
+
 class EngineDead(QuireError):
     """The engine loop ended on an error it could not survive."""
+
+
+class RankLost(EngineDead):
+    """A rank died, failed or was late; the others cannot go on without it."""
 
 
 def shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Batch, ForwardContext and Tail: everything a layer may read in one step, and nothing else.
+"""Batch, ForwardContext, Tail and Taps: what a layer may read in one step, and what it gives away.
 
 Types only. A step is one ragged batch: `num_seqs` requests, each feeding a run of consecutive
 tokens (a prefill chunk of many, a decode of one), laid end to end. `runner/gather.py` builds a
@@ -8,7 +8,7 @@ read after the last layer, `runner/tail.py` says which.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from quire.attn.backend import AttentionBackend, LayerCache
     from quire.memory.pool import PagePool
+    from quire.nn.linear import Adapted
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,35 @@ class LayerContext:
     attention: AttentionBackend
     cache: LayerCache
     plan: object  # whatever the backend's plan() returned for the layer's group
+    adapted: Adapted | None = None  # where some row of the step has an adapter
+
+
+@dataclass(frozen=True, slots=True)
+class StateReads:
+    """Which hidden states of a step somebody reads besides the model's own head."""
+
+    layers: tuple[int, ...] = ()  # the stream before these; their number: behind the last
+    every_token: bool = False  # what follows the last norm, of all tokens
+
+    def leaves_tail(self, num_layers: int) -> bool:
+        """Whether the last layer may still leave out tokens that nothing is drawn after."""
+        return not self.every_token and num_layers not in self.layers
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """The stream before some layers, [tokens, hidden] each, put here as the step passes them."""
+
+    layers: tuple[int, ...]
+    streams: dict[int, Tensor] = field(default_factory=dict)
+
+    def take(self, layer: int, stream: Tensor) -> None:
+        if layer in self.layers:
+            self.streams[layer] = stream
+
+    def taken(self) -> tuple[Tensor, ...]:
+        """In the order asked for. A step whose tail is empty never comes behind the last layer."""
+        return tuple(self.streams[layer] for layer in self.layers if layer in self.streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +108,12 @@ class ForwardContext:
     attention: AttentionBackend
     attn_plans: tuple[object, ...]  # by group
     pool: PagePool
+    taps: Taps | None = None  # streams that somebody reads besides the result
+    adapted: Adapted | None = None
 
     def at(self, layer: int) -> LayerContext:
         plan = self.attn_plans[self.pool.group_of(layer)]
-        return LayerContext(self.attention, self.pool.layer(layer), plan)
+        return LayerContext(self.attention, self.pool.layer(layer), plan, self.adapted)
 
 
 @dataclass(frozen=True, slots=True)

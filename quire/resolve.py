@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.args_check import check_args
+from quire.args_check import check_args, has_tiers, tier_asked
 from quire.config import CacheConfig, Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.errors import NotSupported
 from quire.kv.forms import parse_cache_dtype
 from quire.kv.spec import skipped_layers
 from quire.models.spec import ModelSpec
+from quire.speculative import parse_speculative
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +41,11 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
     if args.speculative_config is not None and device.type != "cpu":
         raise NotSupported(
             f"got speculative_config on {device.type}: drafts are verified on CPUs only so far,"
-            " because captured graphs feed one token a request; leave it out, or use device='cpu'"
+            " because captured graphs feed one token a request; leave it out (and --answer-cache"
+            " at exact), or use device='cpu'"
         )
+    _check_ranks(args, device.type)
+    _check_tiers(args, device.type)
     dtype, why = pick_dtype(args.dtype, spec.dtype, device)
     decide("dtype", str(dtype).removeprefix("torch."), why)
     max_len = _max_model_len(args, spec, device.type, decide)
@@ -83,6 +87,33 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
         decisions=tuple(decisions),
     )
     return config, device, dtype
+
+
+def _check_ranks(args: EngineArgs, device: str) -> None:
+    if args.tensor_parallel_size == 1:
+        return
+    asked = f"tensor_parallel_size={args.tensor_parallel_size}"
+    if device != "cpu":
+        raise NotSupported(
+            f"got {asked} on {device}: ranks hold a model together on CPUs only so far; start one"
+            " engine for each device, or use device='cpu'"
+        )
+    if args.speculative_config is not None:
+        part = parse_speculative(args.speculative_config).model_part
+        if part not in (None, "draft_model"):
+            raise NotSupported(
+                f"got {asked} with speculative_config.method={part!r}: what drafts with layers or"
+                " states of the model needs all of it on one rank; use method 'draft_model',"
+                " 'suffix' or 'ngram', or one rank"
+            )
+
+
+def _check_tiers(args: EngineArgs, device: str) -> None:
+    if device != "cpu" and has_tiers(args):
+        raise NotSupported(
+            f"got {tier_asked(args)} on {device}: pages are moved out of the pool on CPUs only so"
+            " far; leave it out, or use device='cpu'"
+        )
 
 
 def _cache(

@@ -37,15 +37,19 @@ METHODS = {
             "suffix_decoding_min_token_prob",
         ),
     ),
+    "hint": Method("quire.spec.hint:Hint", 48),
     "draft_model": Method("quire.spec.neural:Neural", 8, ("model", "quantization"), is_model=True),
-    "early_exit": Method("quire.spec.neural:Neural", 6, ("exit_layer",), is_model=True),
+    "early_exit": Method(
+        "quire.spec.neural:Neural", 6, ("exit_layer", "model", "quantization"), is_model=True
+    ),
+    "eagle3": Method("quire.spec.neural:Neural", 5, ("model", "quantization"), is_model=True),
+    "medusa": Method("quire.spec.neural:Neural", 5, ("model", "quantization"), is_model=True),
+    "mtp": Method("quire.spec.neural:Neural", 3, is_model=True),
 }
+NEED_A_MODEL = ("draft_model", "eagle3", "medusa")
 # vLLM has them; what they need is not here.
 NOT_HERE = {
-    "eagle": "no EAGLE head can be loaded",
-    "eagle3": "no EAGLE-3 head can be loaded",
-    "medusa": "no Medusa heads can be loaded",
-    "mtp": "layers for multi-token prediction are not read from checkpoints",
+    "eagle": "only EAGLE-3 heads can be loaded",
     "mlp_speculator": "no MLP speculator can be loaded",
 }
 SHARED_KEYS = ("method", "num_speculative_tokens", "adaptive")
@@ -62,7 +66,7 @@ class SpecConfig:
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
-    model: str | None = None  # that drafts
+    model: str | None = None  # that drafts, or the heads that do
     quantization: str | None = None  # of its weights, as EngineArgs has it
     exit_layer: int | None = None  # the target's layers that draft; None: a third of them
 
@@ -178,8 +182,17 @@ def _check_values(config: SpecConfig) -> None:
             f"got prompt_lookup_min={config.prompt_lookup_min} above"
             f" prompt_lookup_max={config.prompt_lookup_max}"
         )
-    if "draft_model" in config.parts and not config.model:
-        raise NotSupported("speculative_config with method 'draft_model' needs a model: add one")
+    for part in NEED_A_MODEL:
+        if part in config.parts and not config.model:
+            raise NotSupported(f"speculative_config with method {part!r} needs a model: add one")
+
+
+def with_hints(given: Mapping[str, object] | None) -> dict[str, object]:
+    """The same, asking hints first: texts that come with a request and may be like its answer."""
+    if given is None:
+        return {"method": "hint"}
+    method = str(given.get("method") or "draft_model")
+    return {**given, "method": method if "hint" in method.split("+") else f"hint+{method}"}
 
 
 def describe(config: SpecConfig) -> Mapping[str, Any]:

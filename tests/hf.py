@@ -42,7 +42,7 @@ class StateDictCheckpoint:
         tensor = self.tensors[name]
         return Stored(str(tensor.dtype), tensor.numel() * tensor.element_size())
 
-    def packed(self, name: str) -> None:
+    def packed(self, name: str, rows: slice | None = None) -> None:
         return None
 
 

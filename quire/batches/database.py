@@ -16,38 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from quire.batches.schema import SCHEMA, STEPS, VERSION
 from quire.errors import BadRequest
 
 T = TypeVar("T")
 
 BUSY_S = 20.0  # how long another process may hold the write lock
-VERSION = 1
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS files (
-    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, purpose TEXT NOT NULL, filename TEXT NOT NULL,
-    bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER
-);
-CREATE TABLE IF NOT EXISTS batches (
-    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, status TEXT NOT NULL, endpoint TEXT NOT NULL,
-    input_file_id TEXT NOT NULL, completion_window TEXT NOT NULL, metadata TEXT,
-    created_at INTEGER NOT NULL, expires_at INTEGER NOT NULL,
-    in_progress_at INTEGER, finalizing_at INTEGER, completed_at INTEGER, failed_at INTEGER,
-    expired_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER,
-    output_file_id TEXT, error_file_id TEXT, errors TEXT,
-    total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0,
-    failed INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE IF NOT EXISTS lines (
-    batch_id TEXT NOT NULL, number INTEGER NOT NULL, custom_id TEXT NOT NULL,
-    begin INTEGER NOT NULL, size INTEGER NOT NULL,
-    is_answered INTEGER NOT NULL DEFAULT 0, num_faults INTEGER NOT NULL DEFAULT 0,
-    status INTEGER, answer BLOB,
-    PRIMARY KEY (batch_id, number)
-);
-CREATE INDEX IF NOT EXISTS open_lines ON lines (batch_id, number) WHERE is_answered = 0;
-CREATE INDEX IF NOT EXISTS files_by_age ON files (tenant, created_at, id);
-CREATE INDEX IF NOT EXISTS batches_by_age ON batches (tenant, created_at, id);
-"""
 
 
 class Database:
@@ -66,19 +40,25 @@ class Database:
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            found = connection.execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, VERSION):
-                raise BadRequest(
-                    f"{self.path} has layout {found}, want {VERSION}; give another --store folder"
-                )
-            connection.executescript(SCHEMA)
-            connection.execute(f"PRAGMA user_version = {VERSION}")
+            self._bring_up(connection)
             os.close(lock)
         except (sqlite3.Error, OSError) as error:
             raise BadRequest(
                 f"cannot use {self.path} ({error}); give another folder with --store, or --no-store"
             ) from None
         return connection
+
+    def _bring_up(self, connection: sqlite3.Connection) -> None:
+        """Tables as they are today, from none or from those of an older version."""
+        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        if not 0 <= found <= VERSION:
+            raise BadRequest(
+                f"{self.path} has layout {found}, want {VERSION}; give another --store folder"
+            )
+        steps = "".join(STEPS.get(at, "") for at in range(found or VERSION, VERSION))
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {steps} {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;"
+        )
 
     async def call(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in a transaction: all of it is kept, or nothing."""

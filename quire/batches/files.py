@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.batches.database import Database
+from quire.errors import QuireError
 
 SPOOL = "incoming-"  # uploads that are not complete
 
@@ -50,6 +51,11 @@ class NewFile(NamedTuple):
     filename: str
     expires_in: int | None = None  # seconds
     id: str | None = None  # a file made again takes the place of the one before
+    most_bytes: int | None = None  # that the tenant may have in all files together
+
+
+class QuotaExceeded(QuireError):
+    """A tenant has all that it may have; the message says of what."""
 
 
 class Page(NamedTuple):
@@ -96,11 +102,27 @@ class FileStore:
                 os.close(folder)
 
         def store(db: sqlite3.Connection) -> FileRow:
+            self._check_quota(db, row, wish.most_bytes)
             db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             return row
 
         await self.database.in_thread(place)
-        return await self.database.call(store)
+        try:
+            return await self.database.call(store)
+        except QuotaExceeded:
+            self.path(row.id).unlink(missing_ok=True)
+            raise
+
+    def _check_quota(self, db: sqlite3.Connection, row: FileRow, most: int | None) -> None:
+        if most is None:
+            return
+        query = "SELECT coalesce(sum(bytes), 0) FROM files WHERE tenant = ?"
+        held = int(db.execute(query, (row.tenant,)).fetchone()[0])
+        if held + row.bytes > most:
+            raise QuotaExceeded(
+                f"files of this key have {held} bytes, and {row.bytes} more are above the {most}"
+                " it may have; delete some"
+            )
 
     async def get(self, tenant: str, file_id: str) -> FileRow | None:
         query = "SELECT * FROM files WHERE id = ? AND tenant = ? AND coalesce(expires_at, ?) >= ?"
@@ -152,9 +174,10 @@ def rows_after(
     if page.after is not None:
         sign = "<" if page.is_descending else ">"
         where.append(
-            f"(created_at, rowid) {sign} (SELECT created_at, rowid FROM {table} WHERE id = ?)"
+            f"(created_at, rowid) {sign}"
+            f" (SELECT created_at, rowid FROM {table} WHERE id = ? AND tenant = ?)"
         )
-        values.append(page.after)
+        values += [page.after, tenant]
     order = "DESC" if page.is_descending else "ASC"
     query = (
         f"SELECT * FROM {table} WHERE {' AND '.join(where)}"

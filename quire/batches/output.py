@@ -66,5 +66,7 @@ async def _kept(spool: Path, batch: Batch, files: FileStore, kind: str) -> str |
         spool.unlink()
         return None
     name = f"{batch.id}_{kind}"
-    wish = NewFile(batch.tenant, PURPOSE, f"{name}.jsonl", id=f"file-{name}")
+    wish = NewFile(
+        batch.tenant, PURPOSE, f"{name}.jsonl", batch.output_expires_in, id=f"file-{name}"
+    )
     return (await files.keep(spool, wish)).id

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from quire.batches.database import Database
-from quire.batches.files import Page, rows_after
+from quire.batches.files import Page, QuotaExceeded, rows_after
 from quire.batches.lines import LineError, Place
 
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
@@ -54,6 +54,7 @@ class Batch(NamedTuple):
     total: int
     completed: int
     failed: int
+    output_expires_in: int | None  # seconds that output files are kept
 
     @property
     def is_past_window(self) -> bool:
@@ -91,6 +92,8 @@ class Wish(NamedTuple):
     completion_window: str
     window_s: int
     metadata: dict[str, str] | None
+    output_expires_in: int | None = None
+    most_open: int | None = None  # batches of the tenant that are not done
 
 
 class OpenLine(NamedTuple):
@@ -136,9 +139,11 @@ class BatchStore:
             "metadata": metadata,
             "created_at": now,
             "expires_at": now + wish.window_s,
+            "output_expires_in": wish.output_expires_in,
         }
 
         def insert(db: sqlite3.Connection) -> Batch:
+            _check_quota(db, wish)
             marks = ", ".join("?" * len(columns))
             db.execute(
                 f"INSERT INTO batches ({', '.join(columns)}) VALUES ({marks})",
@@ -271,6 +276,17 @@ class BatchStore:
         """What they came to is in the output files now."""
         await self.database.call(
             lambda db: db.execute("DELETE FROM lines WHERE batch_id = ?", (batch_id,))
+        )
+
+
+def _check_quota(db: sqlite3.Connection, wish: Wish) -> None:
+    marks = ", ".join("?" * len(OPEN))
+    query = f"SELECT count(*) FROM batches WHERE tenant = ? AND status IN ({marks})"
+    count = int(db.execute(query, (wish.tenant, *OPEN)).fetchone()[0])
+    if wish.most_open is not None and count >= wish.most_open:
+        raise QuotaExceeded(
+            f"this key has {count} batches that are not done, want at most {wish.most_open};"
+            " wait for one, or cancel it"
         )
 
 

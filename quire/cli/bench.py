@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from quire.cli.bench_costs import EXAMPLES as COSTS
+from quire.cli.bench_costs import costs_flags, measure_step_costs
 from quire.cli.bench_cpu import EXAMPLES as CPU
 from quire.cli.bench_cpu import cpu_flags, measure_cpu
 from quire.cli.bench_serve import EXAMPLES as SERVE
@@ -373,6 +375,9 @@ KINDS = {
     "startup": Kind("fresh process to first token", STARTUP, _startup_flags, _startup),
     "ladder": Kind("one technique after another on the same work", LADDER, _ladder_flags, _ladder),
     "cpu": Kind("beside other engines on this CPU", CPU, cpu_flags, measure_cpu, has_engine=False),
+    "costs": Kind(
+        "steps by what is in them, for 'quire simulate'", COSTS, costs_flags, measure_step_costs
+    ),
     "serve": Kind("load on a running server", SERVE, serve_flags, measure_serve, "", False),
     "h200": Kind(
         "the suite of one H200, beside vLLM's figures", H200, _h200_flags, _h200, words=""

@@ -32,6 +32,16 @@ def serve_flags(parser: VerbParser) -> None:
     flag("--model", "as the server names it", default="default", metavar="NAME")
     flag("--api", "completions or chat", choices=("completions", "chat"), default="completions")
     flag("--api-key", "sent as a bearer token", default="", metavar="KEY")
+    work_flags(parser)
+    flag("--no-ignore-eos", "let answers end early", action="store_true")
+    flag("--warmup", "requests before, not measured", type=int, default=4, metavar="N")
+    flag("--timeout", "of a request, seconds", type=float, default=600.0, metavar="S")
+    flag("--out", "write OUT.json and OUT.png", metavar="OUT")
+
+
+def work_flags(parser: VerbParser) -> None:
+    """Who asks when, for how much, and what is promised to them."""
+    flag = parser.flag
     flag("--requests", "how many (default: 64, or all of a trace)", type=positive, metavar="N")
     flag("--rate", "open loop: requests a second, Poisson", type=float, metavar="R")
     flag("--burst", "... so many at a time", type=positive, default=1, metavar="N")
@@ -41,12 +51,8 @@ def serve_flags(parser: VerbParser) -> None:
     flag("--prompt-len", "tokens, a number or a span", default="128", metavar="A-B")
     flag("--output-len", "tokens, a number or a span", default="64", metavar="A-B")
     flag("--shared-prefix", "words all prompts begin with", type=int, default=0, metavar="N")
-    flag("--no-ignore-eos", "let answers end early", action="store_true")
-    flag("--warmup", "requests before, not measured", type=int, default=4, metavar="N")
-    flag("--timeout", "of a request, seconds", type=float, default=600.0, metavar="S")
     flag("--slo", "goodput: ms, such as ttft=200,gap=50,tpot=40,e2e=5000", metavar="LIMITS")
     flag("--seed", "of times, lengths and words", type=int, default=0, metavar="N")
-    flag("--out", "write OUT.json and OUT.png", metavar="OUT")
 
 
 def measure_serve(args: Namespace) -> int:
@@ -55,7 +61,7 @@ def measure_serve(args: Namespace) -> int:
     from quire.bench.serve.work import busiest_second
 
     promise = Promise.parse(args.slo) if args.slo else None
-    target, asks = _target(args), _asks(args)
+    target, asks = _target(args), asks_of(args)
     is_open = args.rate is not None or args.trace is not None
     clients = None if is_open else args.concurrency or 8
     if is_open:
@@ -66,7 +72,7 @@ def measure_serve(args: Namespace) -> int:
     if args.out:
         _save(record, outcomes, Path(args.out))
     if not args.json:
-        _show(record)
+        show_figures(record)
     print_json(record)
     if record["failed"] == record["requests"]:
         raise QuireError(f"no request was answered: {record['failure_details']}")
@@ -83,7 +89,7 @@ def _target(args: Namespace) -> Target:
     return made
 
 
-def _asks(args: Namespace) -> list[Ask]:
+def asks_of(args: Namespace) -> list[Ask]:
     from quire.bench.serve.work import asks, drawn_sizes, poisson_times, read_trace
 
     given = [name for name in ("rate", "trace", "concurrency") if getattr(args, name) is not None]
@@ -134,7 +140,7 @@ def _loop(clients: int | None) -> str:
     return "open: latency counts from the time a request was meant" if clients is None else "closed"
 
 
-def _show(record: dict[str, Any]) -> None:
+def show_figures(record: dict[str, Any]) -> None:
     columns = ("ms", "p50", "p90", "p95", "p99", "p99.9", "max", "mean")
     rows = [
         (name.removesuffix("_ms").replace("_", " "), *record[name].values())

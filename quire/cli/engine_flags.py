@@ -30,6 +30,14 @@ FIELDS = {
     "kv_cache_memory": "kv_cache_memory",
     "kv_cache_dtype": "kv_cache_dtype",
     "kv_cache_dtype_skip_layers": "kv_cache_dtype_skip_layers",
+    "kv_host_memory": "kv_host_memory",
+    "kv_disk": "kv_disk",
+    "kv_disk_size": "kv_disk_size",
+    "kv_role": "kv_role",
+    "kv_listen": "kv_listen",
+    "kv_peers": "kv_peers",
+    "kv_secret": "kv_secret",
+    "kv_transport": "kv_transport",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "scheduling_policy": "scheduling_policy",
     "target_gap_ms": "target_gap_ms",
@@ -37,6 +45,8 @@ FIELDS = {
     "load_format": "load_format",
     "threads": "num_threads",
     "enforce_eager": "enforce_eager",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "rank_timeout_s": "rank_timeout_s",
     "speculative_config": "speculative_config",
 }
 MODEL_HELP = "known name, folder, .gguf file or hub repository (default: default)"
@@ -50,6 +60,7 @@ def add_model(parser: VerbParser, *, positional: bool = True) -> None:
 
 
 def add_engine_flags(parser: VerbParser) -> None:
+    _add_rank_flags(parser)
     group = parser.add_argument_group("engine")
     add = group.add_argument
     add("--device", metavar="NAME", help="auto, cpu or cuda")
@@ -74,10 +85,13 @@ def add_engine_flags(parser: VerbParser) -> None:
     add("--kv-cache-dtype", metavar="NAME", help="auto, int8, fp8 or int4: more tokens in memory")
     add(
         "--kv-cache-dtype-skip-layers",
-        type=_words,
+        type=comma_list,
         metavar="LIST",
         help="layers that keep floats, such as 0,29 or sliding_window",
     )
+    add("--kv-host-memory", type=size_bytes, metavar="SIZE", help="for pages that left the cache")
+    add("--kv-disk", metavar="DIR", help="keep pages there: restarts remember conversations")
+    add("--kv-disk-size", type=size_bytes, metavar="SIZE", help="most bytes there (default: 8GiB)")
     add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
     add("--scheduling-policy", metavar="NAME", help="fcfs, priority, or fair among keys")
     add("--target-gap-ms", type=float, metavar="MS", help="most that prompts may hold up a token")
@@ -98,7 +112,19 @@ def add_engine_flags(parser: VerbParser) -> None:
     )
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _add_rank_flags(parser: VerbParser) -> None:
+    add = parser.add_argument_group("ranks").add_argument
+    add(
+        "--tensor-parallel-size",
+        "-tp",
+        type=positive,
+        metavar="N",
+        help="processes that hold the model together, to the same bits",
+    )
+    add("--rank-timeout-s", type=float, metavar="S", help="most that they wait for one another")
+
+
+def comma_list(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 

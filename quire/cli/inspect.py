@@ -233,7 +233,8 @@ def _held(
     rounds = is_form(name) and (method is None or stored_method(name) != method)
     if cpu.keeps_packed and not rounds and (held := stored_forms(opened.checkpoint, method)):
         return held, True
-    return made_forms(spec, dtype, load_form(name) if rounds else None, name), False
+    form = load_form(name) if rounds and cpu.library is not None else None  # else expanded again
+    return made_forms(spec, dtype, form, name), False
 
 
 def _model_facts(spec: ModelSpec, opened: OpenModel, plan: ModelPlan) -> list[Fact]:

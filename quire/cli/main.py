@@ -30,6 +30,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "serve": Verb("quire.cli.serve", "serve a model over HTTP, with a page to watch it work"),
+    "router": Verb("quire.cli.router", "one address in front of several servers"),
     "chat": Verb("quire.cli.chat", "talk to a model in the terminal"),
     "generate": Verb("quire.cli.generate", "continue prompts, or answer them with --chat"),
     "batch": Verb("quire.cli.batch", "run a file of requests, one a line; goes on after a kill"),
@@ -40,6 +41,8 @@ VERBS = {
     "prune": Verb("quire.cli.prune", "make a smaller model: zeros in the place of weights"),
     "shrink": Verb("quire.cli.shrink", "make a smaller model: fewer layers, heads or channels"),
     "compress": Verb("quire.cli.compress", "make a smaller model: several passes, as a file says"),
+    "simulate": Verb("quire.cli.simulate", "predict latency and goodput under a load"),
+    "distill": Verb("quire.cli.distill", "train a drafter or a student from a model's own answers"),
     "bench": Verb("quire.cli.bench", "measure speed, start-up, each technique, or each kernel"),
 }
 

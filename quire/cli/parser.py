@@ -38,6 +38,7 @@ class VerbParser(argparse.ArgumentParser):
             near = difflib.get_close_matches(unknown[0].split("=")[0], options, n=1)
             hint = f", did you mean {near[0]}?" if near else ""
             self.error(f"unknown argument {unknown[0]!r}{hint}")
+        found.words = list(args or ())  # as they were given: a verb may start others with them
         return found
 
     def error(self, message: str) -> NoReturn:

@@ -14,14 +14,17 @@ from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
+from quire.cli.adapter_flags import add_adapter_flags
 from quire.cli.engine_flags import (
+    MODEL_HELP,
     add_engine_flags,
     add_model,
-    checked_args,
-    engine_args,
+    comma_list,
     model_of,
 )
 from quire.cli.parser import VerbParser, whole
+from quire.cli.replicas import add_replica_flag, run_replicas
+from quire.cli.serve_models import add_models_flags, engine_fields, is_several
 from quire.errors import BadRequest
 from quire.obs.log import LEVELS
 
@@ -29,18 +32,28 @@ EXAMPLES = """
 quire serve                                        the default model, on 127.0.0.1:8000
 quire serve ./my-model --port 9000 --max-num-seqs 64
 quire serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+quire serve small=smollm2-135m-instruct coder.gguf --memory 8GiB --park-after 600
 QUIRE_API_KEY=secret quire serve smollm2-360m-instruct --served-model-name gpt-mini
 """
 LOG_FORMATS = ("auto", "text", "json")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")  # as browsers send it
 MAX_REQUESTS = 1_000_000
+DAY_S, GIB = 86_400, 1 << 30
+CACHE_FIELDS = ("answer_cache", "answer_cache_error")
+MAX_DAYS, MAX_GIB = 3_650, 1 << 20
 MAX_SECONDS = 31_536_000.0  # a year
 MAX_PROCESSES, MAX_AUTO_PROCESSES, CPUS_PER_PROCESS = 64, 8, 8
 
 
 def build_parser() -> VerbParser:
-    parser = VerbParser("serve", "Serve a model over HTTP.", EXAMPLES, "[MODEL]")
-    add_model(parser)
+    parser = VerbParser("serve", "Serve models over HTTP.", EXAMPLES, "[MODEL ...]")
+    parser.add_argument(
+        "model_words",
+        nargs="*",
+        metavar="MODEL",
+        help=f"{MODEL_HELP}; several, as NAME=MODEL too, or a .toml file of them",
+    )
+    add_model(parser, positional=False)
     http = parser.add_argument_group("http")
     http.add_argument("--host", default="127.0.0.1", help="address to listen on")
     http.add_argument("--port", type=whole(1, 65_535), default=8000, help="port (default: 8000)")
@@ -52,26 +65,31 @@ def build_parser() -> VerbParser:
         metavar="N",
         help="processes that speak HTTP on the port (default: auto, one for each 8 CPUs)",
     )
+    add_replica_flag(http)
     http.add_argument("--allowed-origins", nargs="*", default=(), metavar="URL", help="for CORS")
     http.add_argument("--no-page", action="store_true", help="do not serve the page at /")
     _add_key_flags(parser)
     _add_model_flags(parser)
     _add_limit_flags(parser)
-    kept = parser.add_argument_group("what is kept")
-    kept.add_argument(
-        "--store",
-        type=Path,
-        metavar="DIR",
-        help="files and batches, across restarts (default: a folder of the model in the cache)",
-    )
-    kept.add_argument("--no-store", action="store_true", help="no files, no batches")
+    _add_store_flags(parser)
+    _add_cache_flags(parser)
     log = parser.add_argument_group("seeing")
     log.add_argument("--log-format", choices=LOG_FORMATS, default="auto")
     log.add_argument("--log-level", type=str.lower, choices=LEVELS, default="info", metavar="NAME")
     log.add_argument("--public-metrics", action="store_true", help="/metrics without a key")
     log.add_argument("--otlp-traces-endpoint", metavar="URL", help="send OpenTelemetry traces")
+    _add_role_flags(parser)
     add_engine_flags(parser)
     return parser
+
+
+def _add_role_flags(parser: VerbParser) -> None:
+    add = parser.add_argument_group("prefill and decode apart").add_argument
+    add("--role", dest="kv_role", metavar="NAME", help="prefill, decode or both (default: both)")
+    add("--kv-listen", metavar="HOST:PORT", help="prefill: offer pages there")
+    add("--kv-peers", type=comma_list, metavar="LIST", help="decode: HOST:PORT,... to ask for them")
+    add("--kv-transport", metavar="NAME", help="how pages cross: sockets (default) or nixl")
+    add("--kv-secret", metavar="FILE", help="a file that all these engines have in common")
 
 
 def _add_key_flags(parser: VerbParser) -> None:
@@ -113,6 +131,65 @@ def _add_model_flags(parser: VerbParser) -> None:
     )
     model.add_argument("--tool-call-parser", metavar="NAME", help="default: from the template")
     model.add_argument("--reasoning-parser", metavar="NAME", help="default: from the template")
+    add_adapter_flags(parser)
+    add_models_flags(parser)
+
+
+def _add_store_flags(parser: VerbParser) -> None:
+    from quire.server.settings import Limits
+
+    usual, kept = Limits(), parser.add_argument_group("what is kept")
+    kept.add_argument(
+        "--store",
+        type=Path,
+        metavar="DIR",
+        help="files, batches and responses, across restarts (default: a folder of the model in the"
+        " cache)",
+    )
+    kept.add_argument("--no-store", action="store_true", help="nothing is kept")
+    kept.add_argument(
+        "--store-days",
+        type=whole(1, MAX_DAYS),
+        metavar="N",
+        help=f"forget responses nobody used for so long (default: {usual.stored_s // DAY_S})",
+    )
+    kept.add_argument(
+        "--store-gib-per-key",
+        type=whole(1, MAX_GIB),
+        metavar="N",
+        help="files of one key, and as much of responses"
+        f" (default: {usual.max_stored_bytes_per_key // GIB})",
+    )
+
+
+def _add_cache_flags(parser: VerbParser) -> None:
+    from quire.server.cache_wish import MODES
+
+    group = parser.add_argument_group("answers that were given before")
+    group.add_argument(
+        "--answer-cache",
+        choices=MODES,
+        default="off",
+        help="the most that requests may ask of it: the same request again (exact), drafts of"
+        " similar answers (draft), similar answers (answer) (default: off)",
+    )
+    group.add_argument(
+        "--answer-cache-error",
+        type=share,
+        default=0.05,
+        metavar="P",
+        help="how often an answer of `answer` may be wrong (default: 0.05)",
+    )
+
+
+def share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise ArgumentTypeError(f"got {text!r}, want a number between 0 and 1")
+    return value
 
 
 def _add_limit_flags(parser: VerbParser) -> None:
@@ -156,18 +233,20 @@ def seconds(text: str) -> float:
 
 def run(args: Namespace) -> int:
     settings_of(args)  # mistakes first, before anything is downloaded
-    _check_port(args.host, args.port)
+    check_port(args.host, args.port)
     from quire.obs.log import configure_logging
     from quire.server.supervisor import Supervisor
 
     settings = settings_of(args, download=True)
+    if args.replicas > 1:
+        return run_replicas(args, settings)
     secrets = [*settings.api_keys, *settings.admin_keys]
     configure_logging(settings.log_format, settings.log_level, secrets)
     return Supervisor(settings).run()
 
 
 def settings_of(args: Namespace, download: bool = False) -> Any:
-    from quire.load.recommended import recommended_sampling
+    from quire import env
     from quire.server.server import model_name
     from quire.server.settings import Limits, ServeSettings, is_loopback
 
@@ -180,22 +259,18 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         )
     template = None
     if args.chat_template is not None:
-        template = _read(args.chat_template, "--chat-template")
-    engine = (engine_args if download else checked_args)(args, seed=args.engine_seed)
-    sampling = {}
-    if download and args.generation_config == "auto":
-        sampling = recommended_sampling(model_of(args), Path(engine.model))
+        template = read_text(args.chat_template, "--chat-template")
     return ServeSettings(
-        engine=engine,
-        default_sampling=sampling,
+        **engine_fields(args, download),
+        memory=args.memory or 0,
         host=args.host,
         port=args.port,
         http_server=args.http_server,
-        api_processes=args.api_processes,
+        api_processes=1 if is_several(args.model_words) else args.api_processes,
         served_model_names=tuple(args.served_model_name) or (model_name(model_of(args)),),
         accept_any_model=args.accept_any_model,
         api_keys=keys,
-        admin_keys=tuple(args.admin_api_key),
+        admin_keys=(*args.admin_api_key, *filter(None, [env.admin_key()])),
         key_weights=weights,
         public_metrics=args.public_metrics,
         share_prefix_cache=args.share_prefix_cache,
@@ -206,6 +281,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         cors_origins=tuple(args.allowed_origins),
         page=not args.no_page,
         store_folder=_store_folder(args),
+        **{name: getattr(args, name) for name in CACHE_FIELDS},
         drain_s=args.drain_timeout,
         stall_kill_s=args.stall_timeout,
         stall_s=min(30.0, args.stall_timeout),
@@ -260,6 +336,8 @@ def _given_limits(args: Namespace) -> dict[str, Any]:
         "max_requests_per_key": args.max_requests_per_key,
         "request_timeout_s": args.request_timeout,
         "queue_timeout_s": args.queue_timeout,
+        "stored_s": args.store_days and args.store_days * DAY_S,
+        "max_stored_bytes_per_key": args.store_gib_per_key and args.store_gib_per_key * GIB,
     }
     return {name: value for name, value in given.items() if value is not None}
 
@@ -271,7 +349,7 @@ def _keys(args: Namespace) -> tuple[tuple[str, ...], dict[str, float]]:
 
     given = [*args.api_key]
     if args.api_key_file is not None:
-        lines = _read(args.api_key_file, "--api-key-file").splitlines()
+        lines = read_text(args.api_key_file, "--api-key-file").splitlines()
         given += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not given:
             raise BadRequest(f"--api-key-file {args.api_key_file} holds no key")
@@ -286,14 +364,14 @@ def _keys(args: Namespace) -> tuple[tuple[str, ...], dict[str, float]]:
     return keys, {key: weight for key, weight in weights.items() if weight != 1.0}
 
 
-def _read(path: Path, flag: str) -> str:
+def read_text(path: Path, flag: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{flag} {path}: {error}") from None
 
 
-def _check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int) -> None:
     """A taken port is a plain mistake: say so before a model is loaded."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

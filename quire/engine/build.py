@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -15,11 +16,17 @@ import torch
 from quire.attn.backend import AttentionBackend
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
+from quire.engine.adapted import open_adapters
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
+from quire.engine.draft_heads import TargetModel
 from quire.engine.load_model import load_model
+from quire.engine.rank_group import RankGroup
+from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
+from quire.engine.tier_identity import PageMakers
+from quire.engine.tier_parts import connect_tiers, open_tiers
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
@@ -39,9 +46,9 @@ from quire.memory.sizing import (
     num_pages,
     size_text,
 )
-from quire.models.decoder import Decoder, heads_of
+from quire.models.decoder import Decoder, heads_of, spec_of_rank
 from quire.models.kv_cache import cache_of
-from quire.models.registry import spec_of
+from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
 from quire.quant.form_name import is_form
 from quire.quant.load_forms import LoadForm, load_form
@@ -55,6 +62,7 @@ from quire.runner.warmup import compile_ahead, largest_step
 from quire.sched.costs import StepCosts
 from quire.sched.gap import prompt_budget
 from quire.sched.scheduler import Scheduler
+from quire.tiers.tiers import Tiers
 
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
@@ -68,6 +76,8 @@ class Engine:
     runner: ModelRunner
     config: EngineConfig
     spec: ModelSpec
+    group: RankGroup | None = None  # other processes that hold parts of the model
+    tiers: Tiers | None = None
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -75,54 +85,74 @@ class Engine:
 
 
 def build_engine(
-    args: EngineArgs, checkpoint: Checkpoint, tokenizer: Tokenizer | None = None
+    args: EngineArgs,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer | None = None,
+    seat: Seat | None = None,
 ) -> Engine:
-    """The tokenizer is for grammars alone; without one, requests with a grammar are refused."""
+    """The tokenizer is for grammars alone; without one, requests with a grammar are refused.
+    `seat`: among other processes; None: a new one, as the arguments say."""
     spec = spec_of(checkpoint.config)
     check_fit(checkpoint, spec, tokenizer)
     config, device, dtype = resolve(args, spec)
+    seat = seat or seat_of(args)
+    args, ranks = seat.args, seat.ranks
+    own = spec_of_rank(spec, ranks)
     cpu = CpuPath.of(args, device)
     check_weights_fit(_weight_bytes(checkpoint, spec, cpu, dtype), total_memory(device))
-    heads = heads_of(spec, args.page_size)
+    heads = heads_of(own, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
     name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
-    form = asked_form(args, checkpoint, device)
-    if form is not None:
-        cpu = cpu.rounding_to(str(args.quantization))
-    wish = Wish(cpu.keeps_packed, form)
-    model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device)
+    cpu, wish = _wish(args, checkpoint, device, cpu)
+    model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks=ranks)
     backend = cpu.attention(backend, ops)
-    cache = cache_of(spec, plain_form(backend.cache_dtype), kept, args.page_size)
+    cache = cache_of(own, plain_form(backend.cache_dtype), kept, args.page_size)
     balance_keys(model, cache)
-    parts = SpecParts.open(args, spec, config, cpu)
-    max_pages = -(-config.sched.max_model_len // args.page_size)
-    rows = RequestRows(
-        config.sched.max_num_seqs, config.sched.max_model_len, max_pages, device, len(cache.groups)
-    )
+    parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
+    rows = _rows(config.sched, cache, device)
     decisions = [
         *config.decisions,
         Decision("attention", name, f"first that can do {dtype} on {device.type}"),
         *cpu.decisions(ops),
         *cache_decisions(cache),
+        *_group_decisions(cache.groups),
     ]
-    if len(cache.groups) > 1 or cache.groups.windows != (None,):
-        decisions.append(_describe(cache.groups))
     runs = Runs(model, backend, cache, rows)
-    pages = _size_pool(config, runs, parts.page_bytes, decisions)
+    pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
     expand_prompts = spec.mla is not None and not config.cache.prefix_caching
-    runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
-    runner.tapes = cpu.record(model, backend, pool, config, decisions)
+    runner = seat.runner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
+    runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     drafts = parts.finish(runner, config, decisions)
-    kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows)
+    makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache)
+    tiers, secret = open_tiers(args, makers, len(cache.groups) * pool.page_bytes, decisions)
+    kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows, secret)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
-    core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts)
+    adapters = open_adapters(args, runner, names_of(checkpoint.config, spec), decisions)
+    core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts, adapters)
+    connect_tiers(tiers, core, runner)
     sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
     config = replace(config, cache=sized, decisions=tuple(decisions))
-    return Engine(core, runner, config, spec)
+    return Engine(core, runner, config, spec, seat.group, tiers)
+
+
+def _wish(
+    args: EngineArgs, checkpoint: Checkpoint, device: torch.device, cpu: CpuPath
+) -> tuple[CpuPath, Wish]:
+    form = asked_form(args, checkpoint, device)
+    if form is not None:
+        cpu = cpu.rounding_to(str(args.quantization))
+    return cpu, Wish(cpu.keeps_packed, form)
+
+
+def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> RequestRows:
+    max_pages = -(-sched.max_model_len // cache.page_size)
+    return RequestRows(
+        sched.max_num_seqs, sched.max_model_len, max_pages, device, len(cache.groups)
+    )
 
 
 def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, cpu: CpuPath, dtype: torch.dtype) -> int:
@@ -166,7 +196,10 @@ def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -
     return load_form(name)
 
 
-def _describe(groups: LayerGroups) -> Decision:
+def _group_decisions(groups: LayerGroups) -> list[Decision]:
+    """Nothing to say where all layers see everything."""
+    if groups.windows == (None,):
+        return []
     counts = Counter(groups.windows)
     kinds = [
         f"{count} " + ("full" if window is None else f"of window {window}")
@@ -174,7 +207,7 @@ def _describe(groups: LayerGroups) -> Decision:
     ]
     unused = len(groups) * groups.num_places - groups.num_layers
     why = f"{groups.num_layers} layers, {groups.num_places} a group, {unused} places unused"
-    return Decision("layer groups", ", ".join(kinds), why)
+    return [Decision("layer groups", ", ".join(kinds), why)]
 
 
 def max_inflight(sched: SchedConfig, device: torch.device) -> int:
@@ -227,10 +260,10 @@ def _size_pool(
     else:
         # The weights are already gone from what is free. The step is only worth running when
         # memory is short: otherwise the cache is capped far below what is left.
-        weights, free = 0, free_memory(device)
+        weights, free = 0, free_memory(device) // model.ranks.size
         one_request = (needs.of(sched.max_model_len) + 1) * page_bytes
         usable = cpu_cache_bytes(free, one_request)
-        is_short = usable < max(CPU_DEFAULT, one_request)
+        is_short = usable < max(CPU_DEFAULT, one_request) and model.ranks.is_alone
         step = step_bytes() if is_short and config.kv_cache_memory is None else 0
     room = Room(total_memory(device), usable, weights, step, config.kv_cache_memory)
     lens = (cache.page_size, sched.max_model_len, sched.max_num_seqs)

@@ -45,10 +45,15 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     tenant: str
     weight: float
     children: list[Child] = []
+    hint: bytes = b""  # tokens, as above
+    adapter: str = ""
+    kv_source: str = ""
+    kv_lease: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.tokens) % ID_BYTES:
-            raise ValueError(f"{len(self.tokens)} bytes of token ids")
+        for ids in (self.tokens, self.hint):
+            if len(ids) % ID_BYTES:
+                raise ValueError(f"{len(ids)} bytes of token ids")
         if not self.weight > 0:
             raise ValueError(f"a weight of {self.weight}")
 
@@ -89,7 +94,38 @@ class Watch(msgspec.Struct, frozen=True, tag=True):
     hz: float
 
 
-Command = Submit | Abort | Flush | Pause | Resume | Profile | Watch
+class TellCache(msgspec.Struct, frozen=True, tag=True):
+    """The reply: how cached prefixes changed since that number of that epoch (`kv/cache_news`)."""
+
+    number: int
+    epoch: str
+    since: int
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read a folder and serve it under a name."""
+
+    number: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    name: str
+
+
+Control = Flush | Pause | Resume | Profile | Watch | TellCache | LoadAdapter | UnloadAdapter
+Command = Submit | Abort | Control
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that requests may name."""
+
+    name: str
+    path: str
+    rank: int
+    num_bytes: int
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -108,6 +144,13 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     load_seconds: float
     num_params: int = 0
     first_id: int = 0  # ids of requests on this connection count from here
+    adapters: list[AdapterInfo] = []
+
+
+class AdapterList(msgspec.Struct, frozen=True, tag=True):
+    """All there are, after one came or went."""
+
+    adapters: list[AdapterInfo]
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
@@ -120,6 +163,7 @@ class About(msgspec.Struct, frozen=True, array_like=True):
     scheduled: float | None
     first_token: float | None
     last_token: float | None
+    kv_ticket: str = ""  # for an engine that decodes; empty: none was asked for, or there is none
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
@@ -155,7 +199,7 @@ class Snapshot(msgspec.Struct, frozen=True, tag=True):
     picture: dict[str, Any]
 
 
-Report = Hello | Events | Reply | Beat | Snapshot
+Report = Hello | Events | Reply | Beat | Snapshot | AdapterList
 
 
 def submit_of(leader: Request) -> Submit:
@@ -173,6 +217,10 @@ def submit_of(leader: Request) -> Submit:
         tenant=leader.tenant,
         weight=leader.weight,
         children=[Child(c.id, c.seed, c.params) for c in leader.children],
+        hint=array("i", leader.hint).tobytes(),
+        adapter=leader.adapter_name,
+        kv_source=leader.kv_source,
+        kv_lease=leader.kv_lease,
     )
 
 
@@ -181,15 +229,17 @@ def check_ids(request: Request, vocab_size: int) -> None:
 
     `Intake` has checked this already; raises BadRequest for a request that came another way.
     """
-    tokens = request.tokens
-    if not tokens or min(tokens) < 0 or max(tokens) >= vocab_size:
+    tokens, hint = request.tokens, request.hint
+    least, most = min(hint, default=0), max(hint, default=0)
+    if not tokens or min(least, min(tokens)) < 0 or max(most, max(tokens)) >= vocab_size:
         raise BadRequest(f"got token ids outside 0 <= id < {vocab_size}, or none at all")
 
 
 def requests_of(command: Submit) -> list[Request]:
     """The leader and its children, as the scheduler wants them."""
-    tokens = array("i")
+    tokens, hint = array("i"), array("i")
     tokens.frombytes(command.tokens)
+    hint.frombytes(command.hint)
 
     def request(id: int, seed: int, params: SamplingParams) -> Request:
         made = Request.new(
@@ -204,15 +254,17 @@ def requests_of(command: Submit) -> list[Request]:
         )
         made.timing = Timing(arrival=command.arrival)
         made.tenant, made.weight = command.tenant, command.weight
+        made.adapter_name = command.adapter
         return made
 
     made = [request(command.id, command.seed, command.params)]
+    made[0].kv_source, made[0].kv_lease = command.kv_source, command.kv_lease
     made += [request(child.id, child.seed, child.params) for child in command.children]
-    made[0].children = made[1:]
+    made[0].children, made[0].hint = made[1:], tuple(hint)
     return made
 
 
-def about(request: Request) -> About:
+def about(request: Request, kv_ticket: str = "") -> About:
     timing = request.timing
     return About(
         request.id,
@@ -222,4 +274,5 @@ def about(request: Request) -> About:
         timing.scheduled,
         timing.first_token,
         timing.last_token,
+        kv_ticket,
     )

@@ -80,16 +80,18 @@ class CpuPath:
         pool: PagePool,
         config: EngineConfig,
         decisions: list[Decision],
+        taps: tuple[int, ...] = (),
     ) -> Tapes | None:
-        """Steps as one call; None: layer by layer."""
+        """Steps as one call; None: layer by layer. `taps`: see `Tapes`."""
         if self.library is None or config.enforce_eager or model.dtype != torch.float32:
             return None
         try:
             with torch.inference_mode():
-                tapes = Tapes(model, backend, pool, config.sched.max_num_batched_tokens)
+                tapes = Tapes(model, backend, pool, config.sched.max_num_batched_tokens, taps)
         except NotRecordable as error:
             decisions.append(Decision("steps", "layer by layer", str(error)))
             return None
-        num_ops = len(tapes.whole.tape.ops)
-        decisions.append(Decision("steps", "one call", f"{num_ops} native operations recorded"))
+        tape = tapes.whole.tape
+        how = f"{tape.num_pauses + 1} calls" if tape.num_pauses else "one call"
+        decisions.append(Decision("steps", how, f"{len(tape.ops)} native operations recorded"))
         return tapes

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 
 from quire.engine.core import EngineCore
+from quire.errors import EngineDead
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
 from quire.step import TokenEvent
@@ -91,7 +92,7 @@ class Guard:
 
 def is_fatal(error: Exception) -> bool:
     """Broken device, or broken bookkeeping: nothing in this process can be trusted any more."""
-    if isinstance(error, AssertionError):
+    if isinstance(error, (AssertionError, EngineDead)):
         return True
     if type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error):
         return True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from quire.attn.backend import AttnSpec
 from quire.config import EngineConfig
+from quire.dist.ranks import ALONE, Ranks
 from quire.engine.cpu_path import CpuPath
 from quire.engine.pack_identity import keep, packs_of
 from quire.load.checkpoint import Checkpoint
@@ -37,16 +39,23 @@ def load_model(
     wish: Wish,
     dtype: torch.dtype,
     device: torch.device,
+    change: Callable[[Decoder], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Loaded:
+    """`change`: of weights that are in, before kernels are made of them."""
     library = cpu.library if dtype == torch.float32 else None
-    packs = None if library is None else packs_of(checkpoint, wish)
+    # What is kept of a checkpoint's kernels is of its weights as they are.
+    is_kept = library is not None and change is None
+    packs = packs_of(checkpoint, wish, ranks) if is_kept else None
     ops = ops_of(device, library, packs)
     with torch.inference_mode():
-        model = Decoder(spec, heads, config.sched.max_model_len, dtype, device)
+        model = Decoder(spec, heads, config.sched.max_model_len, dtype, device, ranks)
         if config.load_format == "dummy":
             fill_random(model, config.seed, wish)
         else:
             load_weights(model, checkpoint, names_of(checkpoint.config, spec), wish)
+        if change is not None:
+            change(model)
         model.finish(ops)
     if device.type == "cuda":
         gc.collect()  # an engine before this one, freed while a graph is captured, would spoil it

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from quire import env
+from quire.dist.ranks import ALONE, Ranks
 from quire.engine.collector import return_heap
 from quire.load.checkpoint import Checkpoint
 from quire.load.wish import Wish
@@ -28,19 +29,27 @@ from quire.native.pack_file import sample_digest
 from quire.native.packs import Packs, Shelf
 
 PACKAGE = Path(__file__).parent.parent
-SOURCES = ("load", "models", "native", "nn", "ops", "quant")  # folders with a say in the bytes
+SOURCES = (
+    "dist",
+    "load",
+    "models",
+    "native",
+    "nn",
+    "ops",
+    "quant",
+)  # folders with a say in the bytes
 # Two changes this close may leave the same time behind.
 SETTLED_S = 2.0
 
 
-def packs_of(checkpoint: Checkpoint, wish: Wish) -> Packs | None:
+def packs_of(checkpoint: Checkpoint, wish: Wish, ranks: Ranks = ALONE) -> Packs | None:
     """None: weights are floats of the model's dtype, or come from no file."""
     if not wish.is_packed or not checkpoint.files:
         return None
     first = checkpoint.files[0]
     name = re.sub(r"[^\w.-]", "_", f"{first.parent.name}-{first.stem}")[:80]
     shelf = Shelf(env.cache_folder() / "packs", env.pack_limit())
-    return Packs(shelf, name, partial(identity_of, checkpoint, wish))
+    return Packs(shelf, name, partial(identity_of, checkpoint, wish, ranks))
 
 
 def keep(packs: Packs | None) -> None:
@@ -51,12 +60,13 @@ def keep(packs: Packs | None) -> None:
         return_heap()
 
 
-def identity_of(checkpoint: Checkpoint, wish: Wish) -> str | None:
+def identity_of(checkpoint: Checkpoint, wish: Wish, ranks: Ranks = ALONE) -> str | None:
     """None: a file changed just now, and what was read of it may be older than its times."""
     files, config = _files(checkpoint.files), json.dumps(checkpoint.config, default=repr)
     if files is None:
         return None
-    parts = (files, config, repr(wish), torch.__version__, platform.machine(), _sources())
+    share = f"{ranks.rank} of {ranks.size}"
+    parts = (files, config, repr(wish), share, torch.__version__, platform.machine(), _sources())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

@@ -12,7 +12,6 @@ import faulthandler
 import itertools
 import logging
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -23,11 +22,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.engine import commands as msg
+from quire.engine.adapter_verbs import AdapterVerbs
 from quire.engine.commands import QUEUE_TIMEOUT
 from quire.engine.guard import Guard
-from quire.engine.peer import ID_BITS, Peer
+from quire.engine.lending import ticket_for
+from quire.engine.peer import ID_BITS, Peer, listen
 from quire.engine.snapshot import Snapshots
 from quire.errors import QuireError
+from quire.kv.cache_news import CacheLog
 from quire.kv.check import check_in_slices
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
@@ -43,7 +45,7 @@ BEAT_S = 1.0
 IDLE_WAIT_S = 0.5
 CHECK_EVERY_S = 10.0  # idle bookkeeping checks walk every page: not after each short request
 CHECK_LATEST_S = 60.0  # a check this late does not stop when a command arrives
-STUCK = 71  # exit code
+STUCK, RANK_LOST = 71, 72  # exit codes
 NO_EXPERTS: Mapping[int, list[int]] = MappingProxyType({})
 
 
@@ -79,7 +81,7 @@ class EngineProcess:
         self.engine, self.core, self._loads = engine, engine.core, loads
         self.load_seconds, self.patience = load_seconds, patience
         self._wake = threading.Event()
-        self._listener = _listen(address)
+        self._listener = listen(address)
         self._peers: dict[int, Peer] = {}  # by number; changed by the main thread alone
         self._arriving: deque[Peer] = deque()
         self._requests: dict[RequestId, Request] = {}
@@ -92,6 +94,8 @@ class EngineProcess:
         self._pausers: set[int] = set()  # numbers of peers that paused; anyone may resume
         self._turned = time.monotonic()
         self._profile: Profile | None = None
+        self._cache_log: CacheLog | None = None  # from the first question on
+        self._adapters = AdapterVerbs(self.core.adapters, self._peers)
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             msg.Submit: self._submit,
             msg.Abort: self._abort,
@@ -100,6 +104,8 @@ class EngineProcess:
             msg.Resume: self._resume,
             msg.Profile: self._start_profile,
             msg.Watch: self._watch,
+            msg.TellCache: self._tell_cache,
+            **self._adapters.handlers,
         }
 
     # ------------------------------------------------------------ the loop
@@ -134,6 +140,7 @@ class EngineProcess:
         while self._arriving:
             peer = self._arriving.popleft()
             self._peers[peer.number] = peer
+            self._adapters.greet(peer)
         for peer in list(self._peers.values()):
             while peer.inbox:
                 command = peer.inbox.popleft()
@@ -173,7 +180,7 @@ class EngineProcess:
                 continue
             # Also at the first token: a stop string ends a request on the other side.
             if event.finish is not None or request.num_output <= len(event.tokens):
-                about.append(msg.about(request))
+                about.append(msg.about(request, self._ticket(request, event)))
             if event.finish is not None:
                 del self._requests[event.request_id]
         if len(self._peers) == 1:
@@ -181,6 +188,13 @@ class EngineProcess:
                 peer.send(msg.Events(events, about))
         else:
             self._share_out(events, about)
+
+    def _ticket(self, request: Request, event: TokenEvent) -> str:
+        """What another engine takes the pages of a finished prompt with, where that was asked."""
+        is_over = event.finish in ("stop", "length")
+        if not request.kv_lease or not is_over or self.engine.tiers is None:
+            return ""
+        return ticket_for(request, self.core, self.engine.tiers)
 
     def _share_out(self, events: list[TokenEvent], about: list[msg.About]) -> None:
         """To each its own."""
@@ -258,6 +272,12 @@ class EngineProcess:
     def _flush(self, peer: Peer, command: msg.Flush) -> None:
         peer.reply(command.number, self.core.scheduler.kv.flush())
 
+    def _tell_cache(self, peer: Peer, command: msg.TellCache) -> None:
+        kv = self.core.scheduler.kv
+        if self._cache_log is None:
+            self._cache_log = CacheLog(kv.tree, kv.page_size)
+        peer.reply(command.number, self._cache_log.since(command.epoch, command.since))
+
     def _pause(self, peer: Peer, command: msg.Pause) -> None:
         self._pausers.add(peer.number)
         peer.reply(command.number)
@@ -325,6 +345,7 @@ class EngineProcess:
             load_seconds=self.load_seconds,
             num_params=spec.num_params,
             first_id=peer.number << ID_BITS,
+            adapters=self._adapters.listed(),
         )
 
     def _memory(self) -> dict[str, float]:
@@ -337,6 +358,9 @@ class EngineProcess:
         while True:
             time.sleep(BEAT_S)
             stalled = time.monotonic() - self._turned if self._can_step else 0.0
+            if self.engine.group is not None and (why := self.engine.group.trouble()):
+                log_event("rank_lost", severity=logging.ERROR, why=why)
+                os._exit(RANK_LOST)
             if stalled > self.patience.exit_s:
                 log_event("engine_stuck", severity=logging.ERROR, seconds=round(stalled))
                 os._exit(STUCK)
@@ -362,6 +386,8 @@ class EngineProcess:
         counts = self.core.scheduler.stats().as_dict() | self._memory()
         if isinstance(self.core.drafts, Speculation):
             counts |= self.core.drafts.counts.as_dict()
+        if self.engine.tiers is not None:
+            counts |= self.engine.tiers.as_dict()
         return counts
 
     def _maybe_snapshot(self) -> None:
@@ -373,13 +399,3 @@ class EngineProcess:
         for peer in self._peers.values():
             if peer.watch_hz > 0:
                 peer.send(picture)
-
-
-def _listen(address: Path) -> socket.socket:
-    """A unix socket only this user can reach (its folder is 0700)."""
-    address.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(address))
-    os.chmod(address, 0o600)
-    listener.listen(64)
-    return listener

@@ -9,11 +9,13 @@ steps; it changes nothing. The two expensive pictures live in `obs/pool_picture.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.obs.pool_picture import PoolPicture
 from quire.obs.tree_picture import TreePicture
 from quire.request import Request, RequestId
+from quire.sched.stats import SchedStats
+from quire.spec.speculation import Speculation
 from quire.step import StepPlan, Work
 
 if TYPE_CHECKING:
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 MAX_LANES = 256
 MAX_WAITING = 64
 
+
+class Guesses(NamedTuple):
+    """Drafts of one request in one step."""
+
+    drafted: int
+    accepted: int
+
+
+NO_GUESSES = Guesses(0, 0)
 Snapshot = dict[str, Any]  # JSON: numbers, strings, lists and dictionaries of them
 
 
@@ -34,15 +45,29 @@ class Snapshots:
     """
 
     def __init__(self, core: EngineCore) -> None:
-        self._scheduler = core.scheduler
+        self._scheduler, self._drafts = core.scheduler, core.drafts
         self._pool = PoolPicture(core.scheduler.kv)
         self._tree = TreePicture(core.scheduler.kv)
         self._works: tuple[Work, ...] = ()
         self._step_seconds = 0.0
+        self._accepted: dict[RequestId, int] = {}  # totals of requests that had drafts before
+        self._guesses: dict[RequestId, Guesses] = {}  # what became of those of the last step
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Remember a step that was launched or settled: what it fed, how long it took."""
         self._works, self._step_seconds = plan.works, seconds
+        totals: dict[RequestId, int] = {}
+        self._guesses = {}
+        for work in plan.works:
+            request = self._scheduler.running.get(work.request_id)
+            if request is None or not request.num_drafted:
+                continue
+            totals[request.id] = request.num_accepted
+            is_first = request.num_drafted == work.num_drafts
+            before = self._accepted.get(request.id, 0 if is_first else None)
+            if work.num_drafts and before is not None:  # None: seen for the first time
+                self._guesses[request.id] = Guesses(work.num_drafts, request.num_accepted - before)
+        self._accepted = totals
 
     def take(self) -> Snapshot:
         """The picture of this moment."""
@@ -71,19 +96,40 @@ class Snapshots:
                 "max_model_len": config.max_model_len,
             },
             "counts": stats.as_dict(),
+            "spec": self._speculation(stats),
+        }
+
+    def _speculation(self, stats: SchedStats) -> dict[str, Any] | None:
+        if not isinstance(self._drafts, Speculation):
+            return None
+        counts = self._drafts.counts
+        pairs = zip(counts.accepted_at, counts.drafted_at, strict=True)
+        return {
+            "proposer": self._drafts.name,
+            "drafted": stats.num_drafted_tokens,
+            "accepted": stats.num_accepted_tokens,
+            "by_position": [round(accepted / drafted, 4) for accepted, drafted in pairs],
         }
 
     def _lanes(self, holdings: dict[RequestId, tuple[int, ...]]) -> list[dict[str, int | str]]:
         works = {work.request_id: work for work in self._works}
         running = islice(self._scheduler.running.values(), MAX_LANES)
-        return [_lane(r, works.get(r.id), len(holdings[r.id])) for r in running]
+        guesses, pages = self._guesses, holdings
+        return [
+            _lane(r, works.get(r.id), guesses.get(r.id, NO_GUESSES), len(pages[r.id]))
+            for r in running
+        ]
 
 
-def _lane(request: Request, work: Work | None, num_pages: int) -> dict[str, int | str]:
+def _lane(
+    request: Request, work: Work | None, guesses: Guesses, num_pages: int
+) -> dict[str, int | str]:
     """A running request and its share of the last step; called for each of a full batch."""
     num_prompt, num_tokens = request.num_prompt, len(request.tokens)
     if work is not None:
-        fed, is_decode = work.num_tokens, work.start >= num_prompt and work.num_tokens == 1
+        # A refused guess was fed for nothing: it is no part of the request.
+        fed = work.num_tokens - guesses.drafted + guesses.accepted
+        is_decode = work.start >= num_prompt and work.num_tokens - work.num_drafts == 1
     else:  # left out of the last step: named after what it would do next
         fed, is_decode = 0, num_tokens > num_prompt and request.num_to_feed <= 1
     return {
@@ -94,6 +140,8 @@ def _lane(request: Request, work: Work | None, num_pages: int) -> dict[str, int 
         "known": num_tokens + request.num_pending,
         "output": num_tokens - num_prompt,
         "fed": fed,
+        "drafted": guesses.drafted,  # in the last step
+        "accepted": guesses.accepted,
         "kind": "decode" if is_decode else "prefill",  # outputs computed again are a prefill too
         "cached": request.num_cached,
         "pages": num_pages,

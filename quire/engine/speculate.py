@@ -6,8 +6,8 @@ as well, so both models live in one budget and one page table.
 
 from __future__ import annotations
 
-import copy
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,28 +17,44 @@ from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig
 from quire.engine.cache_form import plain_form
 from quire.engine.cpu_path import CpuPath
+from quire.engine.draft_exit import ExitPart, open_exit
+from quire.engine.draft_heads import (
+    FeaturePart,
+    HeadPart,
+    MedusaPart,
+    TargetModel,
+    check_is_model,
+    open_head,
+)
 from quire.engine.load_model import load_model
 from quire.errors import NotSupported
 from quire.kv.spec import CacheSpec
-from quire.load.open import open_model
+from quire.load.open import has_tokenizer, open_model
 from quire.load.wish import Wish
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder, heads_of
 from quire.models.kv_cache import cache_of
 from quire.models.registry import spec_of
 from quire.models.spec import ModelSpec
+from quire.models.translate import translate
 from quire.quant.load_forms import load_form
 from quire.runner.drafter import ModelDrafter, drafting_rows
+from quire.runner.feature_drafter import FeatureDrafter
+from quire.runner.medusa_drafter import MedusaDrafter
 from quire.runner.runner import ModelRunner
-from quire.runner.step_times import measure
+from quire.runner.step_times import measure, rehearsed
+from quire.sched.costs import StepCosts
 from quire.spec.depth import Costs
 from quire.spec.forced import Forced
 from quire.spec.in_turn import InTurn
 from quire.spec.proposer import Proposer
 from quire.spec.speculation import Limits, Speculation
 from quire.speculative import METHODS, SpecConfig, describe, parse_speculative
+from quire.text.shared_tokens import SharedTokens, are_alike
+from quire.text.tokenizer import Tokenizer
 
-EXIT_SHARE = 3  # an early exit takes one of so many layers unless told otherwise
+HEADS = ("eagle3", "medusa", "mtp")  # methods whose drafts a head makes of hidden states
+AnyDrafter = ModelDrafter | FeatureDrafter | MedusaDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,12 @@ class DraftModel:
     heads: AttnSpec
     backend: AttentionBackend
     cache: CacheSpec
+    taps: tuple[int, ...] = ()
+    most: int | None = None
+
+    @property
+    def page_bytes(self) -> int:
+        return self.cache.page_bytes
 
     def pool(self, num_pages: int) -> PagePool:
         return PagePool(self.backend, self.heads, self.cache, num_pages, self.model.device)
@@ -60,34 +82,33 @@ class SpecParts:
 
     config: SpecConfig | None
     cpu: CpuPath
-    draft: DraftModel | None = None
+    draft: DraftModel | HeadPart | ExitPart | None = None
 
     @staticmethod
-    def open(args: EngineArgs, target: ModelSpec, engine: EngineConfig, cpu: CpuPath) -> SpecParts:
-        """Loads the draft model, where the method has one."""
+    def open(
+        args: EngineArgs, target: TargetModel, engine: EngineConfig, cpu: CpuPath
+    ) -> SpecParts:
+        """Loads the model or the head that drafts, where the method has one."""
         if args.speculative_config is None:
             return SpecParts(None, cpu)
         config = parse_speculative(args.speculative_config)
+        if config.model_part in HEADS:
+            return SpecParts(config, cpu, open_head(config, args, target, cpu))
+        if config.model_part == "early_exit":
+            return SpecParts(config, cpu, open_exit(config, args, target, cpu))
         if config.model is None:
             return SpecParts(config, cpu)
-        own = replace(args, model=config.model, skip_tokenizer_init=True)
-        checkpoint = open_model(own).checkpoint
-        spec = spec_of(checkpoint.config)
-        _check_fits(config.model, spec, target)
-        heads, device = heads_of(spec, args.page_size), torch.device("cpu")
-        dtype: torch.dtype = getattr(torch, engine.dtype)
-        _, backend = select_backend(None, device, dtype, heads)
-        form = load_form(config.quantization) if config.quantization else None
-        wish = Wish(cpu.keeps_packed, form)
-        model, ops = load_model(checkpoint, spec, heads, engine, cpu, wish, dtype, device)
-        backend = cpu.attention(backend, ops)
-        cache = cache_of(spec, plain_form(backend.cache_dtype), page_size=args.page_size)
-        return SpecParts(config, cpu, DraftModel(model, heads, backend, cache))
+        return SpecParts(config, cpu, _draft_model(config, args, target, engine, cpu))
 
     @property
     def page_bytes(self) -> int:
         """What each page must hold besides the target's keys and values."""
-        return 0 if self.draft is None else self.draft.cache.page_bytes
+        return 0 if self.draft is None else self.draft.page_bytes
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers of the target whose input is read."""
+        return () if self.draft is None else self.draft.taps
 
     def finish(
         self, runner: ModelRunner, engine: EngineConfig, decisions: list[Decision]
@@ -95,40 +116,102 @@ class SpecParts:
         """For a runner that has its pages."""
         if self.config is None:
             return None
+        drafter = None
         if self.config.model_part is not None:
-            self._attach(runner, self.config, engine, decisions)
-        return speculation_of(self.config, runner, decisions)
+            drafter = runner.drafter = self._drafter(runner, self.config, engine, decisions)
+        most = None if self.draft is None else self.draft.most
+        return speculation_of(_up_to(self.config, most), runner, drafter, decisions)
 
-    def _attach(
+    def _drafter(
         self,
         target: ModelRunner,
         config: SpecConfig,
         engine: EngineConfig,
         decisions: list[Decision],
-    ) -> None:
-        """Give the runner a model that drafts."""
-        if (draft := self.draft) is not None:
+    ) -> AnyDrafter:
+        """A model or a head that drafts for this runner."""
+        draft, max_tokens = self.draft, engine.sched.max_num_batched_tokens
+        if isinstance(draft, (MedusaPart, FeaturePart)):
+            target.taps = draft.taps
+            return draft.attach(target, max_tokens)
+        if isinstance(draft, DraftModel):
             model, heads, backend = draft.model, draft.heads, draft.backend
             pool, num_groups = draft.pool(target.pool.num_pages), 1
         else:
-            model, heads, backend = _exit(target.model, config), target.spec, target.backend
+            assert draft is not None, "a method without what drafts"
+            model, heads, backend = draft.cut(target.model), target.spec, target.backend
             pool, num_groups = target.pool, len(target.pool.groups)
         rows = drafting_rows(target.rows, num_groups)
-        expands = target.expand_prompts and draft is None
+        expands = target.expand_prompts and isinstance(draft, ExitPart)
         runner = ModelRunner(model, backend, heads, pool, rows, False, expands)
         notes: list[Decision] = []
         runner.tapes = self.cpu.record(model, backend, pool, engine, notes)
         decisions += [Decision(f"draft {note.what}", note.value, note.why) for note in notes]
-        target.drafter = ModelDrafter(target, runner, engine.sched.max_num_batched_tokens)
+        return ModelDrafter(target, runner, max_tokens)
 
 
-def _check_fits(name: str, spec: ModelSpec, target: ModelSpec) -> None:
-    if spec.vocab_size != target.vocab_size:
+def _draft_model(
+    config: SpecConfig, args: EngineArgs, target: TargetModel, engine: EngineConfig, cpu: CpuPath
+) -> DraftModel:
+    assert config.model is not None
+    own = replace(args, model=config.model, tokenizer=None)
+    own = replace(own, skip_tokenizer_init=args.skip_tokenizer_init or not has_tokenizer(own))
+    opened = open_model(own)
+    checkpoint = opened.checkpoint
+    check_is_model(config.model, checkpoint.config)
+    spec = spec_of(checkpoint.config)
+    _check_fits(config.model, spec)
+    change = _translation(config.model, spec, opened.tokenizer, target)
+    heads, device = heads_of(spec, args.page_size), torch.device("cpu")
+    dtype: torch.dtype = getattr(torch, engine.dtype)
+    _, backend = select_backend(None, device, dtype, heads)
+    form = load_form(config.quantization) if config.quantization else None
+    wish = Wish(cpu.keeps_packed, form)
+    model, ops = load_model(
+        checkpoint, spec, heads, engine, cpu, wish, dtype, device, change=change
+    )
+    backend = cpu.attention(backend, ops)
+    cache = cache_of(spec, plain_form(backend.cache_dtype), page_size=args.page_size)
+    return DraftModel(model, heads, backend, cache)
+
+
+def _translation(
+    name: str, spec: ModelSpec, own: Tokenizer | None, target: TargetModel
+) -> Callable[[Decoder], None] | None:
+    """What makes a drafter of another vocabulary speak the target's; None: it does already."""
+    theirs, num_tokens = target.tokenizer, target.model.spec.vocab_size
+    if own is None or theirs is None:
+        if spec.vocab_size == num_tokens:
+            return None
         raise NotSupported(
             f"got speculative_config.model={name!r} with {spec.vocab_size} tokens for a model with"
-            f" {target.vocab_size}: drafts must be of one vocabulary; use a smaller model of the"
-            " same family, or method 'suffix'"
+            f" {num_tokens}, and no tokenizer to compare them by: use a model of the same family,"
+            " leave skip_tokenizer_init out, or use method 'suffix'"
         )
+    if spec.vocab_size == num_tokens and are_alike(own, theirs):
+        return None
+    shared = SharedTokens.of(own, (spec.vocab_size, num_tokens), theirs)
+    if not shared.pairs:
+        raise NotSupported(
+            f"got speculative_config.model={name!r}, which has no token in common with the model it"
+            " is to draft for; use another, or method 'suffix'"
+        )
+    return lambda model: translate(model, shared)
+
+
+def _up_to(config: SpecConfig, most: int | None) -> SpecConfig:
+    """With a depth that the heads there are can fill."""
+    if most is None or config.depth <= most:
+        return config
+    if config.num_speculative_tokens is not None:
+        raise NotSupported(
+            f"got speculative_config.num_speculative_tokens={config.num_speculative_tokens}, but"
+            f" there are {most} heads; use {most} or less"
+        )
+    return replace(config, num_speculative_tokens=most)
+
+
+def _check_fits(name: str, spec: ModelSpec) -> None:
     if any(window is not None for window in spec.windows):
         raise NotSupported(
             f"got speculative_config.model={name!r}, whose layers see only a window: its pages lie"
@@ -142,22 +225,11 @@ def _check_fits(name: str, spec: ModelSpec, target: ModelSpec) -> None:
         )
 
 
-def _exit(model: Decoder, config: SpecConfig) -> Decoder:
-    """The model's first layers, with its norm and head."""
-    most = model.spec.num_layers
-    depth = config.exit_layer or max(1, most // EXIT_SHARE)
-    if depth >= most:
-        raise NotSupported(
-            f"got speculative_config.exit_layer={depth}, but the model has {most} layers;"
-            f" use {most - 1} or less"
-        )
-    made = copy.copy(model)
-    made.blocks, made.spec = model.blocks[:depth], replace(model.spec, num_layers=depth)
-    return made
-
-
 def speculation_of(
-    config: SpecConfig, runner: ModelRunner, decisions: list[Decision]
+    config: SpecConfig,
+    runner: ModelRunner,
+    drafter: AnyDrafter | None,
+    decisions: list[Decision],
 ) -> Speculation:
     proposer = InTurn(
         [Forced(runner.masks.forced), *(_proposer(part, config) for part in config.parts)]
@@ -165,17 +237,22 @@ def speculation_of(
     costs: Costs | None = None
     why = f"{describe(config)}, always as deep as asked"
     if config.adaptive:
-        times = measure(runner)
-        drafter = runner.drafter
-        draft = measure(drafter.runner).costs if isinstance(drafter, ModelDrafter) else None
+        times, draft = measure(runner), None if drafter is None else _costs_of(drafter)
         costs = Costs(times.costs, draft, times.draw)
         few = times.costs.seconds(5) / times.costs.seconds(1)
         why = f"depth by survival and cost: a step of 5 tokens takes {few:.2f} times one of 1"
         if draft is not None:
             why += f", one of the drafter {draft.seconds(1) / times.costs.seconds(1):.2f}"
     decisions.append(Decision("speculation", f"{config.method}, up to {config.depth}", why))
-    counts = runner.drafter.counts if isinstance(runner.drafter, ModelDrafter) else None
-    return Speculation(proposer, Limits(config.depth, not config.adaptive), costs, counts)
+    counts = None if drafter is None else drafter.counts
+    limits = Limits(config.depth, not config.adaptive, config.method)
+    return Speculation(proposer, limits, costs, counts)
+
+
+def _costs_of(drafter: AnyDrafter) -> StepCosts:
+    if isinstance(drafter, ModelDrafter):
+        return measure(drafter.runner).costs
+    return rehearsed(drafter)
 
 
 def _proposer(part: str, config: SpecConfig) -> Proposer:

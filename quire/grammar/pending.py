@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import PriorityQueue, SimpleQueue
 from typing import NamedTuple
 
 from quire.errors import QuireError
@@ -23,8 +23,9 @@ UNEXPECTED = "the grammar compiler failed"
 
 
 class Job(NamedTuple):
-    """One prompt's wish: a matcher for each of its answers."""
+    """One prompt's wish: a matcher for each of its answers. In order of service."""
 
+    is_background: bool  # a line of a batch, behind everyone that somebody waits for
     ticket: int
     params: StructuredOutputsParams
     num_answers: int
@@ -41,7 +42,7 @@ class GrammarQueue:
         self.compiler, self.matchers = compiler, matchers
         self._held: dict[int, Request] = {}  # by ticket, in order of arrival
         self._num_tickets = 0
-        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._jobs: PriorityQueue[Job] = PriorityQueue()
         self._done: SimpleQueue[Done] = SimpleQueue()
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
@@ -55,7 +56,8 @@ class GrammarQueue:
         assert params is not None
         self._num_tickets += 1
         self._held[self._num_tickets] = request
-        self._jobs.put(Job(self._num_tickets, params, 1 + len(request.children)))
+        count = 1 + len(request.children)
+        self._jobs.put(Job(request.is_background, self._num_tickets, params, count))
         self._keep_working()
 
     def collect(self, add: Callable[[Request], None]) -> list[TokenEvent]:

@@ -42,7 +42,8 @@ class Checkpoint(Protocol):
         """How it is stored, without reading the data."""
         ...
 
-    def packed(self, name: str) -> Weight | None:
+    def packed(self, name: str, rows: slice | None = None) -> Weight | None:
         """A matrix [out, in] in the form it is stored in, where kernels may take it so; None: what
-        `read` gives is all there is. One that is stored transposed comes as [out, in] too."""
+        `read` gives is all there is. One that is stored transposed comes as [out, in] too. With
+        `rows`, of these alone; of one with heads, whole heads."""
         ...

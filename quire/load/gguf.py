@@ -122,9 +122,9 @@ class GGUFFile:
             return plain if index is None else plain[index]
         return dequantize(self.raw(name, index), info.type)
 
-    def raw(self, name: str, index: int | None = None) -> Tensor:
+    def raw(self, name: str, index: int | None = None, only: slice | None = None) -> Tensor:
         """The stored bytes, uint8 [*shape[:-1], row_bytes], as a view of the mapping; with an
-        index, of that one of the first dimension.
+        index, of that one of the first dimension; with `only`, of these rows of it.
 
         Raises CheckpointError where a scale is not finite.
         """
@@ -138,6 +138,7 @@ class GGUFFile:
         )
         rows = flat.view(*info.shape[:-1], info.row_bytes)
         rows = rows if index is None else rows[index]
+        rows = rows if only is None else rows[only]
         if (block := find_bad_block(rows.flatten(), info.type)) is not None:
             where = f"block {block} of {info.type.name}"
             raise bad_field(self.path, f"tensor {name!r}", where, "a scale is not finite")

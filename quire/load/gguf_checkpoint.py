@@ -218,16 +218,17 @@ class GGUFCheckpoint:
         parts = 1 if source.expert is None else info.shape[0]
         return Stored(info.type.name, info.num_bytes // parts)
 
-    def packed(self, name: str) -> Weight | None:
+    def packed(self, name: str, rows: slice | None = None) -> Weight | None:
         source = self._source(name)
         info = self.file.tensors[source.name]
         is_matrix = len(info.shape) == (2 if source.expert is None else 3)
         if not is_matrix or not can_code(info.type):
             return None
-        weight = coded(self.file.raw(source.name, source.expert), info.type)
+        raw = self.file.raw(source.name, source.expert, rows)
+        weight = coded(raw, info.type)
         if source.rotary_heads:
-            rows = torch.arange(info.shape[0])
-            return weight.pick(_split_halves(rows, source.rotary_heads))
+            heads = source.rotary_heads * len(raw) // info.shape[0]
+            return weight.pick(_split_halves(torch.arange(len(raw)), heads))
         return weight
 
     def _source(self, name: str) -> _Source:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,8 +28,18 @@ from quire.quant.weight import Dense, Weight
 DUMMY_STD = 0.02
 
 
+class Fillable(Protocol):
+    """A model, or a head of one."""
+
+    device: torch.device
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Every tensor the loader must fill, by our name."""
+        ...
+
+
 def load_weights(
-    model: Decoder,
+    model: Fillable,
     checkpoint: Checkpoint,
     names: Mapping[str, Target],
     wish: Wish = Wish(),  # noqa: B008 (a value, never changed)
@@ -64,14 +75,18 @@ class Source:
         tensor = self.stored.read(self.theirs)
         tensor = tensor.t() if self.target.transposed else tensor
         self._check_shape(tuple(tensor.shape))  # files may lie about it
-        return tensor
+        rows = self.parameter.own_rows(self.target.part)
+        return tensor if rows is None else tensor[rows]
 
     def weight(self) -> Weight:
-        packed = self.stored.packed(self.theirs)
+        rows = self.parameter.own_rows(self.target.part)
+        near = rows if isinstance(rows, slice) else None
+        packed = self.stored.packed(self.theirs, near)
         if packed is None:
             return Dense(self.read())
-        self._check_shape(packed.shape)
-        return packed
+        if near is None:
+            self._check_shape(packed.shape)
+        return packed.pick(rows) if isinstance(rows, Tensor) else packed
 
     def deferred(self) -> dict[str | None, Weight]:
         """By part: of this tensor's own, or of all where it holds several (all experts in one)."""
@@ -125,6 +140,8 @@ def match(
         parameter = parameters.get(target.name) if target else None
         if target is None or parameter is None:
             continue  # rotary buffers, a head tied to the embedding, heads of other tasks
+        if parameter.is_elsewhere(target.part):
+            continue
         shape = stored.shape(theirs)
         _check_shape(parameter, shape[::-1] if target.transposed else shape, target, theirs)
         found[theirs] = target
@@ -160,7 +177,7 @@ def _with_prefix(name: str) -> str:
 
 
 def _check_shape(parameter: Parameter, shape: tuple[int, ...], target: Target, theirs: str) -> None:
-    if shape != (want := parameter.shape_of(target.part)):
+    if shape != (want := parameter.stored_shape(target.part)):
         raise CheckpointError(f"tensor {theirs} has shape {shape}, the config asks for {want}")
 
 
@@ -168,13 +185,18 @@ def fill_random(model: Decoder, seed: int, wish: Wish = Wish()) -> None:  # noqa
     """Small random weights, ones for norms: any config, no disk."""
     generator = torch.Generator(model.device).manual_seed(seed)
     for name, parameter in model.parameters().items():
-        tensor = parameter.tensor
+        tensor, is_cut = parameter.tensor, parameter.kept is not None
+        if is_cut:  # drawn for all ranks alike
+            tensor = torch.empty(parameter.stored_shape(None), dtype=tensor.dtype)
         if "norm" in name and not name.endswith("bias"):
             tensor.fill_(1.0)
         elif tensor.ndim == 1:
             tensor.zero_()
         else:
             tensor.normal_(0.0, DUMMY_STD, generator=generator)
+        if is_cut:
+            rows = parameter.own_rows(None)
+            parameter.put(None, tensor if rows is None else tensor[rows])
         if (form := wish.form_of(name)) is not None and parameter.can_pack:
             for part in parameter.parts or (None,):
                 weight = formed(Dense(parameter.view(part)), parameter, form, wish.keep_packed)

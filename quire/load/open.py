@@ -113,5 +113,5 @@ class ConfigOnly:
     def stored(self, name: str) -> Stored:
         raise CheckpointError(f"no tensor {name}: only the config was opened")
 
-    def packed(self, name: str) -> Weight | None:
+    def packed(self, name: str, rows: slice | None = None) -> Weight | None:
         return None

@@ -47,6 +47,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 
 SINGLE_FILE = "model.safetensors"
+HEADS_FILE = "medusa_lm_head.safetensors"  # a folder of Medusa heads has it instead
 INDEX_FILE = "model.safetensors.index.json"
 MODELOPT_FILE = "hf_quant_config.json"
 
@@ -69,9 +70,10 @@ class SafetensorsCheckpoint:
         """Read the config and all headers, but no weights. Raises CheckpointError."""
         folder = Path(folder)
         config = read_config(folder)
-        if (folder / SINGLE_FILE).is_file():
-            shard = Shard(folder / SINGLE_FILE)
-            return SafetensorsCheckpoint(config, dict.fromkeys(shard.entries, shard))
+        for name in (SINGLE_FILE, HEADS_FILE):
+            if (folder / name).is_file():
+                shard = Shard(folder / name)
+                return SafetensorsCheckpoint(config, dict.fromkeys(shard.entries, shard))
         if (folder / INDEX_FILE).is_file():
             return SafetensorsCheckpoint(config, _open_shards(folder))
         raise CheckpointError(_no_weights(folder))
@@ -90,7 +92,7 @@ class SafetensorsCheckpoint:
         entry = self._shard(name).entries[name]
         return Stored(str(entry.dtype).removeprefix("torch."), entry.stop - entry.start)
 
-    def packed(self, name: str) -> Weight | None:
+    def packed(self, name: str, rows: slice | None = None) -> Weight | None:
         return None  # plain numbers only
 
     def _shard(self, name: str) -> Shard:

@@ -80,7 +80,8 @@ class PlainCheckpoint:
     def stored(self, name: str) -> Stored:
         return self._stored.stored(name)  # of names that are stored, not of those made of them
 
-    def packed(self, name: str) -> Weight | None:
+    def packed(self, name: str, rows: slice | None = None) -> Weight | None:
         if (piece := self._pieces.get(name)) is None:
-            return self._stored.packed(name)
-        return None if piece.pack is None else piece.pack()
+            return self._stored.packed(name, rows)
+        weight = None if piece.pack is None else piece.pack()
+        return weight if weight is None or rows is None else weight.pick(rows)

@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttnSpec
+from quire.dist.cuts import Cut
+from quire.dist.ranks import ALONE, Ranks
 from quire.errors import NotSupported
 from quire.forward import ForwardContext, LayerContext, Tail
+from quire.models.heads.vocabulary import DraftVocabulary
 from quire.models.kv_cache import kv_shape
 from quire.models.spec import ModelSpec, RopeSpec
 from quire.nn.attention import Attention, Ropes, RopeTables
 from quire.nn.embed import Embedding
-from quire.nn.linear import Linear
+from quire.nn.linear import Adapted, Linear
 from quire.nn.mla import MlaAttention
 from quire.nn.mlp import MLP
 from quire.nn.moe import SparseMLP
@@ -43,12 +46,14 @@ class Block:
         layer: int,
         dtype: torch.dtype,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
         attention = Attention if spec.mla is None else MlaAttention
         self.attn_norm = norm_of(spec, dtype, device)
-        self.attn = attention(spec, heads, layer, dtype, device)
+        self.attn = attention(spec, heads, layer, dtype, device, ranks)
         self.mlp_norm = norm_of(spec, dtype, device)
-        self.mlp = (SparseMLP if spec.is_sparse(layer) else MLP)(spec, dtype, device)
+        mlp = SparseMLP if spec.is_sparse(layer) else MLP
+        self.mlp = mlp(spec, dtype, device, ranks=ranks)
         self.scale = spec.residual_scale
 
     def norms(self) -> dict[str, RMSNorm | LayerNorm]:
@@ -59,13 +64,38 @@ class Block:
         x, residual = self.attn_norm(x, residual)
         return self.attn.store(x, at), residual
 
-    def feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+    def feed_forward(
+        self, x: Tensor, residual: Tensor, adapted: Adapted | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """From what attention adds: what this block adds last, and the stream to add it to."""
         x, residual = self.mlp_norm(self._scaled(x), residual)
-        return self._scaled(self.mlp(x)), residual
+        return self._scaled(self.mlp(x, adapted)), residual
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self.scale == 1.0 else x * self.scale
+
+    def finish(self, ops: Ops, ropes: Ropes) -> None:
+        self.attn.finish(ops, ropes)
+        self.mlp.finish(ops)
+        for norm in self.norms().values():
+            norm.finish(ops)
+
+    def parameters(self, at: str) -> dict[str, Parameter]:
+        """Every tensor of the block; `at` begins their names."""
+        found: dict[str, Parameter] = {}
+        for name, norm in (self.norms() | self.attn.norms()).items():
+            add_norm(found, at + name, norm)
+        for name, linear in (self.attn.linears() | self.mlp.linears()).items():
+            add_linear(found, at + name, linear)
+        for name, own in self.attn.parameters().items():
+            found[at + name] = own
+        if isinstance(self.mlp, SparseMLP):
+            for name, own in self.mlp.parameters().items():
+                found[at + name] = own
+        else:
+            for name, norm in self.mlp.norms().items():
+                add_norm(found, at + name, norm)
+        return found
 
 
 class NormAfterBlock(Block):
@@ -74,10 +104,12 @@ class NormAfterBlock(Block):
     def store(self, x: Tensor, residual: Tensor | None, at: LayerContext) -> tuple[Tensor, Tensor]:
         return self.attn.store(x, at), x
 
-    def feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+    def feed_forward(
+        self, x: Tensor, residual: Tensor, adapted: Adapted | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         added, _ = self.attn_norm(x, None)
         x = residual + added
-        added, _ = self.mlp_norm(self.mlp(x), None)
+        added, _ = self.mlp_norm(self.mlp(x, adapted), None)
         return x + added, None
 
 
@@ -91,8 +123,9 @@ class NormBothBlock(Block):
         layer: int,
         dtype: torch.dtype,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
-        super().__init__(spec, heads, layer, dtype, device)
+        super().__init__(spec, heads, layer, dtype, device, ranks)
         self.attn_out_norm = norm_of(spec, dtype, device)
         self.mlp_out_norm = norm_of(spec, dtype, device)
 
@@ -100,10 +133,12 @@ class NormBothBlock(Block):
         outer = {"attn_out_norm": self.attn_out_norm, "mlp_out_norm": self.mlp_out_norm}
         return super().norms() | outer
 
-    def feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+    def feed_forward(
+        self, x: Tensor, residual: Tensor, adapted: Adapted | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         x, _ = self.attn_out_norm(x, None)
         x, residual = self.mlp_norm(x, residual)
-        x, _ = self.mlp_out_norm(self.mlp(x), None)
+        x, _ = self.mlp_out_norm(self.mlp(x, adapted), None)
         return x, residual
 
 
@@ -126,6 +161,15 @@ def heads_of(spec: ModelSpec, page_size: int) -> AttnSpec:
     return AttnSpec(*numbers, value_dim=value_dim)
 
 
+def spec_of_rank(spec: ModelSpec, ranks: Ranks) -> ModelSpec:
+    """With the heads that this rank has."""
+    if ranks.is_alone:
+        return spec
+    num_kv_heads = spec.num_heads if spec.mla else spec.num_kv_heads
+    own = ranks.heads(spec.num_heads, num_kv_heads)
+    return replace(spec, num_heads=own.q.size, num_kv_heads=own.kv.size)
+
+
 class Decoder:
     def __init__(
         self,
@@ -134,12 +178,16 @@ class Decoder:
         num_positions: int,
         dtype: torch.dtype,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.spec, self.num_positions, self.dtype, self.device = spec, num_positions, dtype, device
+        """`heads` are those of this rank, `spec` is the whole model's."""
+        self.spec, self.ranks = spec_of_rank(spec, ranks), ranks
+        self.num_positions, self.dtype, self.device = num_positions, dtype, device
         self._loads: Tensor | None = None
         self.ops: Ops | None = None
         hidden = spec.hidden_size
-        self.embed = Embedding(spec.vocab_size, hidden, dtype, device)
+        self.embed = Embedding(spec.vocab_size, hidden, dtype, device, ranks)
+        self.vocab = ranks.spread_rows(spec.vocab_size)
         # Rounded as Gemma's own is; the other families' are whole numbers.
         self.embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
         self.positions = (
@@ -148,14 +196,15 @@ class Decoder:
             else torch.empty(spec.max_positions, hidden, dtype=dtype, device=device)
         )
         kind = block_kind(spec)
-        self.blocks = [kind(spec, heads, i, dtype, device) for i in range(spec.num_layers)]
+        self.blocks = [kind(spec, heads, i, dtype, device, ranks) for i in range(spec.num_layers)]
         self.norm = norm_of(spec, dtype, device)
 
-        def linear(name: str, width: int) -> Linear:
+        def linear(name: str, width: int | Cut) -> Linear:
             return Linear(hidden, {name: width}, bias=False, dtype=dtype, device=device)
 
-        self.head = linear("head", spec.vocab_size)
+        self.head = linear("head", self.vocab.own)
         self.score = linear("score", spec.num_labels) if spec.num_labels else None
+        self.vocabulary: DraftVocabulary | None = None  # where its head names some tokens only
 
     def forward(self, ctx: ForwardContext, tail: Tail | None = None) -> Tensor:
         """Hidden states after the last norm, [tokens, hidden]; with a tail of its tokens alone."""
@@ -176,9 +225,14 @@ class Decoder:
             at = ctx.at(layer)
             # One name for all, so that no tensor outlives its use: they are large.
             x, residual = block.store(x, residual, at)
+            if ctx.taps is not None:
+                ctx.taps.take(layer, residual)
             x = block.attn.attend(x, at)
-            x, residual = block.feed_forward(x, residual)
-        return last.store(x, residual, ctx.at(len(before)))
+            x, residual = block.feed_forward(x, residual, at.adapted)
+        q, residual = last.store(x, residual, ctx.at(len(before)))
+        if ctx.taps is not None:
+            ctx.taps.take(len(before), residual)
+        return q, residual
 
     def read_out(
         self, q: Tensor, residual: Tensor, ctx: ForwardContext, tail: Tail | None
@@ -188,20 +242,24 @@ class Decoder:
         if tail is not None:
             if tail.is_empty:
                 return residual[:0]
-            at = replace(at, plan=tail.plan())
+            adapted = None if at.adapted is None else at.adapted.of_tail()
+            at = replace(at, plan=tail.plan(), adapted=adapted)
             # Plain launches: attention of single queries reads all but the newest keys early.
             q, residual = tail.of(q), tail.of(residual)
-        x, stream = last.feed_forward(last.attn.attend(q, at), residual)
-        x, _ = self.norm(x, stream)
+        x, stream = last.feed_forward(last.attn.attend(q, at), residual, at.adapted)
+        x, stream = self.norm(x, stream)
+        if ctx.taps is not None:
+            ctx.taps.take(len(self.blocks), stream)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[samples, hidden] -> [samples, vocab]."""
-        logits = self.head(hidden)
+        logits = self.vocab.gather(self.head(hidden))
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
-        cap = self.spec.logit_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        if (cap := self.spec.logit_softcap) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits if self.vocabulary is None else self.vocabulary.spread(logits)
 
     def classify(self, hidden: Tensor) -> Tensor:
         """[samples, hidden] -> [samples, labels]."""
@@ -211,10 +269,7 @@ class Decoder:
     def finish(self, ops: Ops) -> None:
         self.ops, ropes = ops, self.ropes()
         for block in self.blocks:
-            block.attn.finish(ops, ropes)
-            block.mlp.finish(ops)
-            for norm in block.norms().values():
-                norm.finish(ops)
+            block.finish(ops, ropes)
         self.norm.finish(ops)
         if self.spec.tied:
             self.head.kernel = self.embed.finish_tied(ops)
@@ -226,15 +281,7 @@ class Decoder:
 
     def ropes(self) -> Ropes:
         """Rotations of its layers, as `Attention.finish` takes them."""
-
-        def tables(rope: RopeSpec | None) -> RopeTables:
-            if rope is None:
-                return RopeTables(None, None)
-            return RopeTables(*rope_tables(rope, self.num_positions, self.device))
-
-        full = tables(self.spec.rope)
-        local = self.spec.local_rope
-        return Ropes(full, full if local is None else tables(local))
+        return ropes_of(self.spec, self.num_positions, self.device)
 
     def count_expert_loads(self) -> Tensor:
         """[sparse layers, experts] tokens each expert got, counted from now on; again: from zero.
@@ -267,34 +314,32 @@ class Decoder:
         if self.positions is not None:
             found["positions.weight"] = Parameter.of(self.positions)
         for i, block in enumerate(self.blocks):
-            at = f"layers.{i}."
-            for name, norm in (block.norms() | block.attn.norms()).items():
-                _add_norm(found, at + name, norm)
-            for name, linear in (block.attn.linears() | block.mlp.linears()).items():
-                _add_linear(found, at + name, linear)
-            if isinstance(block.attn, Attention) and block.attn.sinks is not None:
-                found[at + "sinks"] = Parameter.of(block.attn.sinks)
-            if isinstance(block.mlp, SparseMLP):
-                for name, own in block.mlp.parameters().items():
-                    found[at + name] = own
-            else:
-                for name, norm in block.mlp.norms().items():
-                    _add_norm(found, at + name, norm)
-        _add_norm(found, "norm", self.norm)
+            found |= block.parameters(f"layers.{i}.")
+        add_norm(found, "norm", self.norm)
         if not self.spec.tied:
-            _add_linear(found, "head", self.head)
+            add_linear(found, "head", self.head)
         if self.score is not None:
-            _add_linear(found, "score", self.score)
+            add_linear(found, "score", self.score)
         return found
 
 
-def _add_norm(found: dict[str, Parameter], name: str, norm: RMSNorm | LayerNorm) -> None:
+def ropes_of(spec: ModelSpec, num_positions: int, device: torch.device) -> Ropes:
+    def tables(rope: RopeSpec | None) -> RopeTables:
+        if rope is None:
+            return RopeTables(None, None)
+        return RopeTables(*rope_tables(rope, num_positions, device))
+
+    full = tables(spec.rope)
+    return Ropes(full, full if spec.local_rope is None else tables(spec.local_rope))
+
+
+def add_norm(found: dict[str, Parameter], name: str, norm: RMSNorm | LayerNorm) -> None:
     found[name + ".weight"] = Parameter.of(norm.weight)
     if isinstance(norm, LayerNorm):
         found[name + ".bias"] = Parameter.of(norm.bias)
 
 
-def _add_linear(found: dict[str, Parameter], name: str, linear: Linear) -> None:
+def add_linear(found: dict[str, Parameter], name: str, linear: Linear) -> None:
     found[name + ".weight"] = linear.weight
     if linear.bias is not None:
         found[name + ".bias"] = linear.bias

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -59,7 +60,10 @@ KERNELS = (
     "attend.c",
     "latents.c",
 )
-COMMON = ("main.c", "multiply.c", "grouped.c", "experts.c", "pool.c", "replay.c", "deal.c")
+COMMON = (
+    *("main.c", "multiply.c", "grouped.c", "experts.c", "adapt.c"),
+    *("pool.c", "replay.c", "deal.c", "exchange.c"),
+)
 TIMEOUT_S = 300
 DIGEST_BYTES = 32
 
@@ -89,9 +93,12 @@ def ensure_built() -> Path:
         raise NotSupported(
             "no C compiler was found (cc, gcc, clang); install one, or `pip install ziglang`"
         )
-    folder = _writable(env.cache_folder() / "native")
-    target = folder / f"quire-{_key(compiler)}.so"
-    if _is_whole(target):
+    cached, name = env.cache_folder() / "native", f"quire-{_key(compiler)}.so"
+    if _is_whole(cached / name):  # also where nobody may write
+        return cached / name
+    folder = _writable(cached)
+    target = folder / name
+    if folder != cached and _is_whole(target):
         return target
     with _locked(folder / "lock"):
         if not _is_whole(target):  # else another process has made it meanwhile
@@ -115,13 +122,18 @@ def _key(compiler: Sequence[str]) -> str:
 
 
 def _writable(folder: Path) -> Path:
-    """The folder, or one for this process alone where it cannot be written."""
+    """The folder, or one of this user alone where it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="quire-native-"))
+        own = Path(tempfile.gettempdir()) / f"quire-native-{os.getuid()}"
+        own.mkdir(mode=0o700, exist_ok=True)
+        found = own.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o77:
+            return own
+        return Path(tempfile.mkdtemp(prefix="quire-native-"))  # somebody else's code is not loaded
 
 
 @contextmanager

@@ -8,7 +8,7 @@ last bit, or the next best is taken.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -83,6 +83,16 @@ class Library:
         """`x` and `out` are addresses of float rows and the distance between rows."""
         self._c.qn_product(self._pool, byref(weight), *x, num_rows, *out, scratch)
 
+    def put(
+        self, exchange: ctypes.Structure, turn: int, rows: int, count: int, size: int, stride: int
+    ) -> None:
+        """See `exchange.py`; sizes and strides in bytes."""
+        self._c.qn_put(byref(exchange), turn, rows, count, size, stride)
+
+    def take(self, exchange: ctypes.Structure, turn: int, rank: int, *place: float) -> bool:
+        """`place`: address, rows, bytes of a row, bytes between rows, seconds to wait."""
+        return bool(self._c.qn_take(byref(exchange), turn, rank, *place))
+
     def run(self, ops: int, num_ops: int, step: ctypes.Structure, scratch: int) -> None:
         """Operations at that address, one after the other; see `tape.py`."""
         self._c.qn_run(self._pool, ops, num_ops, byref(step), scratch)
@@ -98,6 +108,11 @@ def _bind(c: ctypes.CDLL) -> ctypes.CDLL:
         "qn_scratch_bytes": (c_int64, [weight, c_int64]),
         "qn_experts_bytes": (c_int64, [c_void_p, c_int64]),
         "qn_run": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
+        "qn_put": (None, [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64]),
+        "qn_take": (
+            c_int,
+            [c_void_p, c_int64, c_int, c_void_p, c_int64, c_int64, c_int64, c_double],
+        ),
         "qn_rows": (None, [weight, c_void_p, c_int64, c_void_p]),
         "qn_product": (
             None,

@@ -2,14 +2,16 @@
 
 Recording runs the model on `Rows` in place of tensors: each layer adds its operation to the tape,
 and nothing is computed. A step then replays the list in one call, for any number of tokens up to
-the most a step may have. What has no operation here raises NotRecordable; such a model runs layer
-by layer. `ops/native_rows.py` has what lies between products, `attn/native.py` attention.
+the most a step may have. Where ranks talk to each other, the list pauses. What has no operation
+here raises NotRecordable; such a model runs layer by layer. `ops/native_rows.py` has what lies
+between products, `attn/native.py` attention.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,7 +23,7 @@ from quire.native.panels import Panels
 
 EMBED, NORM, PRODUCT, STORE, ATTEND, GATE, SCALE, PICK = range(8)
 ACTIVATE, POSITIONS, ROUND, ROUTE, EXPERTS, ADD_GATED, HEADS = range(8, 15)
-STORE_LATENTS, ATTEND_LATENTS, REORDER = 15, 16, 17
+STORE_LATENTS, ATTEND_LATENTS, REORDER, ADAPT = 15, 16, 17, 18
 LANES = 16  # rows begin at multiples of it, and most operations take such widths only
 
 
@@ -53,6 +55,7 @@ class Step(ctypes.Structure):
         *((name, c_void_p) for name in ("sample_index", "sample_rows")),
         *((name, c_int64) for name in ("num_tokens", "num_seqs", "num_samples", "table_stride")),
         ("page_size", c_int32),
+        *((name, c_void_p) for name in ("adapters", "sample_adapters")),
     )
 
 
@@ -155,11 +158,34 @@ class Rows:
     def index_select(self, dim: int, index: object) -> Any:
         return self.tape.pick(self)
 
+    def between(self, make: Callable[..., Tensor], width: int, *others: Any) -> Any:
+        """Rows that Python makes of these and others in every step (`dist/ranks.py`)."""
+        return self.tape.pause(make, width, (self, *others))
+
 
 class Positions(NamedTuple):
     """Stands in for the positions of a step's tokens."""
 
     tape: Tape
+
+
+class Columns(NamedTuple):
+    """Where rows lie. Holds no `Rows`, whose memory is another's once the model lets go of them."""
+
+    memory: Tensor  # [rows, stride]
+    begin: int
+    width: int
+
+    def of(self, num_rows: int) -> Tensor:
+        return self.memory[:num_rows, self.begin : self.begin + self.width]
+
+
+class Pause(NamedTuple):
+    """A place where Python does something between two operations."""
+
+    before: int  # this operation
+    of_samples: bool
+    go: Callable[[int], None]  # for so many rows
 
 
 class Tape:
@@ -170,6 +196,8 @@ class Tape:
         self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
         self._scratch_bytes = 0
         self._array: Any = None
+        self._pauses: list[Pause] = []
+        self._ids = torch.empty(0, dtype=torch.int64)
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     shape = (1,)  # stands in for a step's own indices while a model is recorded
@@ -255,6 +283,35 @@ class Tape:
         self.add(PICK, True, x=self.whole(x), out=out.address, width=x.width)
         return out
 
+    # ------------------------------------------------------------ pauses
+
+    def pause(self, make: Callable[..., Tensor], width: int, inputs: Sequence[Rows]) -> Rows:
+        """Rows that Python makes of others in every step; `make` gets and gives tensors."""
+        sources = [Columns(x.memory.view(self.max_rows, -1), x.column, x.width) for x in inputs]
+        out = self.rows(width, inputs[0].of_samples)
+        into = Columns(out.memory.view(self.max_rows, -1), 0, width)
+
+        def go(num_rows: int) -> None:
+            into.of(num_rows).copy_(make(*(source.of(num_rows) for source in sources)))
+
+        self._pauses.append(Pause(len(self.ops), out.of_samples, go))
+        return out
+
+    def look_up(self, make: Callable[[Tensor], Tensor], width: int) -> Rows:
+        """The same of the ids of a step's tokens."""
+        out = self.rows(width, False)
+        into = Columns(out.memory.view(self.max_rows, -1), 0, width)
+
+        def go(num_rows: int) -> None:
+            into.of(num_rows).copy_(make(self._ids))
+
+        self._pauses.append(Pause(len(self.ops), False, go))
+        return out
+
+    @property
+    def num_pauses(self) -> int:
+        return len(self._pauses)
+
     # ------------------------------------------------------------ replay
 
     def end(self) -> None:
@@ -262,6 +319,16 @@ class Tape:
         self._array = (Op * len(self.ops))(*self.ops)
         self._scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8)
 
-    def replay(self, step: Step) -> None:
-        scratch = self._scratch.data_ptr()
-        self.library.run(ctypes.addressof(self._array), len(self.ops), step, scratch)
+    def replay(self, step: Step, ids: Tensor | None = None) -> None:
+        """`ids`: of the step's tokens, for whoever looks them up in a pause."""
+        scratch, first = self._scratch.data_ptr(), ctypes.addressof(self._array)
+        done, self._ids = 0, self._ids if ids is None else ids
+        for pause in self._pauses:
+            if pause.before > done:
+                at = first + done * ctypes.sizeof(Op)
+                self.library.run(at, pause.before - done, step, scratch)
+                done = pause.before
+            pause.go(int(step.num_samples if pause.of_samples else step.num_tokens))
+        if done < len(self.ops):
+            at = first + done * ctypes.sizeof(Op)
+            self.library.run(at, len(self.ops) - done, step, scratch)

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttnSpec, HeadTransform
+from quire.dist.cuts import Cut
+from quire.dist.ranks import ALONE, Ranks
 from quire.forward import LayerContext
 from quire.models.spec import ModelSpec
 from quire.nn.linear import Linear
 from quire.nn.norm import RMSNorm
 from quire.nn.ops import Ops
+from quire.nn.parameter import WHOLE, Kept, Parameter
 
 
 class RopeTables(NamedTuple):
@@ -42,9 +45,16 @@ class Attention:
         layer: int,
         dtype: torch.dtype,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
         dim = spec.head_dim
-        parts = {"q": spec.num_heads * dim, "k": spec.num_kv_heads * dim}
+        self.own = own = ranks.heads(spec.num_heads, spec.num_kv_heads)
+        self.all_heads = ranks.spread_heads(spec.num_heads, spec.num_kv_heads, dim)
+        self.hidden = ranks.spread(spec.hidden_size)
+        self.is_wide = spec.qk_norm == "width"
+        parts = {"q": own.q.times(dim), "k": own.kv.times(dim)}
+        if self.is_wide:  # every rank norms all heads
+            parts = {name: Cut.whole(cut.total) for name, cut in parts.items()}
         parts["v"] = parts["k"]
         self.heads = replace(
             heads,
@@ -54,8 +64,8 @@ class Attention:
         )
         self.qkv = Linear(spec.hidden_size, parts, bias=spec.qkv_bias, dtype=dtype, device=device)
         self.out = Linear(
-            parts["q"],
-            {"out": spec.hidden_size},
+            spec.num_heads * dim,
+            {"out": self.hidden.own},
             bias=spec.out_bias,
             dtype=dtype,
             device=device,
@@ -64,14 +74,13 @@ class Attention:
         def norm(width: int) -> RMSNorm:
             return RMSNorm(width, spec.norm_eps, dtype, device, spec.norm_offset)
 
-        self.is_wide = spec.qk_norm == "width"
         self.q_norm = self.k_norm = None
         if spec.qk_norm != "none":
-            widths = (parts["q"], parts["k"]) if self.is_wide else (dim, dim)
+            widths = (parts["q"].total, parts["k"].total) if self.is_wide else (dim, dim)
             self.q_norm, self.k_norm = norm(widths[0]), norm(widths[1])
-        self.sub_norm = norm(parts["q"]) if spec.sub_norms else None
+        self.sub_norm = norm(spec.num_heads * dim) if spec.sub_norms else None
         # [heads] as stored; the backend reads it in f32.
-        self.sinks = torch.empty(spec.num_heads, device=device) if spec.sinks else None
+        self.sinks = torch.empty(own.q.size, device=device) if spec.sinks else None
         self.transform: HeadTransform | None = None
         self.ops: Ops | None = None
 
@@ -81,6 +90,13 @@ class Attention:
     def norms(self) -> dict[str, RMSNorm]:
         norms = {"q_norm": self.q_norm, "k_norm": self.k_norm, "attn_sub_norm": self.sub_norm}
         return {name: norm for name, norm in norms.items() if norm is not None}
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Every tensor to be filled besides those of linears and norms, by name."""
+        if self.sinks is None:
+            return {}
+        kept = None if self.own.q.is_whole else Kept({WHOLE: self.own.q})
+        return {"sinks": Parameter.of(self.sinks, kept)}
 
     def finish(self, ops: Ops, ropes: Ropes) -> None:
         self.ops = ops
@@ -98,7 +114,7 @@ class Attention:
     def store(self, x: Tensor, at: LayerContext) -> Tensor:
         """Keys and values of [tokens, hidden] into the cache; returns queries [tokens, H, D]."""
         assert self.transform is not None, "Attention used before finish()"
-        qkv = self.qkv(x)  # [tokens, (H + 2 Hkv) * D]
+        qkv = self.qkv(x, at.adapted)  # [tokens, (H + 2 Hkv) * D]
         if self.is_wide:
             qkv = self._norm_wide(qkv)
         return at.attention.prepare(qkv, self.transform, at.cache, at.plan, self.heads)
@@ -106,14 +122,19 @@ class Attention:
     def attend(self, q: Tensor, at: LayerContext) -> Tensor:
         """What the queries read from the cache -> [queries, hidden]."""
         y = at.attention.run(q, at.cache, at.plan, self.heads, self.sinks)  # [queries, H, D]
-        y = y.reshape(y.shape[0], -1)
+        y = self.all_heads.gather(y.reshape(y.shape[0], -1))
         if self.sub_norm is not None:
             y, _ = self.sub_norm(y, None)
-        return self.out(y)
+        return self.hidden.gather(self.out(y, at.adapted))
 
     def _norm_wide(self, qkv: Tensor) -> Tensor:
         """q and k normed over all their heads at once."""
         assert self.ops is not None and self.q_norm is not None and self.k_norm is not None
         weights = (self.q_norm.scale(), self.k_norm.scale())
         widths = list(self.qkv.parts.values())
-        return self.ops.norm_heads(qkv, widths, weights, self.q_norm.eps)
+        qkv = self.ops.norm_heads(qkv, widths, weights, self.q_norm.eps)
+        if self.own.q.is_whole:
+            return qkv
+        dim, cuts = self.heads.head_dim, (self.own.q, self.own.kv, self.own.kv)
+        pairs = zip(qkv.split(widths, 1), cuts, strict=True)
+        return torch.cat([x[:, cut.begin * dim : cut.end * dim] for x, cut in pairs], 1)

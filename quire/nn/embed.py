@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol, cast
+
 import torch
 from torch import Tensor
 
+from quire.dist.ranks import ALONE, Ranks
 from quire.nn.ops import LinearKernel, Ops, Table
-from quire.nn.parameter import Parameter
+from quire.nn.parameter import WHOLE, Kept, Parameter
+
+
+class Lookup(Protocol):
+    """What stands in for a step's ids while a model is recorded (`native/tape.py`)."""
+
+    def look_up(self, make: Callable[[Tensor], Tensor], width: int) -> Tensor: ...
 
 
 class Embedding:
-    def __init__(self, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = Parameter((num_rows, width), dtype, device, can_pack=True)
+    def __init__(
+        self,
+        num_rows: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.own, self.comm = ranks.spread_rows(num_rows).own, ranks.comm
+        kept = None if self.own.is_whole else Kept({WHOLE: self.own})
+        self.weight = Parameter((self.own.size, width), dtype, device, None, True, kept)
         self.table: Table | None = None
 
     def finish(self, ops: Ops) -> None:
@@ -29,4 +48,16 @@ class Embedding:
     def __call__(self, ids: Tensor) -> Tensor:
         """[tokens] -> [tokens, width]."""
         assert self.table is not None, "Embedding used before its weight was loaded"
-        return self.table(ids)
+        if self.own.is_whole:
+            return self.table(ids)
+        if isinstance(ids, Tensor):
+            return self._merged(ids)
+        return cast("Lookup", ids).look_up(self._merged, self.weight.shape[1])
+
+    def _merged(self, ids: Tensor) -> Tensor:
+        """Each row from the rank that has it."""
+        assert self.table is not None
+        places = ids - self.own.begin
+        is_own = (places >= 0) & (places < self.own.size)
+        rows = self.table(places.clamp(0, self.own.size - 1))
+        return self.comm.merge(rows.masked_fill(~is_own[:, None], 0.0))

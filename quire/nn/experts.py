@@ -3,18 +3,21 @@
 A token visits `top_k` experts: a *pair* is one such visit, numbered token by token. A row's bits
 depend on that row and its experts alone, and the results of a token's experts are added in the
 order of their rank. Which experts a token visits is `moe.py`'s choice, how they multiply the
-device's.
+device's. Where several processes hold the model, each has some experts whole: results come back
+unsummed and are added in the same order, to the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from quire.dist.ranks import ALONE, Ranks, between
 from quire.nn.ops import ExpertKernel, GateForm, Ops, Visits
-from quire.nn.parameter import Index, Parameter
+from quire.nn.parameter import WHOLE, Index, Kept, Parameter
 from quire.quant.weight import Weight
 
 
@@ -28,18 +31,25 @@ class Experts:
         device: torch.device,
         gate: GateForm = GateForm(),  # noqa: B008 (a value, never changed)
         has_bias: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.num_experts, self.gate = num_experts, gate
+        self.ranks, self.cuts = ranks, ranks.experts(num_experts)
+        self.own = own = self.cuts[ranks.rank]
+        self.num_experts, self.gate = own.size, gate
         # Gate and up of an expert lie behind one another, as in a dense layer's fused weight.
         halves = {
-            f"{e}.{name}": (e, rows)
-            for e in range(num_experts)
+            f"{e}.{name}": (e - own.begin, rows)
+            for e in range(own.begin, own.end)
             for name, rows in (("gate", slice(0, ffn)), ("up", slice(ffn, 2 * ffn)))
         }
-        wholes = {str(e): e for e in range(num_experts)}
+        wholes = {str(e): e - own.begin for e in range(own.begin, own.end)}
+        others = [e for e in range(num_experts) if not own.begin <= e < own.end]
+        elsewhere = frozenset(f"{e}{name}" for e in others for name in ("", ".gate", ".up"))
+        kept = Kept({WHOLE: own}, elsewhere) if others else None
 
         def parameter(parts: Mapping[str, Index], *shape: int) -> Parameter:
-            return Parameter((num_experts, *shape), dtype, device, parts, can_pack=len(shape) == 2)
+            size, can_pack = (own.size, *shape), len(shape) == 2
+            return Parameter(size, dtype, device, parts, can_pack, kept)
 
         self.parameters: dict[str, Parameter] = {
             "up": parameter(halves, 2 * ffn, hidden),
@@ -49,16 +59,18 @@ class Experts:
             self.parameters["up_bias"] = parameter(halves, 2 * ffn)
             self.parameters["down_bias"] = parameter(wholes, hidden)
         self.kernel: ExpertKernel | None = None
+        self.ops: Ops | None = None
 
     def expert(self, name: str, number: int) -> tuple[list[Weight], Tensor | None]:
-        """The parts of one expert's "up" or "down", and the bias."""
-        parts = [f"{number}.gate", f"{number}.up"] if name == "up" else [str(number)]
+        """The parts of one expert's "up" or "down", and the bias; counted from our first."""
+        label = number + self.own.begin
+        parts = [f"{label}.gate", f"{label}.up"] if name == "up" else [str(label)]
         bias = self._bias(name)
         weights = self.parameters[name].weights_of(parts, number)
         return weights, None if bias is None else bias[number]
 
     def fused(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """All experts' "up" or "down" [experts, out, in] in floats, and their bias."""
+        """Our experts' "up" or "down" [experts, out, in] in floats, and their bias."""
         assert not self.parameters[name].packed, "packed experts are multiplied one by one"
         return self.parameters[name].tensor, self._bias(name)
 
@@ -68,10 +80,37 @@ class Experts:
 
     def finish(self, ops: Ops) -> None:
         """Weights are in; the kernel has what it needs of them."""
-        self.kernel = ops.experts(self)
+        self.ops, self.kernel = ops, ops.experts(self)
         for parameter in self.parameters.values():
             parameter.release()
 
     def __call__(self, x: Tensor, visits: Visits, loads: Tensor | None) -> Tensor:
         assert self.kernel is not None, "Experts used before their weights were loaded"
-        return self.kernel(x, visits, loads)
+        if self.ranks.is_alone:
+            return self.kernel(x, visits, loads)
+        make = partial(self._with_others, loads)
+        return between(x, make, self.parameters["down"].shape[1], *visits)
+
+    def _with_others(
+        self, loads: Tensor | None, x: Tensor, chosen: Tensor, weights: Tensor
+    ) -> Tensor:
+        """Everybody has all of x, and so knows how many results each rank will give."""
+        assert self.ops is not None and self.kernel is not None
+        num_tokens, top_k = chosen.shape
+        if chosen.dtype.is_floating_point:  # whole numbers where floats would lie
+            chosen = chosen.contiguous().view(torch.int32)
+        experts = chosen.reshape(-1).long()  # [pairs]
+        if loads is not None:
+            loads += experts.bincount(minlength=self.cuts[0].total)
+        ends = torch.tensor([cut.end for cut in self.cuts], device=x.device)
+        owners = torch.bucketize(experts, ends, right=True)  # [pairs] ranks
+        own = (owners == self.ranks.rank).nonzero().squeeze(1)
+        results = x[:0]
+        if len(own):  # pairs as tokens that visit one expert each: nothing is summed
+            alone = Visits((experts[own] - self.own.begin)[:, None], torch.ones(len(own), 1))
+            results = self.kernel(x.index_select(0, own // top_k), alone, None)
+        counts = owners.bincount(minlength=self.ranks.size).tolist()
+        every = self.ranks.comm.gather_rows(results, counts)  # [pairs, hidden] rank by rank
+        order = owners.argsort(stable=True)
+        pairs = torch.empty_like(every).index_copy_(0, order, every)
+        return self.ops.add_ranks(pairs.view(num_tokens, top_k, -1), weights)

@@ -9,6 +9,7 @@ half-split, so checkpoints that interleave pairs are permuted once, in `finish`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,14 @@ from quire.attn.latent import (
     latent_attention,
     latent_plan,
 )
+from quire.dist.cuts import Cut
+from quire.dist.ranks import ALONE, Ranks
 from quire.forward import LayerContext
 from quire.nn.attention import Ropes
 from quire.nn.linear import Linear
 from quire.nn.norm import RMSNorm
 from quire.nn.ops import HeadProduct, Ops
+from quire.nn.parameter import Parameter
 from quire.quant.weight import tensor_of
 
 if TYPE_CHECKING:
@@ -44,26 +48,32 @@ class MlaAttention:
         layer: int,
         dtype: torch.dtype,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
         assert spec.mla is not None
         self.mla = mla = spec.mla
-        self.num_heads, self.width = spec.num_heads, mla.nope_dim + mla.rope_dim
+        own = ranks.heads(spec.num_heads, spec.num_heads).q
+        self.all_heads = ranks.spread_heads(spec.num_heads, spec.num_heads, mla.v_dim)
+        self.hidden = ranks.spread(spec.hidden_size)
+        self.num_heads, self.width = own.size, mla.nope_dim + mla.rope_dim
         scale = self.width**-0.5 if spec.attn_scale is None else spec.attn_scale
         self.heads = replace(heads, scale=scale)
 
-        def linear(num_in: int, parts: dict[str, int], bias: bool = False) -> Linear:
+        def linear(num_in: int, parts: Mapping[str, int | Cut], bias: bool = False) -> Linear:
             return Linear(num_in, parts, bias=bias, dtype=dtype, device=device)
 
-        parts = {"q": mla.q_rank or self.num_heads * self.width, "kv": mla.kv_rank + mla.rope_dim}
+        # Latents are for all heads, so every rank makes all of them.
+        parts = {"q": mla.q_rank or own.times(self.width), "kv": mla.kv_rank + mla.rope_dim}
         self.qkv = linear(spec.hidden_size, parts, spec.qkv_bias)
         self.q_b: Linear | None = None
         self.q_norm: RMSNorm | None = None
         if mla.q_rank is not None:
             self.q_norm = RMSNorm(mla.q_rank, NORM_EPS, dtype, device)
-            self.q_b = linear(mla.q_rank, {"q": self.num_heads * self.width})
+            self.q_b = linear(mla.q_rank, {"q": own.times(self.width)})
         self.kv_norm = RMSNorm(mla.kv_rank, NORM_EPS, dtype, device)
-        self.kv_b = linear(mla.kv_rank, {"kv": self.num_heads * (mla.nope_dim + mla.v_dim)})
-        self.out = linear(self.num_heads * mla.v_dim, {"out": spec.hidden_size}, bias=spec.out_bias)
+        self.kv_b = linear(mla.kv_rank, {"kv": own.times(mla.nope_dim + mla.v_dim)})
+        out = {"out": self.hidden.own}
+        self.out = linear(spec.num_heads * mla.v_dim, out, bias=spec.out_bias)
         self.to_latent: HeadProduct | None = None
         self.to_value: HeadProduct | None = None
         self.transform: HeadTransform | None = None
@@ -75,6 +85,9 @@ class MlaAttention:
     def norms(self) -> dict[str, RMSNorm]:
         found = {"q_norm": self.q_norm, "kv_norm": self.kv_norm}
         return {name: norm for name, norm in found.items() if norm is not None}
+
+    def parameters(self) -> dict[str, Parameter]:
+        return {}
 
     def finish(self, ops: Ops, ropes: Ropes) -> None:
         if self.mla.interleaved:
@@ -123,7 +136,7 @@ class MlaAttention:
             y.index_copy_(0, absorbed.tokens, some)
             others = self._expanded(expanded.take(q), cache, backend, plan)
             y.index_copy_(0, expanded.tokens, others)
-        return self.out(y.flatten(1))
+        return self.hidden.gather(self.out(self.all_heads.gather(y.flatten(1))))
 
     def _project(self, x: Tensor) -> Projected:
         mla = self.mla

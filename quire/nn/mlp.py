@@ -5,22 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.dist.ranks import ALONE, Ranks
 from quire.models.spec import ModelSpec
-from quire.nn.linear import Linear
+from quire.nn.linear import Adapted, Linear
 from quire.nn.norm import RMSNorm
 from quire.nn.ops import Ops
 
 
 class MLP:
     def __init__(
-        self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, ffn_size: int | None = None
+        self,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        ffn_size: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`ffn_size` for a block of another width than the model's (a shared expert)."""
         hidden, ffn, bias = spec.hidden_size, ffn_size or spec.ffn_size, spec.mlp_bias
+        self.ffn, self.hidden = ranks.spread(ffn), ranks.spread(hidden)
         self.is_gated = spec.mlp == "gated"
-        parts = {"gate": ffn, "up": ffn} if self.is_gated else {"up": ffn}
+        own = self.ffn.own
+        parts = {"gate": own, "up": own} if self.is_gated else {"up": own}
         self.up = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
-        self.down = Linear(ffn, {"down": hidden}, bias=bias, dtype=dtype, device=device)
+        self.down = Linear(ffn, {"down": self.hidden.own}, bias=bias, dtype=dtype, device=device)
         self.activation = spec.activation
         self.ops: Ops | None = None
         self.sub_norm = None
@@ -40,11 +48,12 @@ class MLP:
         for norm in self.norms().values():
             norm.finish(ops)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        x = self.up(x)  # [tokens, ffn]; a gate has been applied already
+    def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
+        x = self.up(x, adapted)  # [tokens, ffn]; a gate has been applied already
         if not self.is_gated:
             assert self.ops is not None, "MLP used before finish()"
             x = self.ops.activate(x, self.activation)
+        x = self.ffn.gather(x)
         if self.sub_norm is not None:
             x, _ = self.sub_norm(x, None)
-        return self.down(x)
+        return self.hidden.gather(self.down(x, adapted))

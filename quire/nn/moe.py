@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quire.dist.ranks import ALONE, Ranks
 from quire.nn.experts import Experts
-from quire.nn.linear import Linear
+from quire.nn.linear import Adapted, Linear
 from quire.nn.mlp import MLP
 from quire.nn.ops import GateForm, Ops
 from quire.nn.parameter import Parameter
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class SparseMLP:
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE
+    ) -> None:
         moe, hidden = spec.moe, spec.hidden_size
         assert moe is not None
         self.rule = moe.router
@@ -36,8 +39,10 @@ class SparseMLP:
             self.correction = torch.empty(self.rule.num_experts, device=device)
         gate = GateForm("silu", moe.swiglu_alpha, moe.swiglu_limit)
         sizes = (self.rule.num_experts, hidden, moe.ffn_size)
-        self.experts = Experts(*sizes, dtype, device, gate, moe.expert_bias)
-        self.shared = MLP(spec, dtype, device, moe.shared_ffn_size) if moe.shared_ffn_size else None
+        self.experts = Experts(*sizes, dtype, device, gate, moe.expert_bias, ranks)
+        self.shared: MLP | None = None
+        if moe.shared_ffn_size:
+            self.shared = MLP(spec, dtype, device, moe.shared_ffn_size, ranks)
         self.ops: Ops | None = None
         self.loads: Tensor | None = None  # [experts] tokens so far, counted when there is one
 
@@ -60,7 +65,7 @@ class SparseMLP:
             self.shared.finish(ops)
         self.experts.finish(ops)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
         assert self.ops is not None, "SparseMLP used before finish()"
         scores = self.router(x)  # [tokens, experts (+ 1)]
         visits = self.ops.route(scores[:, : self.rule.num_experts], self.rule, self.correction)
@@ -68,5 +73,5 @@ class SparseMLP:
         if self.shared is None:
             return out
         if not self.has_shared_gate:
-            return out + self.shared(x)
-        return self.ops.add_gated(out, scores[:, self.rule.num_experts :], self.shared(x))
+            return out + self.shared(x, adapted)
+        return self.ops.add_gated(out, scores[:, self.rule.num_experts :], self.shared(x, adapted))

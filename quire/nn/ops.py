@@ -24,6 +24,12 @@ class LinearKernel(Protocol):
         ...
 
 
+class GatedKernel(LinearKernel, Protocol):
+    """A product and the gate after it, on devices where the product can be had alone."""
+
+    kernel: LinearKernel
+
+
 class Table(Protocol):
     def __call__(self, ids: Tensor) -> Tensor:
         """[tokens] -> [tokens, width]: rows of a weight."""
@@ -134,6 +140,11 @@ class Routing(Protocol):
     def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
         """[tokens, experts] -> the best experts of each token, of equals the first. The correction
         decides who is best, but is no part of the weights."""
+        ...
+
+    def add_ranks(self, results: Tensor, weights: Tensor) -> Tensor:
+        """[tokens, top_k, hidden] of experts times [tokens, top_k], summed in that order, as
+        kernels of experts do it."""
         ...
 
     def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:

@@ -7,14 +7,23 @@ the first of them arrive, so a packed model never has it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from quire.dist.cuts import Cut
 from quire.quant.weight import Dense, Inputs, Weight
 
 Index = int | slice | tuple[int, slice]  # what a part is of the tensor
 WHOLE = ""  # the name of a parameter's only part
+
+
+class Kept(NamedTuple):
+    """What one of several ranks keeps of a parameter."""
+
+    cuts: Mapping[str, Cut]  # rows, by part or of the WHOLE
+    elsewhere: frozenset[str] = frozenset()  # parts that only other ranks have
 
 
 class Parameter:
@@ -25,19 +34,22 @@ class Parameter:
         device: torch.device,
         parts: Mapping[str, Index] | None = None,
         can_pack: bool = False,
+        kept: Kept | None = None,
     ) -> None:
         """`parts`: none: it is filled as a whole.
-        `can_pack`: it multiplies, so a kernel may take it in another form."""
+        `can_pack`: it multiplies, so a kernel may take it in another form.
+        `kept`: shape and parts are what this rank has of it; None: all there is."""
         self.shape, self.dtype, self.device, self.can_pack = shape, dtype, device, can_pack
         self.parts: dict[str, Index] = dict(parts or {})
+        self.kept = kept
         self.packed: dict[str, Weight] = {}  # by part
         self._tensor: Tensor | None = None
         self._inputs: Inputs = "float"
 
     @staticmethod
-    def of(tensor: Tensor) -> Parameter:
+    def of(tensor: Tensor, kept: Kept | None = None) -> Parameter:
         """A tensor that is there already."""
-        made = Parameter(tuple(tensor.shape), tensor.dtype, tensor.device)
+        made = Parameter(tuple(tensor.shape), tensor.dtype, tensor.device, kept=kept)
         made._tensor = tensor
         return made
 
@@ -56,6 +68,37 @@ class Parameter:
         if part is None:
             return self.shape
         return tuple(torch.empty(self.shape, device="meta")[self.parts[part]].shape)
+
+    def is_elsewhere(self, part: str | None) -> bool:
+        return self.kept is not None and part in self.kept.elsewhere
+
+    def stored_shape(self, part: str | None) -> tuple[int, ...]:
+        """As a checkpoint has it, for all ranks."""
+        shape = self.shape_of(part)
+        if self.kept is None:
+            return shape
+        cuts = self.kept.cuts
+        if (cut := cuts.get(part or WHOLE)) is not None:
+            return (cut.total, *shape[1:])
+        return shape if part else (sum(cut.total for cut in cuts.values()), *shape[1:])
+
+    def own_rows(self, part: str | None) -> slice | Tensor | None:
+        """Which rows of a stored part, or of all, are this rank's; None: every one."""
+        if self.kept is None:
+            return None
+        cuts = self.kept.cuts
+        found = cuts.get(part or WHOLE)
+        if found is None and part is None and len(cuts) == 1:
+            (found,) = cuts.values()
+        if found is not None:
+            return slice(found.begin, found.end)
+        if part is not None:
+            return None
+        rows, first = [], 0
+        for cut in cuts.values():
+            rows.append(torch.arange(first + cut.begin, first + cut.end))
+            first += cut.total
+        return torch.cat(rows)
 
     def view(self, part: str | None) -> Tensor:
         return self.tensor if part is None else self.tensor[self.parts[part]]

@@ -33,7 +33,7 @@ __all__ = ["FinishReport", "ServerMetrics"]
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 ENGINE_HISTOGRAM = "iteration_tokens_total"
-LABELLED = ("_finished", "_rejected", "_http")
+LABELLED = ("_finished", "_rejected", "_http", "_answer_cache")
 SUMS = ("_num_accepted", "_num_prompt", "_num_cached", "_num_generated", "_num_disconnected")
 
 
@@ -65,6 +65,7 @@ class ServerMetrics:
         self._http_seconds: dict[tuple[str, ...], Histogram] = {}
         self._finished = LabelledCounts(*((reason,) for reason in FINISH_REASONS))
         self._rejected, self._http = LabelledCounts(), LabelledCounts()
+        self._answer_cache = LabelledCounts()
         self._num_accepted = self._num_prompt = self._num_cached = self._num_generated = 0
         self._num_open = self._num_disconnected = self._num_restarts = 0
         self._engine_now: Mapping[str, float] = {}
@@ -103,6 +104,8 @@ class ServerMetrics:
         self._num_cached += report.cached_tokens
         self._observe("request_prompt_tokens", report.prompt_tokens)
         self._observe("request_generation_tokens", report.output_tokens)
+        if report.is_background:
+            return  # its times say nothing of those of requests that somebody waits for
         self._observe("e2e_request_latency_seconds", report.e2e_s)
         self._observe("request_queue_time_seconds", report.queue_s)
         self._observe("request_prefill_time_seconds", report.prefill_s)
@@ -126,6 +129,10 @@ class ServerMetrics:
         if histogram is None:
             histogram = self._http_seconds[labels] = Histogram(HTTP_EDGES)
         histogram.observe(seconds)
+
+    def answer_cache(self, outcome: str) -> None:
+        """A request asked the cache of answers: "exact", "draft", "proved", "answer", "miss"."""
+        self._answer_cache.add(outcome)
 
     def disconnected(self) -> None:
         """A client left before its answer was done."""
@@ -262,6 +269,7 @@ class ServerMetrics:
             "open_streams": self._num_open,
             "engine": {"steps": int(steps), "restarts": self._num_restarts},
             "experts": self._experts.summary(),
+            "answer_cache": {how: n for (how,), n in self._answer_cache.counts.items()},
         }
 
     def live(self) -> dict[str, Any]:
@@ -274,6 +282,19 @@ class ServerMetrics:
             "ttft": _plain(self._histograms["time_to_first_token_seconds"]),
             "itl": _plain(self._itl),
             "experts": self._experts.summary(),
+        }
+
+    def _tiers(self) -> dict[str, Reading]:
+        """Of pages outside the pool."""
+        now, totals = self._engine_now, self._engine_totals
+        return {
+            "kv_tier_loads": {(t,): totals[f"kv_loads_{t}"] for t in ("memory", "disk", "remote")},
+            "kv_tier_loaded_bytes": totals["kv_loaded_bytes"],
+            "kv_tier_saves": totals["kv_saves"],
+            "kv_tier_written_bytes": totals["kv_written_bytes"],
+            "kv_tier_drops": totals["kv_drops"],
+            "kv_tier_bad_pages": totals["kv_bad"],
+            "kv_tier_bytes": {(t,): now.get(f"kv_{t}_bytes", 0) for t in ("memory", "disk")},
         }
 
     def _reading(self) -> dict[str, Reading]:
@@ -312,8 +333,10 @@ class ServerMetrics:
             "kv_slots": now.get("kv_slots", 0),
             "kv_pages_evicted": totals["pages_evicted"],
             "kv_pages_copied": totals["pages_copied"],
+            **self._tiers(),
             "requests_accepted": self._num_accepted,
             "requests_rejected": self._rejected.counts,
+            "answer_cache_requests": self._answer_cache.counts,
             "http_requests": self._http.counts,
             "http_request_seconds": self._http_seconds,
             "open_streams": self._num_open,

@@ -17,3 +17,4 @@ class FinishReport(NamedTuple):
     prefill_s: float | None  # from its first step to its first token
     decode_s: float | None  # from its first token to its last
     num_preempted: int = 0
+    is_background: bool = False  # a line of a batch: nobody waited for it

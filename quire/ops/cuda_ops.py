@@ -28,6 +28,7 @@ from quire.nn.ops import (
     Table,
     Visits,
 )
+from quire.ops.expert_loop import add_ranks
 from quire.ops.int8_inputs import Int8Inputs
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.route import sigmoid
@@ -92,6 +93,9 @@ class CudaOps:
 
     def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
         return Visits(*route(logits, rule, correction))
+
+    def add_ranks(self, results: Tensor, weights: Tensor) -> Tensor:
+        return add_ranks(results, weights)
 
     def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
         return x + sigmoid(gate) * added

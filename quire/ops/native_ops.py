@@ -152,6 +152,9 @@ class NativeOps:
             return route(self.library, logits, rule, correction)
         return self._torch.route(logits, rule, correction)
 
+    def add_ranks(self, results: Tensor, weights: Tensor) -> Tensor:
+        return self._torch.add_ranks(results, weights)
+
     def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
         if self._takes(x, x.shape[-1]):
             return add_gated(self.library, x, gate, added)

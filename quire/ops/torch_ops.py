@@ -22,7 +22,7 @@ from quire.nn.ops import (
     Visits,
 )
 from quire.ops import torch_gate
-from quire.ops.expert_loop import ExpertLoop
+from quire.ops.expert_loop import ExpertLoop, add_ranks
 from quire.ops.int8_inputs import Int8Inputs
 from quire.ops.mkl_linear import PackedLinear, can_pack
 from quire.ops.route import choose_experts, sigmoid
@@ -136,6 +136,9 @@ class TorchOps:
 
     def route(self, logits: Tensor, rule: RouterSpec, correction: Tensor | None = None) -> Visits:
         return choose_experts(logits, rule, correction)
+
+    def add_ranks(self, results: Tensor, weights: Tensor) -> Tensor:
+        return add_ranks(results, weights)
 
     def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
         return x + sigmoid(gate) * added

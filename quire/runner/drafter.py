@@ -14,10 +14,13 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
+from quire.forward import StateReads
 from quire.grammar.live import LiveMatchers
 from quire.request import RequestId
+from quire.runner.gather import StepShape
 from quire.runner.rows import GRAMMAR, HIDDEN, LOGPROBS, RequestRows
 from quire.runner.runner import ModelRunner
+from quire.runner.states import StepStates
 from quire.spec.speculation import SpecCounts
 from quire.step import Admission, StepPlan, Work
 
@@ -53,7 +56,7 @@ class ModelDrafter:
         judged = [work.request_id for work in works if rows.needs[work.row] & GRAMMAR]
         if judged:
             self._target.masks.catch_up()
-            _fork(judged, self._target.matchers, runner.matchers)
+            fork_matchers(judged, self._target.matchers, runner.matchers)
         self._step([self._first(work) for work in works])
         for depth in range(1, max(work.num_drafts for work in works)):
             self._step(
@@ -66,6 +69,12 @@ class ModelDrafter:
         for work in works:
             self._done[work.row] = work.start + work.num_drafts
         self.counts.seconds += time.perf_counter() - begun
+
+    def reads(self, works: Sequence[Work]) -> StateReads | None:
+        return None  # tokens are all it needs
+
+    def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
+        """Nothing is kept."""
 
     def _first(self, work: Work) -> Work:
         """What the drafter has not read of a request yet, its newest token included."""
@@ -90,7 +99,10 @@ class ModelDrafter:
         self.runner.execute(StepPlan(tuple(batch)))
 
 
-def _fork(request_ids: Iterable[RequestId], source: LiveMatchers, target: LiveMatchers) -> None:
+def fork_matchers(
+    request_ids: Iterable[RequestId], source: LiveMatchers, target: LiveMatchers
+) -> None:
+    """The same grammars, to be followed on their own."""
     for request_id in request_ids:
         matcher = source.get(request_id)
         if matcher is not None:

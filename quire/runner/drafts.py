@@ -1,4 +1,8 @@
-"""Drafter: what a model that makes drafts gives the runner it drafts for; see `drafter.py`."""
+"""Drafter: what a model or a head that makes drafts gives the runner it drafts for.
+
+`drafter.py` drafts with a model, `feature_drafter.py` and `medusa_drafter.py` with heads, which
+read the target's hidden states: a step hands them over as a value (`states.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from quire.forward import StateReads
+from quire.runner.gather import StepShape
+from quire.runner.states import StepStates
 from quire.step import Admission, Work
 
 
@@ -21,4 +28,12 @@ class Drafter(Protocol):
 
     def fill(self, works: Sequence[Work]) -> None:
         """Write the drafts of these works into their rows, behind their newest tokens."""
+        ...
+
+    def reads(self, works: Sequence[Work]) -> StateReads | None:
+        """Which hidden states of a step with these works it wants to `keep`; None: none."""
+        ...
+
+    def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
+        """What the target computed in this step."""
         ...

@@ -9,7 +9,6 @@ returns a pending result and does not wait for the device. The one exception is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -17,36 +16,36 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec, prompt_planner
-from quire.forward import Batch, ForwardContext, Tail
+from quire.forward import Batch, ForwardContext, Tail, Taps
 from quire.grammar.live import LiveMatchers
+from quire.lora.bank import AdapterBank
 from quire.memory.pool import PagePool
+from quire.memory.transfer import PageTransfer
 from quire.models.decoder import Decoder
-from quire.request import RequestId
 from quire.runner import rows as bits
+from quire.runner.adapted import adapted_of
 from quire.runner.drafts import Drafter
 from quire.runner.gather import StepShape, decode_batches, fed_batches, ragged_batches
 from quire.runner.graphs import GraphCache
 from quire.runner.masks import GrammarMasks, StepMask
 from quire.runner.mixed_graphs import MOST_PROMPTS, MixedGraphs, MixedSize, Queries
-from quire.runner.pending import Draw, PendingStep, PromptPart
-from quire.runner.pooling import PooledPart, Pools
+from quire.runner.pending import Draw, PendingStep
+from quire.runner.pooling import Pools
 from quire.runner.prompt_graphs import Inputs, PromptGraphs
+from quire.runner.prompt_parts import PromptReader, prompt_parts
 from quire.runner.rows import RequestRows, needs_of
 from quire.runner.sampling import sample_inputs
+from quire.runner.states import Forwarded, StepRead, StepStates
 from quire.runner.tail import min_dropped, sampled_batch
 from quire.runner.tapes import Tapes
 from quire.runner.upload import IntArray, Uploader
-from quire.sample.inputs import TokenMask
+from quire.sample.inputs import SampledLogprobs, TokenMask
 from quire.sample.logprobs import prompt_logprobs
 from quire.sample.ops import sample_ops_of
 from quire.sample.sampler import Sampler
 from quire.step import StepPlan, Work
 
 PROMPT_LOGPROB_CHUNK = 256  # positions whose logits exist at once
-
-# Whose prompt, its first position here, hidden states [positions, hidden] (good until the next
-# step) and the tokens that follow them [positions].
-PromptReader = Callable[[RequestId, int, Tensor, Tensor], None]
 
 
 class ModelRunner:
@@ -75,6 +74,9 @@ class ModelRunner:
         self.tapes: Tapes | None = None  # on a CPU; set by the engine
         self.prompt_reader: PromptReader | None = None  # takes the place of prompt logprobs
         self.drafter: Drafter | None = None  # likewise, where a model makes drafts
+        self.taps: tuple[int, ...] = ()  # layers whose input the drafter reads; likewise
+        self.adapters: AdapterBank | None = None  # likewise, where adapters can be added
+        self.transfer: PageTransfer | None = None  # likewise, where pages are kept elsewhere too
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -90,13 +92,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingStep:
-        shape, sent = self._stage(plan)
+        staging, transfer = self._stage, self.transfer
+        shape, sent = staging(plan) if transfer is None else transfer.around(plan, staging)
         if shape is None:
             self.rows.set_wishes(plan.admissions, self.uploader)
             return PendingStep(())
         made = self._make_drafts(plan, sent)
-        prompts: list[PromptPart] = []
-        pooled: list[PooledPart] = []
+        read: StepRead | None = None
         if self.graphs is not None and shape.is_padded_decode:
             logits = self.graphs.replay(
                 sent["rows"],
@@ -109,31 +111,18 @@ class ModelRunner:
                 logits = logits[sent["sample_index"]]
         elif self.prompt_graphs is not None and "tiles" in sent:
             logits = self.prompt_graphs.replay(sent, int(shape.context_lens[0]))
-        elif self.tapes is not None:
-            has_tail = self._has_tail(plan, shape)
-            hidden = self.tapes.run(self._batches(shape, sent), sent, has_tail)
-            if not has_tail and self._reads_hidden(plan.works):
-                prompts = self._prompt_parts(plan.works, shape, hidden)
-                pooled = self.pools.take(shape, hidden)
-            if not has_tail and len(shape.sampled) < shape.num_tokens:
-                hidden = hidden[sent["sample_index"]]
-            logits = self.model.logits(hidden)
         else:
-            ctx, q, residual = self._queries(shape, sent)
-            tail = self._tail(plan, shape, sent, ctx.batch)
-            hidden = self.model.read_out(q, residual, ctx, tail)
-            if tail is None:
-                prompts = self._prompt_parts(plan.works, shape, hidden)
-                pooled = self.pools.take(shape, hidden)
-                hidden = hidden[sent["sample_index"]]
-            logits = self.model.logits(hidden)
+            forward = self._on_tape if self.tapes is not None else self._by_layer
+            read = self._read(plan, shape, sent, forward(plan, shape, sent))
+            logits = self.model.logits(read.sampled)
         # What only sampling reads goes up while the device runs the forward.
         self.rows.set_wishes(plan.admissions, self.uploader)
         self.masks.admit(plan.admissions)
         draw = self._draw(plan, shape, sent, logits) if len(shape.sampled) else None
         if draw is not None and made is not None:
             draw = draw._replace(drafts=made)
-        pending = PendingStep(plan.works, draw, prompts, pooled)
+        parts = () if read is None else (read.prompts, read.pooled)
+        pending = PendingStep(plan.works, draw, *parts)
         if draw is not None and draw.mask is not None:
             self.masks.remember(draw.mask, pending)
         return pending
@@ -262,9 +251,46 @@ class ModelRunner:
 
     # ------------------------------------------------------------ forward
 
+    def _on_tape(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:
+        assert self.tapes is not None
+        has_tail = self._has_tail(plan, shape)
+        adapted = adapted_of(self.adapters, self.rows, shape)
+        hidden = self.tapes.run(self._batches(shape, sent), sent, has_tail, adapted)
+        return Forwarded(hidden, self.tapes.streams(shape.num_tokens), has_tail)
+
+    def _by_layer(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:
+        ctx, q, residual = self._queries(shape, sent)
+        tail = self._tail(plan, shape, sent, ctx.batch)
+        hidden = self.model.read_out(q, residual, ctx, tail)
+        return Forwarded(hidden, ctx.taps.taken() if ctx.taps else (), tail is not None)
+
+    def _read(
+        self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor], states: Forwarded
+    ) -> StepRead:
+        """All that is read of a step's hidden states, but for the draw."""
+        made = StepRead(states.hidden)
+        every = None if states.has_tail else states.hidden
+        if every is not None:
+            if self._reads_hidden(plan.works):
+                asked = (plan.works, shape, self.rows, every)
+                prompts = prompt_parts(*asked, self._prompt_logprobs, self.prompt_reader)
+                made = StepRead(every, prompts, self.pools.take(shape, every))
+            if self.tapes is None or len(shape.sampled) < shape.num_tokens:
+                made = made._replace(sampled=every[sent["sample_index"]])
+        if self.drafter is not None and self.drafter.reads(plan.works) is not None:
+            self.drafter.keep(plan.works, shape, StepStates(states.streams, every, made.sampled))
+        return made
+
+    def _prompt_logprobs(self, states: Tensor, targets: Tensor, num: int) -> SampledLogprobs:
+        chunk, best = PROMPT_LOGPROB_CHUNK, self.sampler.ops.best
+        return prompt_logprobs(states, targets, self.model.logits, num, chunk, best)
+
     def _has_tail(self, plan: StepPlan, shape: StepShape) -> bool:
         num_dropped = shape.num_tokens - len(shape.sampled)
-        return num_dropped >= self.min_dropped and not self._reads_hidden(plan.works)
+        if num_dropped < self.min_dropped or self._reads_hidden(plan.works):
+            return False
+        reads = None if self.drafter is None else self.drafter.reads(plan.works)
+        return reads is None or reads.leaves_tail(self.model.spec.num_layers)
 
     def _tail(
         self,
@@ -291,14 +317,16 @@ class ModelRunner:
             self.backend.plan(batch, spec, max_context)
             for batch, spec in zip(batches, self._group_specs, strict=True)
         )
-        return ForwardContext(batches[0], self.backend, plans, self.pool)
+        taps = Taps(self.taps) if self.taps else None
+        return ForwardContext(batches[0], self.backend, plans, self.pool, taps)
 
     def _queries(self, shape: StepShape, sent: dict[str, Tensor]) -> Queries:
         """The step up to its last layer's attention."""
         if shape.mixed_size is not None:
             assert self.mixed_graphs is not None
             return self.mixed_graphs.replay(sent, shape.mixed_size)
-        ctx = self._planned(self._batches(shape, sent))
+        adapted = adapted_of(self.adapters, self.rows, shape)
+        ctx = replace(self._planned(self._batches(shape, sent)), adapted=adapted)
         return Queries(ctx, *self.model.queries(ctx))
 
     def mixed_queries(self, sent: Inputs, num_singles: int) -> Queries:
@@ -358,32 +386,3 @@ class ModelRunner:
             infos = [self.rows.info[row] for row in row_ids]
             nums = [info.params.logprobs if info else None for info in infos]
         return Draw(shape.sampled.tolist(), drawn, nums, judge)
-
-    def _prompt_parts(
-        self, works: tuple[Work, ...], shape: StepShape, hidden: Tensor
-    ) -> list[PromptPart]:
-        """Logprobs of prompt tokens, for the rows that want them and positions fed in this step."""
-        parts = []
-        for work in np.flatnonzero(self.rows.needs[shape.rows] & bits.PROMPT_LOGPROBS):
-            row, start = int(shape.rows[work]), int(shape.starts[work])
-            info = self.rows.info[row]
-            assert info is not None and info.params.prompt_logprobs is not None
-            stop = min(int(shape.context_lens[work]), info.num_prompt - 1)
-            if start >= stop:
-                continue
-            first = int(shape.query_ends[work] - shape.query_lens[work])
-            targets = self.rows.tokens[row, start + 1 : stop + 1].long()
-            states = hidden[first : first + stop - start]
-            if self.prompt_reader is not None:
-                self.prompt_reader(works[work].request_id, start, states, targets)
-                continue
-            found = prompt_logprobs(
-                states,
-                targets,
-                self.model.logits,
-                info.params.prompt_logprobs,
-                PROMPT_LOGPROB_CHUNK,
-                self.sampler.ops.best,
-            )
-            parts.append(PromptPart(int(work), info.params.prompt_logprobs, targets, found))
-        return parts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from quire.params import SamplingParams
 from quire.request import RequestId
@@ -16,6 +17,7 @@ from quire.sched.costs import StepCosts
 from quire.step import Admission, PageWrite, StepPlan, Work
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+GUESSES = (1, 2, 4, 8, 16, 32)
 CONTEXT = 128  # tokens before those fed
 REPEATS = 5
 ENOUGH_S = 1.5  # of measuring; what is larger goes along the last line
@@ -49,6 +51,26 @@ def measure(runner: ModelRunner) -> StepTimes:
     draw = (probe.seconds(count, drawing) - measured[-1][1]) / count
     runner.rows.page_tables.zero_()  # of pages that nobody holds
     return StepTimes(StepCosts.of(measured), max(0.0, draw))
+
+
+class Rehearsed(Protocol):
+    def rehearse(self, num_works: int) -> None:
+        """One guess for so many requests."""
+        ...
+
+
+def rehearsed(drafter: Rehearsed) -> StepCosts:
+    """What a head takes for a guess, by the number of requests."""
+
+    def seconds(count: int) -> float:
+        times = []
+        for _ in range(REPEATS):
+            begun = time.perf_counter()
+            drafter.rehearse(count)
+            times.append(time.perf_counter() - begun)
+        return min(times)
+
+    return StepCosts.of((count, seconds(count)) for count in GUESSES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ class WaitingLine:
         self._key = key
         self._heap: list[tuple[float, int, Request]] = []
         self._by_id: dict[RequestId, Request] = {}
-        self.num_tokens = 0  # still to be computed by everyone here, cache hits aside
+        # To be computed of requests that somebody waits for, cache hits aside.
+        self.num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -74,11 +75,11 @@ class WaitingLine:
     def _note(self, request: Request) -> None:
         assert request.id not in self._by_id, f"request {request.id} waits already"
         self._by_id[request.id] = request
-        self.num_tokens += len(request.tokens)
+        self.num_tokens += 0 if request.is_background else len(request.tokens)
 
     def _forget(self, request: Request) -> None:
         del self._by_id[request.id]
-        self.num_tokens -= len(request.tokens)
+        self.num_tokens -= 0 if request.is_background else len(request.tokens)
 
     def oldest_arrival(self) -> float | None:
         """Of requests that somebody waits for; None when there are none."""

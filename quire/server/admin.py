@@ -19,6 +19,16 @@ async def flush_cache(request: HttpRequest, server: Server) -> Reply:
     return Reply(sse.encode({"pages_emptied": pages}))
 
 
+async def cache_news(request: HttpRequest, server: Server) -> Reply:
+    """How cached prefixes changed since a number that an earlier answer told; for routers."""
+    since, epoch = request.query.get("since", "0"), request.query.get("epoch", "")
+    if not (since.isascii() and since.isdigit() and len(since) < 20) or len(epoch) > 64:
+        raise BadRequest(f"got since={since[:40]!r}, want a number", param="since")
+    found = await server.link.ask(lambda number: msg.TellCache(number, epoch, int(since)))
+    assert isinstance(found, dict)
+    return Reply(sse.encode({**found, "is_whole": bool(found["is_whole"])}))
+
+
 async def pause(request: HttpRequest, server: Server) -> Reply:
     """No step until resumed; requests keep waiting, and /ready says so."""
     await server.link.set_paused(True)

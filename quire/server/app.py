@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.obs.log import AccessRecord, log_access, log_event
+from quire.server.handover import TICKET_HEADER
 from quire.server.http import (
     BodyRoom,
     ClientGone,
@@ -215,11 +216,13 @@ class Exchange:
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _answer(self, request: HttpRequest, route: Route) -> int:
-        answer = await route.handler(request, self.server)
+        models = self.server.models
+        server = self.server if models is None else await models.serving(request)
+        answer = await route.handler(request, server)
         if isinstance(answer, Reply):
             return await self._reply(answer)
         if request.method == "HEAD":
-            return await self._reply(Reply(b"", content_type="text/event-stream"))
+            return await self._reply(Reply(b"", content_type=answer.content_type))
         request.body = b""
         self.app.room.release(request)  # streams are long
         self._stream = answer
@@ -244,7 +247,9 @@ class Exchange:
             if request.warnings:
                 text = _UNPRINTABLE.sub("?", "; ".join(request.warnings)[:1_000])
                 headers.append((b"x-quire-warning", text.encode("ascii")))
-            headers += cors_headers(request, self.server)
+            if request.kv_ticket:
+                headers.append((TICKET_HEADER, request.kv_ticket.encode("ascii")))
+            headers += [*request.answer_headers, *cors_headers(request, self.server)]
         return headers
 
     async def _reply(self, reply: Reply) -> int:

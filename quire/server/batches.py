@@ -11,8 +11,9 @@ from quire.batches.files import Page
 from quire.batches.store import Batch, Wish
 from quire.server import sse
 from quire.server.fields import decode
-from quire.server.files import listed, page_of, shelf_of, tenant_of
+from quire.server.files import check_lifetime, listed, page_of, shelf_of, tenant_of
 from quire.server.http import HttpRequest, Reply
+from quire.server.items import Item, wrong
 from quire.server.problems import Problem
 from quire.server.server import Server
 
@@ -41,7 +42,7 @@ async def create_batch(request: HttpRequest, server: Server) -> Reply:
             400, f"got endpoint {fields.endpoint[:80]!r}, want one of {want}", param="endpoint"
         )
     window_s = _window(fields.completion_window)
-    _check_metadata(fields.metadata or {})
+    check_metadata(fields.metadata or {})
     tenant = tenant_of(request)
     source = await shelf.files.get(tenant, fields.input_file_id)
     if source is None:
@@ -51,7 +52,14 @@ async def create_batch(request: HttpRequest, server: Server) -> Reply:
         text = f"the file {source.id} has purpose {source.purpose!r}, want 'batch'"
         raise Problem(400, text, param="input_file_id")
     wish = Wish(
-        tenant, fields.endpoint, source.id, fields.completion_window, window_s, fields.metadata
+        tenant=tenant,
+        endpoint=fields.endpoint,
+        input_file_id=source.id,
+        completion_window=fields.completion_window,
+        window_s=window_s,
+        metadata=fields.metadata,
+        output_expires_in=_lifetime(fields.output_expires_after),
+        most_open=server.limits.max_open_batches_per_key,
     )
     batch = await shelf.batches.add(wish)
     shelf.wake.set()
@@ -70,7 +78,17 @@ def _window(text: str) -> int:
     return seconds
 
 
-def _check_metadata(metadata: dict[str, str]) -> None:
+def _lifetime(given: dict[str, Any] | None) -> int | None:
+    """OpenAI's `output_expires_after`, counted from when an output file is made."""
+    if given is None:
+        return None
+    item = Item(given, "output_expires_after").only(("anchor", "seconds"))
+    if item.get("anchor") != "created_at":
+        raise wrong("output_expires_after.anchor", item.get("anchor"), "'created_at'")
+    return check_lifetime(str(item.get("seconds")), "output_expires_after.seconds")
+
+
+def check_metadata(metadata: dict[str, str]) -> None:
     too_long = [k for k, v in metadata.items() if len(k) > MAX_KEY or len(v) > MAX_VALUE]
     if len(metadata) > MAX_METADATA or too_long:
         raise Problem(

@@ -12,9 +12,11 @@ from quire.server import sse
 from quire.server.fields import ChatFields, decode
 from quire.server.generation import Generation
 from quire.server.http import EventStream, HttpRequest, Reply
+from quire.server.items import Item, wrong
 from quire.server.prompting import ChatAsk, ChatPlan, Piece, prepare
 from quire.server.server import Server
 from quire.server.settings import Limits
+from quire.server.stored_chats import keep_chat, wants_keeping
 from quire.server.usage import chat_logprobs, usage_of
 from quire.text.tools.parser import CallArguments, CallStart, TextPart
 from quire.text.tools.router import ReasoningPart
@@ -25,6 +27,7 @@ async def chat_completions(request: HttpRequest, server: Server) -> Reply | Even
     model = server.check_model(fields.model, request)
     plan = await prepare(server, request, _ask(fields, server.limits))
     answer = ChatAnswer(request, server, model, fields, plan)
+    answer.is_kept = wants_keeping(fields, request, server)
     if fields.stream:
         return EventStream(answer.chunks(), sse.failure)
     return Reply(sse.encode(await answer.whole()))
@@ -60,7 +63,20 @@ def _ask(fields: ChatFields, limits: Limits) -> ChatAsk:
         continue_final_message=continues,
         chat_template=fields.chat_template,
         template_values=values,
+        prediction=_prediction(fields),
     )
+
+
+def _prediction(fields: ChatFields) -> str:
+    """OpenAI's Predicted Outputs: what the answer may be much like."""
+    if fields.prediction is None:
+        return ""
+    item = Item(fields.prediction, "prediction").only(("type", "content"))
+    if item.get("type") != "content":
+        raise wrong("prediction.type", item.get("type"), "'content'")
+    if isinstance(item.get("content"), str):
+        return item.text("content")
+    return "".join(part.text("text") for part in item.items("content"))
 
 
 class ChatAnswer:
@@ -74,6 +90,7 @@ class ChatAnswer:
     ) -> None:
         self.request, self.server, self.fields, self.plan = request, server, fields, plan
         self.shows_reasoning = fields.include_reasoning is not False
+        self.is_kept = False
         self._num_thought = [0] * plan.params.n  # tokens, for each answer
         self._num_seen = [0] * plan.params.n  # tokens in the pieces that came
         self.head = {
@@ -92,30 +109,36 @@ class ChatAnswer:
                 for piece in pieces:
                     self._see(piece)
                     messages[piece.index].take(piece)
-            outputs = generation.conversation.result()
-            choices = []
-            for message, output in zip(messages, outputs.outputs, strict=True):
-                choice: dict[str, Any] = {
-                    "index": output.index,
-                    "message": message.body(self.shows_reasoning),
-                    "logprobs": self._logprobs(output.logprobs),
-                    "finish_reason": message.finish,
-                    "stop_reason": output.stop_reason,
-                }
-                if self.fields.return_token_ids:
-                    choice["token_ids"] = output.token_ids
-                choices.append(choice)
-            body = self.head | {
-                "choices": choices,
-                "usage": self._usage(generation),
-                "timings": generation.timings(),
-                "system_fingerprint": None,
+            body = self._body(messages, generation)
+        if self.is_kept:
+            await keep_chat(self.request, self.server, self.fields, body)
+        return body
+
+    def _body(self, messages: list[Message], generation: Generation) -> dict[str, Any]:
+        outputs = generation.conversation.result()
+        choices = []
+        for message, output in zip(messages, outputs.outputs, strict=True):
+            choice: dict[str, Any] = {
+                "index": output.index,
+                "message": message.body(self.shows_reasoning),
+                "logprobs": self._logprobs(output.logprobs),
+                "finish_reason": message.finish,
+                "stop_reason": output.stop_reason,
             }
-            if self.fields.prompt_logprobs is not None:
-                body["prompt_logprobs"] = outputs.prompt_logprobs
             if self.fields.return_token_ids:
-                body["prompt_token_ids"] = outputs.prompt_token_ids
-            return body
+                choice["token_ids"] = output.token_ids
+            choices.append(choice)
+        body = self.head | {
+            "choices": choices,
+            "usage": self._usage(generation),
+            "timings": generation.timings(),
+            "system_fingerprint": None,
+        }
+        if self.fields.prompt_logprobs is not None:
+            body["prompt_logprobs"] = outputs.prompt_logprobs
+        if self.fields.return_token_ids:
+            body["prompt_token_ids"] = outputs.prompt_token_ids
+        return body
 
     def _logprobs(self, records: Sequence[Mapping[int, Logprob]] | None) -> dict[str, Any] | None:
         if not self.fields.logprobs or records is None:
@@ -151,6 +174,7 @@ class ChatAnswer:
             sse.TextChunk(head | {"choices": [_delta(i, {"content": sse.HOLE})]})
             for i in range(self.plan.params.n)
         ]
+        messages = [Message() for _ in range(self.plan.params.n if self.is_kept else 0)]
         async with Generation(self.server, self.request, self.plan.job) as generation:
             for index in range(self.plan.params.n):
                 yield sse.data(head | self._beginning(index, generation))
@@ -158,6 +182,8 @@ class ChatAnswer:
                 made = []
                 for piece in pieces:
                     self._see(piece)
+                    if messages:
+                        messages[piece.index].take(piece)
                     parts = piece.parts
                     only = parts[0] if len(parts) == 1 else None
                     if plain and piece.finish is None and isinstance(only, TextPart):
@@ -169,6 +195,9 @@ class ChatAnswer:
             if wants_usage:
                 usage = {"usage": self._usage(generation), "timings": generation.timings()}
                 yield sse.data(head | {"choices": []} | usage)
+            if messages:
+                body = self._body(messages, generation)
+                await keep_chat(self.request, self.server, self.fields, body)
             yield sse.DONE
 
     def _beginning(self, index: int, generation: Generation) -> dict[str, Any]:

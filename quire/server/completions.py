@@ -14,6 +14,7 @@ from quire.obs.log import log_event
 from quire.outputs import StreamEvent
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.server import sse
+from quire.server.cache_wish import Asked, mode_of, text_wish
 from quire.server.fields import CompletionFields, decode
 from quire.server.generation import Generation, Job
 from quire.server.http import EventStream, HttpRequest, Reply
@@ -34,7 +35,14 @@ async def completions(request: HttpRequest, server: Server) -> Reply | EventStre
         await check_grammar(request, server, params.structured_outputs)
     prompts = await _prompts(fields, request, server)
     answer = Completion(request, server, model, fields, params)
-    jobs = [Job(prompt, params, fields.priority or 0, fields.timeout) for prompt in prompts]
+    mode, asked = mode_of(fields.answer_cache, server), Asked([], [], params, fields.model)
+    jobs = [
+        Job(
+            *(prompt, params, fields.priority or 0, fields.timeout),
+            text_wish(mode, asked, prompt.get("prompt")),
+        )
+        for prompt in prompts
+    ]
     if fields.stream:
         return EventStream(answer.chunks(jobs), sse.failure)
     return Reply(sse.encode(await answer.whole(jobs)))
@@ -82,7 +90,7 @@ async def check_grammar(
     request: HttpRequest, server: Server, wanted: StructuredOutputsParams
 ) -> None:
     """Raises as the checker does; warns of string formats that are not enforced."""
-    await server.checker.check(wanted)
+    await server.checker(request.is_background).check(wanted)
     if ignored := ignored_formats(wanted):
         shown = ", ".join(name[:40] for name in ignored[:10])
         request.warnings.append(f"ignored unknown string formats: {shown}")

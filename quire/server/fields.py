@@ -72,6 +72,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None
     num_speculative_tokens: int | None = None  # 0: no drafts for this request
+    answer_cache: str | None = None  # off, exact, draft or answer
     vllm_xargs: dict[str, Any] | None = None  # vLLM's place for it
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -101,6 +102,9 @@ class ChatFields(SamplingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
 
 
 class CompletionFields(SamplingFields, kw_only=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from quire.batches.files import FileRow, NewFile, Page
 from quire.server import sse
-from quire.server.http import HttpRequest, Reply
+from quire.server.http import EventStream, HttpRequest, Reply
 from quire.server.multipart import Form, Upload, boundary_of, read_form
 from quire.server.problems import Problem
 from quire.server.server import Server
@@ -18,6 +19,7 @@ PURPOSES = ("batch", "user_data", "assistants", "evals", "fine-tune", "vision")
 MAX_FILENAME = 255
 LIMIT, MOST = 20, 10_000
 HOUR_S, MONTH_S = 3_600, 30 * 24 * 3_600
+PART_BYTES = 1 << 18
 
 
 def shelf_of(server: Server) -> Shelf:
@@ -44,7 +46,8 @@ async def upload(request: HttpRequest, server: Server) -> Reply:
     try:
         await server.in_thread(lambda: _cut_out(body, found, spool))
         name = Path(found.filename.replace("\\", "/")).name[:MAX_FILENAME] or "upload"
-        wish = NewFile(tenant_of(request), purpose, name, expires_in)
+        most = server.limits.max_stored_bytes_per_key
+        wish = NewFile(tenant_of(request), purpose, name, expires_in, most_bytes=most)
         row = await shelf.files.keep(spool, wish)
     except OSError as error:
         raise Problem(507, f"the file cannot be stored: {error.strerror}") from None
@@ -65,15 +68,16 @@ def _purpose(form: Form) -> str:
 def _expiry(form: Form) -> int | None:
     """Seconds from now, as OpenAI's `expires_after[seconds]`."""
     text = form.fields.get("expires_after[seconds]")
-    if text is None:
-        return None
-    if not _is_number(text) or not HOUR_S <= int(text) <= MONTH_S:
+    return None if text is None else check_lifetime(text, "expires_after")
+
+
+def check_lifetime(given: str, param: str) -> int:
+    """Seconds that a file is kept."""
+    if not _is_number(given) or not HOUR_S <= int(given) <= MONTH_S:
         raise Problem(
-            400,
-            f"got expires_after {text[:40]!r}, want {HOUR_S} to {MONTH_S} seconds",
-            param="expires_after",
+            400, f"got {param} {given[:40]!r}, want {HOUR_S} to {MONTH_S} seconds", param=param
         )
-    return int(text)
+    return int(given)
 
 
 def _cut_out(body: Path, upload: Upload, spool: Path) -> None:
@@ -93,7 +97,7 @@ async def files(request: HttpRequest, server: Server) -> Reply:
     return _reply(listed([row.shape() for row in rows], page))
 
 
-async def file(request: HttpRequest, server: Server) -> Reply:
+async def file(request: HttpRequest, server: Server) -> Reply | EventStream:
     """GET /v1/files/{id} and /v1/files/{id}/content."""
     file_id, _, part = request.path_value.partition("/")
     row = await _row(request, server, file_id)
@@ -101,9 +105,24 @@ async def file(request: HttpRequest, server: Server) -> Reply:
         return _reply(row.shape())
     if part != "content":
         raise Problem(404, f"no such path: {request.path[:200]}", code="not_found")
-    path = shelf_of(server).files.path(row.id)
-    content = await server.in_thread(path.read_bytes, row.bytes)
-    return Reply(content, content_type="application/octet-stream")
+    return EventStream(
+        _content(row, shelf_of(server).files.path(row.id), server),
+        lambda problem: b"",  # the client misses bytes and knows
+        content_type="application/octet-stream",
+        headers=((b"content-length", str(row.bytes).encode()),),
+    )
+
+
+async def _content(row: FileRow, path: Path, server: Server) -> AsyncIterator[bytes]:
+    """Part by part, as the client takes them: a download of any size costs no memory."""
+    try:
+        source = path.open("rb")
+    except FileNotFoundError:
+        raise _no_file(row.id) from None
+    with source:
+        yield await server.in_thread(lambda: source.read(PART_BYTES))
+        while part := await server.in_thread(lambda: source.read(PART_BYTES)):
+            yield part
 
 
 async def delete_file(request: HttpRequest, server: Server) -> Reply:
@@ -117,8 +136,12 @@ async def delete_file(request: HttpRequest, server: Server) -> Reply:
 async def _row(request: HttpRequest, server: Server, file_id: str) -> FileRow:
     row = await shelf_of(server).files.get(tenant_of(request), file_id)
     if row is None:
-        raise Problem(404, f"no such file: {file_id[:80]!r}", param="id", code="not_found")
+        raise _no_file(file_id)
     return row
+
+
+def _no_file(file_id: str) -> Problem:
+    return Problem(404, f"no such file: {file_id[:80]!r}", param="id", code="not_found")
 
 
 def page_of(request: HttpRequest, limit: int, most: int) -> Page:

@@ -24,12 +24,16 @@ from quire.obs.trace import finish_attributes, request_attributes
 from quire.outputs import RequestOutput, StreamEvent
 from quire.params import SamplingParams
 from quire.server.admission import Admission, Size, Ticket
+from quire.server.handover import read_role
 from quire.server.problems import Expired, Failed, Problem
 from quire.step import TokenEvent
 
 if TYPE_CHECKING:
     from quire.engine.intake import Prompt
+    from quire.server.answer_cache import Looked
+    from quire.server.cache_wish import CacheWish
     from quire.server.http import HttpRequest
+    from quire.server.link import Tap
     from quire.server.server import Server
 
 
@@ -40,11 +44,14 @@ class Job(NamedTuple):
     params: SamplingParams
     priority: int = 0
     timeout_s: float | None = None
+    cache: CacheWish | None = None  # None: the answer is made anew and not kept
+    hint: tuple[int, ...] = ()  # tokens that the answer may be much like
 
 
 class Generation:
     def __init__(self, server: Server, request: HttpRequest, job: Job) -> None:
-        self.server, self.http = server, request
+        self.server, self.http, self.job = server, request, job
+        self.looked: Looked | None = None  # what the cache of answers found out
         self.ticket: Ticket | None = None  # of the request this is a part of; None: it is alone
         self.timeout_s = math.inf  # a batch has a window of its own
         if not request.is_background:
@@ -56,9 +63,13 @@ class Generation:
                 " /score or /v1/embeddings"
             )
         text, self.requests = server.intake.requests(job.prompt, job.params, job.priority)
+        self.requests[0].hint = job.hint
+        for one in self.requests:
+            one.adapter_name = request.adapter
         if request.caller is not None:
             for one in self.requests:
                 one.tenant, one.weight = request.caller.salt, request.caller.weight
+        read_role(server.settings.engine.kv_role, request, self.requests[0])
         self.conversation = Conversation(request.id, text, self.requests, server.tokenizer)
         self.inbox: deque[StreamEvent] = deque()
         self.conversation.inbox = self.inbox
@@ -122,7 +133,7 @@ class Generation:
         self.deadline = self.http.deadline = self.ticket.begun + self.timeout_s
         leader.timing.arrival = self.begun  # a part may have waited for others of its request
         try:
-            self.tap = server.link.open(self.requests)
+            self.tap = await self._open()
         except BaseException:
             self._give_back(self.ticket)
             raise
@@ -133,6 +144,12 @@ class Generation:
             prompt_tokens=leader.num_prompt,
         )
         return self
+
+    async def _open(self) -> Tap:
+        """The engine, or an answer that was given before."""
+        answers = self.server.answers
+        found = await answers.look(self) if answers is not None else None
+        return found or self.server.link.open(self.requests)
 
     def _give_back(self, ticket: Ticket) -> None:
         if self._is_alone:
@@ -154,6 +171,8 @@ class Generation:
         reason = self._reason() if kind is None else "error" if _is_ours(error) else "abort"
         report = self._finish_report(reason)
         server.metrics.finished(report)
+        if server.answers is not None and reason in ("stop", "length"):
+            server.answers.learn(self)
         self.http.notes.update(
             prompt_tokens=report.prompt_tokens, output_tokens=report.output_tokens
         )
@@ -183,6 +202,7 @@ class Generation:
             prefill_s=prefill,
             decode_s=decode,
             num_preempted=sum(r.num_preempted for r in self.requests),
+            is_background=self.http.is_background,
         )
 
     # ------------------------------------------------------------ tokens
@@ -214,9 +234,11 @@ class Generation:
             if event.tokens:
                 before = last.get(event.request_id)
                 last[event.request_id] = now
-                if before is None and len(last) == 1:
+                is_timed = not self.http.is_background
+                if before is None and len(last) == 1 and is_timed:
                     metrics.first_token(now - self.begun)
-                metrics.tokens(len(event.tokens), None if before is None else now - before)
+                gap = now - before if before is not None and is_timed else None
+                metrics.tokens(len(event.tokens), gap)
                 if before is None:
                     self._take_report(event)
             if event.pooled:
@@ -237,6 +259,7 @@ class Generation:
                 timing = request.timing
                 timing.scheduled, timing.first_token = about.scheduled, about.first_token
                 timing.last_token = about.last_token
+                self.http.kv_ticket = about.kv_ticket or self.http.kv_ticket
 
     def _error(self, event: TokenEvent) -> QuireError:
         if event.error == QUEUE_TIMEOUT:

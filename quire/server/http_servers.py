@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
-from quire.server.app import App
+from quire.server.http import Receive, Scope, Send
 from quire.server.settings import ServeSettings
 
 HEAD_S = 10.0
 MAX_HEAD_BYTES = 128 << 10  # refused with a better message from half of that on
 BACKLOG, MAX_CONNECTIONS = 2_048, 20_000
+
+
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class HttpServer(Protocol):
@@ -26,7 +30,7 @@ class HttpServer(Protocol):
     async def serve(self) -> None: ...
 
 
-def make_http_server(settings: ServeSettings, app: App) -> HttpServer:
+def make_http_server(settings: ServeSettings, app: Asgi) -> HttpServer:
     return _uvicorn(settings, app) if settings.http_server == "uvicorn" else _granian(settings, app)
 
 
@@ -37,7 +41,7 @@ def stop_http_server(server: Any) -> None:
         server.should_exit = True
 
 
-def _granian(settings: ServeSettings, app: App) -> HttpServer:
+def _granian(settings: ServeSettings, app: Asgi) -> HttpServer:
     from granian.constants import HTTPModes, Interfaces
     from granian.http import HTTP1Settings
     from granian.server.embed import Server as Granian
@@ -59,7 +63,7 @@ def _granian(settings: ServeSettings, app: App) -> HttpServer:
     return made
 
 
-def _uvicorn(settings: ServeSettings, app: App) -> HttpServer:
+def _uvicorn(settings: ServeSettings, app: Asgi) -> HttpServer:
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol  # httptools takes heads of any size
 

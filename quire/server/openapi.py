@@ -12,14 +12,18 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.server import fields, ollama_input, sse
+from quire.server.adapters import LoadFields, UnloadFields
 from quire.server.app import ADMIN, PUBLIC, Route
 from quire.server.batches import BatchFields
+from quire.server.conversations import ConversationFields
 from quire.server.files import PURPOSES
 from quire.server.http import JSON_TYPE, NDJSON_TYPE, HttpRequest, Reply
 from quire.server.messages_input import CountTokensFields, MessagesFields
+from quire.server.model_verbs import ModelFields
 from quire.server.openapi_schemas import INSIDES, Schema, narrow
 from quire.server.responses_input import ResponsesFields
 from quire.server.server import PLACEHOLDERS, Server
+from quire.server.stored_chats import MetadataFields
 from quire.version import __version__
 
 EVENTS = "text/event-stream"
@@ -42,6 +46,12 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/classify": fields.ClassifyFields,
     "/pooling": fields.PoolingFields,
     "/v1/batches": BatchFields,
+    "/v1/load_lora_adapter": LoadFields,
+    "/v1/unload_lora_adapter": UnloadFields,
+    **{f"/admin/models/{verb}": ModelFields for verb in ("load", "park", "unload")},
+    "/v1/conversations": ConversationFields,
+    "/v1/conversations/{}": ConversationFields,
+    "/v1/chat/completions/{}": MetadataFields,
     "/tokenize": fields.TokenizeFields,
     "/detokenize": fields.DetokenizeFields,
     "/api/generate": ollama_input.OllamaGenerateFields,
@@ -65,12 +75,15 @@ MEDIA: dict[str, tuple[str, ...]] = {
     "/api/chat": (JSON_TYPE, NDJSON_TYPE),
     "/inside": (EVENTS,),
     "/metrics": ("text/plain",),
+    "/v1/load_lora_adapter": ("text/plain",),
+    "/v1/unload_lora_adapter": ("text/plain",),
     "/v1/files/{}": (JSON_TYPE, "application/octet-stream"),
     "/": ("text/html",),
     "/page/{}": ("text/html", "text/javascript", "text/css", "image/svg+xml"),
 }
 SCORED = ("id", "object", "created", "model", "data", "usage")
 RANKED = ("id", "model", "results", "usage")
+LISTED = ("object", "data", "has_more")
 BATCH = ("id", "object", "endpoint", "status", "input_file_id", "request_counts", "created_at")
 # Keys of a JSON answer that are always there.
 ANSWERS: dict[str, tuple[str, ...]] = {
@@ -91,6 +104,11 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "/v1/models": ("object", "data"),
     "/v1/models/{}": ("id", "object", "created", "owned_by"),
     "/v1/batches/{}": BATCH,
+    "/v1/responses/{}": ("id", "object"),
+    "/v1/chat/completions/{}": ("object",),
+    "/v1/conversations": ("id", "object", "created_at", "metadata"),
+    "/v1/conversations/{}": (),
+    "/v1/answer_cache": ("object",),
     "/tokenize": ("count", "max_model_len", "tokens"),
     "/detokenize": ("prompt",),
     "/health": ("status",),
@@ -133,14 +151,14 @@ STATUSES = {
     400: "The request is wrong; the message says what and why.",
     401: "The API key is missing or wrong.",
     403: "This needs an admin key.",
-    404: "No such model, path, file or batch.",
+    404: "No such model, path, or thing of that id.",
     405: "The path is there, for another method.",
     408: "The body did not arrive in time.",
     409: "Not in the state the engine or the batch is in; the message says why.",
     413: "The body is too large.",
     414: "The path and query are too long.",
     415: "Bodies must not be compressed.",
-    429: "The server is full; Retry-After says when to try again.",
+    429: "The server is full, and Retry-After says when to try again; or a key's quota is.",
     431: "The headers are too large.",
     500: "This request failed on our side; others go on.",
     503: "The engine is loading, restarting or shutting down.",
@@ -160,6 +178,13 @@ EXTRA = {
     "/v1/files/{}": (404,),
     "/v1/batches": (404,),
     "/v1/batches/{}": (404, 409),
+    "/v1/responses": (409,),
+    "/v1/responses/{}": (404,),
+    "/v1/chat/completions": (404,),
+    "/v1/chat/completions/{}": (404,),
+    "/v1/answer_cache": (404,),
+    "/v1/conversations": (404,),
+    "/v1/conversations/{}": (404,),
 }
 
 
@@ -197,7 +222,7 @@ def _operation(route: Route) -> Schema:
     made: Schema = {
         "operationId": _operation_id(route),
         "summary": _summary(route),
-        "responses": {"200": _success(route.path)} | _failures(route),
+        "responses": {"200": _success(route)} | _failures(route),
     }
     parameters = [QUERIES[route.path]] if route.path in QUERIES else []
     if route.path.endswith("{}"):
@@ -229,12 +254,14 @@ def _body(path: str) -> Schema:
     return {"required": True, "content": {JSON_TYPE: {"schema": reference}}}
 
 
-def _success(path: str) -> Schema:
+def _success(route: Route) -> Schema:
     content: Schema = {}
-    for media in MEDIA.get(path, (JSON_TYPE,)):
+    is_list = route.method == "GET" and route.path in BODIES and not route.path.endswith("{}")
+    for media in (JSON_TYPE,) if is_list else MEDIA.get(route.path, (JSON_TYPE,)):
         schema: Schema = {"type": "string"}
         if media == JSON_TYPE:
-            schema = {"type": "object", "required": list(ANSWERS.get(path, ()))}
+            keys = LISTED if is_list else ANSWERS.get(route.path, ())
+            schema = {"type": "object", "required": list(keys)}
         content[media] = {"schema": schema}
     return {"description": "Done.", "content": content}
 

@@ -95,6 +95,7 @@ INSIDES: dict[str, Schema] = {
         _kinds("function_call", call_id=TEXT, name=TEXT, arguments=TEXT),
         _kinds("function_call_output", call_id=TEXT, output=_content(*TEXT_PARTS, REASONING)),
         _kinds("reasoning"),
+        _kinds("item_reference", id=TEXT),
     ),
     "ResponseTool": _kinds("function", name=TEXT),
     "MessageTurn": _either(
@@ -121,6 +122,7 @@ LISTS = {
     ("TokenizeFields", "tools"): "ChatTool",
     ("ResponsesFields", "input"): "InputItem",
     ("ResponsesFields", "tools"): "ResponseTool",
+    ("ConversationFields", "items"): "InputItem",
     ("MessagesFields", "messages"): "MessageTurn",
     ("MessagesFields", "tools"): "MessageTool",
     ("CountTokensFields", "messages"): "MessageTurn",

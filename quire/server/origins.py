@@ -31,7 +31,7 @@ def preflight(request: HttpRequest, server: Server) -> Reply:
         b"",
         204,
         headers=(
-            (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+            (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
             (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
         ),
     )

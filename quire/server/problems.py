@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.batches.files import QuotaExceeded
 from quire.errors import BadRequest, EngineDead, NotSupported, Overloaded, QuireError
 
 TYPES = {
@@ -111,6 +112,8 @@ def problem_of(error: BaseException) -> Problem | None:
         return Problem(400, str(error), code="not_supported")
     if isinstance(error, Overloaded):
         return Problem(429, str(error), code="queue_full", retry_after_s=error.retry_after_s)
+    if isinstance(error, QuotaExceeded):
+        return Problem(429, str(error), code="insufficient_quota")  # as OpenAI calls it
     if isinstance(error, EngineDead):
         return Problem(503, str(error), code="engine_unavailable", retry_after_s=2)
     if isinstance(error, Refused):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from quire.errors import BadRequest, CheckpointError
 from quire.outputs import StreamEvent
 from quire.params import SamplingParams, StructuredOutputsParams
+from quire.server.cache_wish import Asked, chat_wish, mode_of
 from quire.server.completions import cache_salt, check_grammar, check_length
 from quire.server.fields import SamplingFields
 from quire.server.generation import Generation, Job
@@ -58,6 +59,7 @@ class ChatAsk:
     continue_final_message: bool = False
     chat_template: str | None = None
     template_values: dict[str, Any] = field(default_factory=dict)
+    prediction: str = ""  # what the answer may be much like
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +165,28 @@ async def prepare(server: Server, request: HttpRequest, ask: ChatAsk) -> ChatPla
     check_length(ids, server, "messages")
     salt = cache_salt(request, server, ask.fields.cache_salt)
     prompt = {"prompt": text, "prompt_token_ids": ids, "cache_salt": salt}
-    job = Job(prompt, params, ask.fields.priority or 0, ask.fields.timeout)
+    mode = mode_of(ask.fields.answer_cache, server)
+    around = [ask.tools, ask.tool_choice, ask.template_values, ask.chat_template]
+    asked = Asked(ask.messages, around, params, ask.fields.model)
+    wish = chat_wish(mode, asked, may_answer=not tools)
+    job = Job(prompt, params, ask.fields.priority or 0, ask.fields.timeout, wish)
+    if ask.prediction:
+        job = job._replace(hint=tuple(await _hint(server, request, ask.prediction)))
     reasoning = server.settings.reasoning_parser or detect_reasoning(
         server.tokenizer.chat_template, text
     )
     if structured is not None:
         reasoning = None  # every token follows the grammar, so there is no room for thinking
     return ChatPlan(job, reasoning, tool_format, choice.is_forced)
+
+
+async def _hint(server: Server, request: HttpRequest, text: str) -> list[int]:
+    spoken = server.settings.engine.speculative_config or {}
+    if "hint" not in str(spoken.get("method")).split("+"):
+        request.warnings.append("prediction is not used: the engine takes no hints")
+        return []
+    ids = await server.encode(text, "prediction", add_special_tokens=False)
+    return [id for id in ids if id < server.hello.vocab_size]
 
 
 def _tools(ask: ChatAsk) -> tuple[list[Tool], ToolChoice]:

@@ -1,7 +1,8 @@
 """POST /v1/responses: OpenAI's Responses API around a chat plan, streamed or whole.
 
-Nothing is stored: a conversation goes on by sending all of it. What the request means is read in
-`responses_input.py`, what the answer looks like is `responses_output.py`'s.
+A response is stored unless it says otherwise, and a later one may go on from it (`turns.py`). What
+the request means is read in `responses_input.py`, what the answer looks like is
+`responses_output.py`'s; `stored_responses.py` gives back what is stored.
 """
 
 from __future__ import annotations
@@ -9,43 +10,88 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from quire.kept.records import Record
 from quire.server import sse
+from quire.server.batches import check_metadata
 from quire.server.fields import decode
 from quire.server.generation import Generation
 from quire.server.http import EventStream, HttpRequest, Reply
 from quire.server.problems import Problem
 from quire.server.prompting import ChatPlan, Piece, prepare
 from quire.server.responses_input import ResponsesFields, chat_ask
-from quire.server.responses_output import ResponseShape
+from quire.server.responses_output import Made, ResponseShape, Said
 from quire.server.segments import Segments, TokenLogprob
 from quire.server.server import Server
+from quire.server.settings import Limits
+from quire.server.turns import Turn, open_turn
 from quire.server.usage import chat_logprobs
 
 
 async def responses(request: HttpRequest, server: Server) -> Reply | EventStream:
     fields = decode(request, ResponsesFields)
-    model = server.check_model(fields.model, request)
-    plan = await prepare(server, request, chat_ask(fields))
-    if fields.truncation == "auto":
-        request.warnings.append("truncation=auto is not done here: what is too long is refused")
-    shape = ResponseShape(fields, model, plan.params.temperature, plan.params.top_p)
-    answer = ResponseAnswer(request, server, plan, shape)
+    answer = await _answer(request, server, fields)
+    if fields.background:
+        return Reply(sse.encode(await _put_off(answer, server.limits)))
     if fields.stream:
         return EventStream(answer.events(), answer.failure)
     return Reply(sse.encode(await answer.whole()))
+
+
+async def _answer(
+    request: HttpRequest, server: Server, fields: ResponsesFields, made: Made | None = None
+) -> ResponseAnswer:
+    model = server.check_model(fields.model, request)
+    check_metadata(fields.metadata or {})
+    turn = await open_turn(fields, request, server)
+    plan = await prepare(server, request, chat_ask(fields, turn.history))
+    if fields.truncation == "auto":
+        request.warnings.append("truncation=auto is not done here: what is too long is refused")
+    params = plan.params
+    said = Said(model, params.temperature, params.top_p, turn.is_stored, turn.conversation_id)
+    return ResponseAnswer(request, server, plan, ResponseShape(fields, said, made), turn)
+
+
+async def _put_off(answer: ResponseAnswer, limits: Limits) -> dict[str, Any]:
+    """Write down what is to be done; `background_responses.py` does it."""
+    shelf = answer.turn.shelf
+    assert shelf is not None, "a server that stores nothing refused this"
+    body = answer.shape.body("queued", answer.segments, None)
+    new = answer.turn.new_record(body, answer.request.body)
+    await shelf.records.add_open(new, limits.max_background_responses_per_key)
+    shelf.wake_responses.set()
+    return body
+
+
+async def make_response(request: HttpRequest, server: Server, record: Record) -> None:
+    """Make a response that was put off. Raises as a handler does; nothing is written then."""
+    fields = decode(request, ResponsesFields)
+    made = Made(record.id.removeprefix("resp_"), record.created_at)
+    answer = await _answer(request, server, fields, made)
+    await answer.turn.finish(record, await answer.whole_unkept())
 
 
 class ResponseAnswer:
     """One answer in the making."""
 
     def __init__(
-        self, request: HttpRequest, server: Server, plan: ChatPlan, shape: ResponseShape
+        self,
+        request: HttpRequest,
+        server: Server,
+        plan: ChatPlan,
+        shape: ResponseShape,
+        turn: Turn,
     ) -> None:
-        self.request, self.server, self.plan, self.shape = request, server, plan, shape
+        self.request, self.server, self.plan = request, server, plan
+        self.shape, self.turn = shape, turn
         self.segments = Segments()
         self._num_tokens = 0  # whose logprobs were read
 
     async def whole(self) -> dict[str, Any]:
+        body = await self.whole_unkept()
+        await self.turn.keep(body)
+        return body
+
+    async def whole_unkept(self) -> dict[str, Any]:
         async with Generation(self.server, self.request, self.plan.job) as generation:
             async for pieces in self.plan.choices(generation):
                 for piece in pieces:
@@ -65,7 +111,9 @@ class ResponseAnswer:
                 for piece in pieces:
                     for change in self.segments.take(piece, self._logprobs(piece, generation)):
                         yield shape.change(change)
-            yield shape.ending(self.segments, usage(generation, self.segments))
+            body = shape.finished(self.segments, usage(generation, self.segments))
+        await self.turn.keep(body)
+        yield shape.ending(body)
 
     def failure(self, problem: Problem) -> bytes:
         self.segments.cut()

@@ -1,11 +1,12 @@
 """What a Responses request asks, as a `ChatAsk`: items to messages, flat tools to nested ones.
 
-Nothing is stored here, so whatever points at something stored is refused, as is everything that is
-not text. The answer's shape is `responses_output.py`'s.
+What the conversation goes on from comes from the store (`turns.py`). Everything that is not text is
+refused. The answer's shape is `responses_output.py`'s.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -74,11 +75,12 @@ class ResponsesFields(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None
+    answer_cache: str | None = None
 
 
-def chat_ask(fields: ResponsesFields) -> ChatAsk:
-    """Raises BadRequest naming the field, or the item by its path."""
-    _refuse_stored(fields)
+def chat_ask(fields: ResponsesFields, history: Sequence[dict[str, Any]] = ()) -> ChatAsk:
+    """Raises BadRequest naming the field, or the item by its path. `history`: items before it."""
+    _refuse_unknown(fields)
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools or [])]
     choice, tools = _tool_choice(fields.tool_choice, tools)
     values: dict[str, Any] = {}
@@ -86,7 +88,7 @@ def chat_ask(fields: ResponsesFields) -> ChatAsk:
         effort = fields.reasoning.effort
         values = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     return ChatAsk(
-        messages=_messages(fields),
+        messages=_messages(fields, history),
         fields=_sampling(fields),
         max_tokens=fields.max_output_tokens,
         logprobs=num_logprobs(fields),
@@ -104,16 +106,11 @@ def num_logprobs(fields: ResponsesFields) -> int | None:
     return fields.top_logprobs or None
 
 
-def _refuse_stored(fields: ResponsesFields) -> None:
-    for name in ("previous_response_id", "conversation", "prompt"):
-        if getattr(fields, name) is not None:
-            raise BadRequest(
-                f"got {name}, but nothing is stored here; send the whole conversation as input",
-                param=name,
-            )
-    if fields.background:
+def _refuse_unknown(fields: ResponsesFields) -> None:
+    if fields.prompt is not None:
         raise BadRequest(
-            "got background=true, but nothing is stored here; use stream=true", param="background"
+            "got prompt, but no prompts are stored here; send instructions and input",
+            param="prompt",
         )
     if fields.truncation not in (None, "auto", "disabled"):
         raise wrong("truncation", fields.truncation, "'disabled' or 'auto'")
@@ -134,6 +131,8 @@ def _sampling(fields: ResponsesFields) -> SamplingFields:
         priority=fields.priority,
         cache_salt=fields.cache_salt,
         timeout=fields.timeout,
+        answer_cache=fields.answer_cache,
+        model=fields.model,
         response_format=_response_format(fields.text),
     )
 
@@ -182,16 +181,22 @@ def _tool_choice(
 # ------------------------------------------------------------ the conversation
 
 
-def _messages(fields: ResponsesFields) -> list[dict[str, Any]]:
+def _messages(fields: ResponsesFields, history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     transcript = Transcript()
     if fields.instructions is not None:
         transcript.instruct(fields.instructions)
+    read_items(transcript, history, "conversation")
     if isinstance(fields.input, str):
         transcript.say("user", fields.input)
     else:
-        for i, item in enumerate(fields.input):
-            _add_item(transcript, Item(item, f"input[{i}]"))
+        read_items(transcript, fields.input, "input")
     return transcript.messages
+
+
+def read_items(transcript: Transcript, items: Sequence[dict[str, Any]], where: str) -> None:
+    """Raises BadRequest naming the item by its path."""
+    for i, item in enumerate(items):
+        _add_item(transcript, Item(item, f"{where}[{i}]"))
 
 
 def _add_item(transcript: Transcript, item: Item) -> None:
@@ -207,7 +212,7 @@ def _add_item(transcript: Transcript, item: Item) -> None:
         transcript.think("\n".join(_part(part) for part in item.items("content")))
     elif kind == "item_reference":
         raise wrong(
-            f"{item.where}.type", kind, "the item itself: nothing is stored that it could refer to"
+            f"{item.where}.type", kind, "the item itself: there is nothing stored it could name"
         )
     else:
         wanted = "message, function_call, function_call_output or reasoning"

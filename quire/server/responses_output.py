@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.server import sse
 from quire.server.problems import Problem
@@ -20,20 +20,37 @@ INCOMPLETE = {"length": "max_output_tokens"}
 SERVER_ERROR, RATE_LIMIT = "server_error", "rate_limit_exceeded"  # the codes the SDK's types know
 
 
+class Said(NamedTuple):
+    """What a response says of how it is made."""
+
+    model: str
+    temperature: float
+    top_p: float
+    is_stored: bool = False
+    conversation_id: str | None = None
+
+
+class Made(NamedTuple):
+    token: str
+    created_at: int
+
+
 class ResponseShape:
     """One response's unchanging part, and what is said of it as it grows."""
 
-    def __init__(self, fields: ResponsesFields, model: str, temperature: float, top_p: float):
-        self._token = secrets.token_hex(16)
+    def __init__(self, fields: ResponsesFields, said: Said, made: Made | None = None) -> None:
+        """`made`: who it is, where that is known already."""
+        made = made or Made(secrets.token_hex(16), int(time.time()))
+        self._token = made.token
         self._sequence = -1
         self._head = {
-            **_echo(fields),
+            **_echo(fields, said),
             "id": f"resp_{self._token}",
             "object": "response",
-            "created_at": int(time.time()),
-            "model": model,
-            "temperature": temperature,
-            "top_p": top_p,
+            "created_at": made.created_at,
+            "model": said.model,
+            "temperature": said.temperature,
+            "top_p": said.top_p,
         }
 
     # ------------------------------------------------------------ whole
@@ -88,15 +105,17 @@ class ResponseShape:
             "response.in_progress", response=body
         )
 
-    def ending(self, segments: Segments, usage: dict[str, Any]) -> bytes:
-        body = self.finished(segments, usage)
+    def ending(self, body: dict[str, Any]) -> bytes:
+        """`body`: what `finished` gave."""
         return self.event(f"response.{body['status']}", response=body)
 
-    def failure(self, problem: Problem, segments: Segments) -> bytes:
+    def failed(self, problem: Problem, segments: Segments) -> dict[str, Any]:
         code = RATE_LIMIT if problem.status == 429 else SERVER_ERROR
         error = {"code": code, "message": problem.message}
-        body = self.body("failed", segments, None) | {"error": error}
-        return self.event("response.failed", response=body)
+        return self.body("failed", segments, None) | {"error": error}
+
+    def failure(self, problem: Problem, segments: Segments) -> bytes:
+        return self.event("response.failed", response=self.failed(problem, segments))
 
     def change(self, change: Change) -> bytes:
         if isinstance(change, Opened):
@@ -159,7 +178,7 @@ def _part(segment: Segment) -> dict[str, Any]:
     }
 
 
-def _echo(fields: ResponsesFields) -> dict[str, Any]:
+def _echo(fields: ResponsesFields, said: Said) -> dict[str, Any]:
     """The request as the response repeats it, with what is really done where that differs."""
     reasoning, text = fields.reasoning, fields.text
     return {
@@ -177,9 +196,10 @@ def _echo(fields: ResponsesFields) -> dict[str, Any]:
         "text": {"format": (text.format if text is not None else None) or {"type": "text"}},
         "top_logprobs": fields.top_logprobs or 0,
         "user": fields.user,
-        "background": False,
-        "previous_response_id": None,
+        "background": bool(fields.background),
+        "conversation": {"id": said.conversation_id} if said.conversation_id else None,
+        "previous_response_id": fields.previous_response_id,
         "service_tier": "default",
-        "store": False,
+        "store": said.is_stored,
         "truncation": "disabled",
     }

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from quire.server import admin, batches, files, looking, ollama, ollama_models, page_files
+from quire.server import (
+    adapters,
+    admin,
+    batches,
+    conversations,
+    files,
+    looking,
+    model_verbs,
+    ollama,
+    ollama_models,
+    page_files,
+    stored_chats,
+)
 from quire.server.app import ADMIN, KEY, PUBLIC, Handler, Route
+from quire.server.cached_answers import cached_answers, forget_answers
 from quire.server.chat import chat_completions
 from quire.server.classify import classify, pooling
 from quire.server.completions import completions
@@ -15,6 +28,7 @@ from quire.server.openapi import openapi
 from quire.server.responses import responses
 from quire.server.score import rerank, score
 from quire.server.settings import ServeSettings
+from quire.server.stored_responses import cancel_response, delete_response, stored_response
 
 
 def routes(settings: ServeSettings) -> list[Route]:
@@ -36,6 +50,8 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("POST", "/pooling", pooling),
         *_stored(),
         *_ollama(),
+        Route("POST", "/v1/load_lora_adapter", adapters.load_adapter, ADMIN),
+        Route("POST", "/v1/unload_lora_adapter", adapters.unload_adapter, ADMIN),
         Route("GET", "/v1/models", looking.models),
         Route("GET", "/v1/models/{}", looking.model),
         Route("GET", "/v1/metrics", looking.metrics_summary),
@@ -48,11 +64,15 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("GET", "/version", looking.version),
         Route("GET", "/openapi.json", openapi),
         Route("GET", "/inside", inside),
+        Route("GET", "/admin/cache_news", admin.cache_news, ADMIN),
         Route("POST", "/admin/flush_cache", admin.flush_cache, ADMIN),
         Route("POST", "/admin/pause", admin.pause, ADMIN),
         Route("POST", "/admin/resume", admin.resume, ADMIN),
         Route("POST", "/admin/abort", admin.abort, ADMIN),
         Route("POST", "/admin/profile", admin.profile, ADMIN),
+        Route("POST", "/admin/models/load", model_verbs.load_model, ADMIN),
+        Route("POST", "/admin/models/park", model_verbs.park_model, ADMIN),
+        Route("POST", "/admin/models/unload", model_verbs.unload_model, ADMIN),
         Route("GET", "/", page_files.index, PUBLIC),
         Route("GET", "/page/{}", page_files.asset, PUBLIC),
     ]
@@ -60,6 +80,19 @@ def routes(settings: ServeSettings) -> list[Route]:
 
 def _stored() -> list[Route]:
     return [
+        Route("GET", "/v1/responses/{}", stored_response),
+        Route("POST", "/v1/responses/{}", cancel_response),
+        Route("DELETE", "/v1/responses/{}", delete_response),
+        Route("GET", "/v1/chat/completions", stored_chats.stored_chats),
+        Route("GET", "/v1/chat/completions/{}", stored_chats.stored_chat),
+        Route("POST", "/v1/chat/completions/{}", stored_chats.update_chat),
+        Route("DELETE", "/v1/chat/completions/{}", stored_chats.delete_chat),
+        Route("POST", "/v1/conversations", conversations.create_conversation),
+        Route("GET", "/v1/conversations/{}", conversations.conversation),
+        Route("POST", "/v1/conversations/{}", conversations.change_conversation),
+        Route("DELETE", "/v1/conversations/{}", conversations.delete_conversation),
+        Route("GET", "/v1/answer_cache", cached_answers),
+        Route("DELETE", "/v1/answer_cache", forget_answers),
         Route("POST", "/v1/files", files.upload, spools=True),
         Route("GET", "/v1/files", files.files),
         Route("GET", "/v1/files/{}", files.file),

@@ -35,8 +35,10 @@ from quire.server.watch import Watchman
 if TYPE_CHECKING:
     from quire.load.card import ModelCard
     from quire.models.sequence_head import Verdict
+    from quire.server.answer_cache import AnswerCache
     from quire.server.http import HttpRequest
     from quire.server.inside import Inside
+    from quire.server.models import Models
     from quire.server.shelf import Shelf
     from quire.server.siblings import Siblings
     from quire.text.tokenizer import Tokenizer
@@ -61,6 +63,7 @@ class Server:
         """`verdict` is what the model's classification head means; None: it generates."""
         self.settings, self.limits = settings, settings.limits
         self.tokenizer, self.link, self._checker = tokenizer, link, checker
+        self._background_checker = checker  # of its own, so that no line is before anybody
         self.tracer, self.verdict = tracer or NullTracer(), verdict
         self.keys = KeyRing(settings.api_keys, settings.admin_keys, settings.key_weights)
         self.model_names = settings.served_model_names or (model_name(settings.engine.model),)
@@ -77,6 +80,8 @@ class Server:
         self.siblings: Siblings | None = None  # the same; None: there is one API process
         self.card: ModelCard | None = None  # the same
         self.shelf: Shelf | None = None  # the same; None: nothing is stored
+        self.models: Models | None = None  # the same; None: there is one model
+        self.answers: AnswerCache | None = None  # the same; None: every answer is made anew
         self._intake: Intake | None = None
         self._ids = itertools.count(1)
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="text")
@@ -94,7 +99,9 @@ class Server:
         limits = IntakeLimits(hello.max_model_len, hello.vocab_size)
         eos = self.tokenizer.eos_ids or tuple(hello.eos_ids)
         if self._checker is None:
-            self._checker = GrammarChecker(self.tokenizer.to_json, hello.vocab_size, eos)
+            self._checker, self._background_checker = (
+                GrammarChecker(self.tokenizer.to_json, hello.vocab_size, eos) for _ in range(2)
+            )
         if self._intake is not None:
             self.metrics.engine_restarted()
         # Ids go on across engines, so that no old one can be mistaken for a new one.
@@ -119,11 +126,12 @@ class Server:
             raise EngineDead(self.link.why_not_ready() or "the engine is not there")
         return self._intake
 
-    @property
-    def checker(self) -> GrammarChecker:
-        if self._checker is None:
+    def checker(self, is_background: bool) -> GrammarChecker:
+        """Lines of batches ask a worker of their own, which starts with the first of them."""
+        found = self._background_checker if is_background else self._checker
+        if found is None:
             raise EngineDead(self.link.why_not_ready() or "the engine is not there")
-        return self._checker
+        return found
 
     @property
     def max_model_len(self) -> int:
@@ -138,6 +146,10 @@ class Server:
             return self.model_names[0]
         if name in self.model_names:
             return name
+        if name in self.link.adapters:
+            if request is not None:
+                request.adapter = name
+            return name
         if self.settings.accept_any_model:
             return self.model_names[0]
         if name in PLACEHOLDERS:
@@ -145,9 +157,10 @@ class Server:
                 warning = f"model {name!r} is a placeholder; {self.model_names[0]} answers"
                 request.warnings.append(warning)
             return self.model_names[0]
+        served = self.model_names if self.models is None else self.models.names
         raise Problem(
             404,
-            f"the model {name[:200]!r} is not served here; served: {', '.join(self.model_names)}",
+            f"the model {name[:200]!r} is not served here; served: {', '.join(served)}",
             param="model",
             code="model_not_found",
         )
@@ -198,8 +211,9 @@ class Server:
         )
 
     async def aclose(self) -> None:
-        if self._checker is not None:
-            await self._checker.aclose()
+        for checker in (self._checker, self._background_checker):
+            if checker is not None:
+                await checker.aclose()
         self.tracer.close()
         if self.shelf is not None:
             self.shelf.close()

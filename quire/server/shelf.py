@@ -1,7 +1,8 @@
-"""Shelf: what the server keeps across restarts, in one folder: files and batches.
+"""Shelf: what the server keeps across restarts, in one folder: files, batches, conversations.
 
 One database and one folder of files. Several API processes share it; one of them, whoever holds the
-lock file, works on the batches. The lock goes with its process, so another takes over at once.
+lock file, works on batches and on responses in the background. The lock goes with its process, so
+another takes over at once.
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ from pathlib import Path
 from quire.batches.database import Database
 from quire.batches.files import FileStore
 from quire.batches.store import BatchStore
+from quire.kept.conversations import Conversations
+from quire.kept.records import Bounds, Records
 
 
 class Shelf:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bounds: Bounds | None = None) -> None:
         """Raises BadRequest for a folder that cannot be used."""
         self.folder = folder
         self.database = Database(folder / "quire.sqlite")
         self.files = FileStore(self.database, folder / "files")
         self.batches = BatchStore(self.database)
+        self.records = Records(self.database, bounds or Bounds(30 * 86_400, 1 << 32))
+        self.conversations = Conversations(self.records)
         self.wake = asyncio.Event()  # there is news for whoever works on the batches
+        self.wake_responses = asyncio.Event()  # ... on responses in the background
         self._lock_fd = -1
 
     def try_own(self) -> bool:
-        """Whether this process works on the batches from now on."""
+        """Whether this process works on what is to be done in the background from now on."""
         if self._lock_fd >= 0:
             return True
         if not os.access(self.folder, os.W_OK):

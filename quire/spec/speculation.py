@@ -60,6 +60,7 @@ class Limits(NamedTuple):
 
     depth: int
     is_fixed: bool = False
+    name: str = ""  # of the method, for those who watch
 
 
 class Speculation:
@@ -76,6 +77,10 @@ class Speculation:
         self.survival = Survival()
         self._known: dict[RequestId, Request] = {}
         self._fed: dict[RequestId, tuple[float, ...]] = {}  # own chances of drafts in flight
+
+    @property
+    def name(self) -> str:
+        return self.limits.name
 
     def make(self, scheduler: Scheduler) -> dict[RequestId, Draft]:
         begun = time.perf_counter()

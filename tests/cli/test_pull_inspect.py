@@ -3,10 +3,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from quire.cli.layer_plan import data_sheet
 from quire.cli.main import main
 from quire.cli.pull import is_cached
 from quire.load.known import KNOWN_MODELS, WheelSource
+from quire.native.library import find_library
 from tests.cli.conftest import ENGINE
 from tests.tiny_folder import CONFIG
 
@@ -128,6 +131,7 @@ def test_inspect_table_without_tokenizer(mute, capsys):
     assert "only token ids can be used" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(find_library()[0] is None, reason="without the library weights are expanded")
 def test_inspect_tells_forms_by_layer_and_their_bytes(tiny, run_json):
     """Red when the bound of decoding counts other bytes than the weights have in their form."""
     words = ["--page-size", "8", "--max-model-len", "64", "--context", "33", "--device", "cpu"]

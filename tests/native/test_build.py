@@ -55,11 +55,28 @@ def test_a_change_of_the_sources_is_another_file(
 def test_a_folder_that_cannot_be_written(
     tmp_path: Path, commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Red when a read-only cache keeps the engine from starting."""
+    """Red when a read-only cache keeps the engine from starting, or makes each start compile."""
     file = tmp_path / "cache"
     file.write_text("a file where the folder should be")  # root may write anywhere else
     monkeypatch.setenv("QUIRE_CACHE", str(file))
-    assert build.ensure_built().read_bytes().startswith(b"made")
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
+    made = build.ensure_built()
+    assert made.read_bytes().startswith(b"made")
+    so_far = len(commands)
+    assert build.ensure_built() == made and len(commands) == so_far
+    made.parent.chmod(0o777)  # anybody could have put a library there
+    assert build.ensure_built().parent != made.parent
+
+
+def test_a_library_in_a_cache_that_cannot_be_written(
+    tmp_path: Path, commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when what is there is compiled again because nobody may write beside it."""
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path))
+    made = build.ensure_built()
+    so_far = len(commands)
+    monkeypatch.setattr(build, "_writable", lambda _: pytest.fail("asks for a place to write"))
+    assert build.ensure_built() == made and len(commands) == so_far
 
 
 def test_an_instruction_set_the_compiler_does_not_know_is_left_out(

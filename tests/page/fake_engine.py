@@ -211,6 +211,8 @@ class FakeEngine:
             "known": max(visitor.prompt, visitor.computed + 1),
             "output": visitor.output,
             "fed": visitor.fed,
+            "drafted": 0 if visitor.was_reading or not self.has_speculation else 4,
+            "accepted": 0 if visitor.was_reading or not self.has_speculation else 2,
             "kind": "prefill" if visitor.was_reading else "decode",
             "cached": visitor.cached,
             "pages": SHARED_PAGES + len(visitor.pages),

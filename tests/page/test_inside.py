@@ -62,6 +62,8 @@ def test_every_picture_shows_the_snapshot(open_page: OpenPage, mock: MockServer)
     doing = page.inner_text(".lane >> nth=0")
     assert f"#{lane.id}" in doing
     assert f"+{lane.fed}" in doing
+    writers = [i for i, one in enumerate(snapshot["lanes"]) if one["drafted"]]
+    assert "· 2/4" in page.inner_text(f".lane >> nth={writers[0]}")
 
 
 def test_groups_of_layers_are_told(open_page: OpenPage, mock: MockServer) -> None:
@@ -318,8 +320,17 @@ def test_arithmetic(page: Page) -> None:
         "read": [128, 216],
         "written": [216, 216],
         "fed": [216, 280],
+        "guessed": [280, 280],
+        "refused": [280, 280],
         "pending": [280, 300],
     }
+    guessing = page.evaluate("""async () => {
+      const { partsOf } = await import('/page/lanes.js');
+      const guesses = { drafted: 5, accepted: 2 };
+      return partsOf({ prompt: 100, computed: 120, known: 121, fed: 3, cached: 0, ...guesses });
+    }""")
+    assert guessing["fed"] == [117, 120] and guessing["guessed"] == [118, 120]
+    assert guessing["refused"] == [120, 123]
     assert page.evaluate("""async () => {
       const { isReading } = await import('/page/lanes.js');
       const lane = { kind: 'prefill', prompt: 100, computed: 104, known: 105, fed: 4 };

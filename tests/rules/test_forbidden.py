@@ -31,10 +31,12 @@ SANDBOX = "quire/text/template.py"
 SPAWNERS = {
     "quire/bench/cpu/llama_server_peer.py",
     "quire/bench/startup.py",
+    "quire/dist/launch.py",
     "quire/grammar/worker_link.py",
     "quire/load/wheels.py",
     "quire/native/build.py",
-    "quire/server/supervisor.py",
+    "quire/router/replicas.py",
+    "quire/server/child.py",
 }
 
 

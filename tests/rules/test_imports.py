@@ -17,21 +17,25 @@ LAYERS: list[set[str]] = [
     {"speculative"},
     {"request", "sampling_params"},
     {"step"},
-    {"forward", "kernels", "kv", "quant", "text"},
+    {"dist", "forward", "kernels", "kv", "quant", "text"},
     {"native", "args_check"},
     {"attn", "sched", "obs", "grammar"},
-    {"memory", "nn", "spec"},
-    {"models"},
+    {"memory", "nn", "spec", "tiers"},
+    {"models", "disagg"},
     {"sample", "load", "ops"},
+    {"lora"},
     {"runner"},
     {"resolve"},
     {"engine"},
     {"offline", "batches"},
+    {"kept", "answers"},
     {"llm"},
     {"bench"},
-    {"evaluate"},
+    {"evaluate", "sim"},
     {"compress"},
+    {"distill"},
     {"server"},
+    {"router"},
     {"cli"},
 ]
 
@@ -61,11 +65,17 @@ TORCH_FREE = [
     "quire.sched.finish",
     "quire.sched.stats",
     "quire.sched.costs",
+    "quire.sched.cost_table",
+    "quire.sim.simulate",
+    "quire.dist.cuts",
+    "quire.dist.launch",
     "quire.spec.speculation",
     "quire.spec.suffix",
     "quire.speculative",
     "quire.kv.manager",
     "quire.kv.check",
+    "quire.tiers.tiers",
+    "quire.disagg.sockets",
     "quire.text.tokenizer",
     "quire.text.detokenize",
     "quire.text.stops",
@@ -80,6 +90,8 @@ TORCH_FREE = [
     "quire.offline.chat_prompt",
     "quire.offline.beam_search",
     "quire.offline.pooled",
+    "quire.lora.adapters",
+    "quire.lora.request",
     "quire.memory.sizing",
     "quire.load.hub",
     "quire.models.spec",
@@ -90,6 +102,9 @@ TORCH_FREE = [
     "quire.bench.cpu.openvino_peer",
     "quire.batches.store",
     "quire.batches.output",
+    "quire.router.main",
+    "quire.kept.conversations",
+    "quire.answers.index",
     "quire.cli.main",
 ]
 
@@ -149,7 +164,7 @@ def test_policy_is_free_of_torch() -> None:
         raise AssertionError(f"these bring in torch, triton or transformers: {guilty}")
 
 
-@pytest.mark.parametrize("folder", ["sched", "kv", "text", "spec"])
+@pytest.mark.parametrize("folder", ["sched", "kv", "text", "spec", "tiers", "disagg"])
 def test_no_torch_even_inside_functions(folder: str) -> None:
     """Red when policy reaches for tensors lazily."""
     for path, tree in trees().items():

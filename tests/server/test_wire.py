@@ -103,16 +103,17 @@ def test_wrong_types_are_no_message(value: object) -> None:
             codec.decode(body)
 
 
-def test_half_a_token_id_is_no_message() -> None:
+@pytest.mark.parametrize("name", ["tokens", "hint"])
+def test_half_a_token_id_is_no_message(name: str) -> None:
     """Red when a truncated list of ids gets past the decoder, to raise in the engine's loop."""
-    whole = msgspec.to_builtins(msg.submit_of(request()))
-    whole["tokens"] = b"\x01\x02\x03"
+    whole = msgspec.to_builtins(msg.submit_of(request()), builtin_types=(bytes,))
+    whole[name] = b"\x01\x02\x03"
     with pytest.raises(EngineDead, match="3 bytes of token ids"):
         COMMANDS.decode(msgspec.msgpack.encode(whole))
 
 
 def test_params_out_of_range_are_no_message() -> None:
-    whole = msgspec.to_builtins(msg.submit_of(request()))
+    whole = msgspec.to_builtins(msg.submit_of(request()), builtin_types=(bytes,))
     whole["params"]["temperature"] = -1.0
     with pytest.raises(EngineDead):
         COMMANDS.decode(msgspec.msgpack.encode(whole))

@@ -12,6 +12,7 @@ from quire.models.tiny import tiny_model
 from quire.outputs import RequestOutput
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.request import Request, RequestId
+from quire.runner.feature_drafter import FeatureDrafter
 from quire.sched.scheduler import Scheduler
 from quire.step import Draft, StepPlan, TokenEvent
 
@@ -79,9 +80,13 @@ def open_tiny(folder: Path, family: str, **changes: Any) -> LLM:
         # Heads of 16 numbers, so that dense steps are recorded ones on a CPU.
         tiny_model(family, at, seed=3, **({"hidden_size": 64} if family == "llama" else {}))
     if (spare := changes.pop("num_spare_pages", None)) is not None:
-        pool = open_tiny(folder, family, **changes)._engine.runner.pool
-        num_pages = len(pool.groups) * 192 // 4 + 1 + spare
-        changes["kv_cache_memory"] = num_pages * pool.data.nbytes // pool.num_pages
+        runner = open_tiny(folder, family, **changes)._engine.runner
+        pools, drafter = [runner.pool], runner.drafter
+        if isinstance(drafter, FeatureDrafter):
+            pools.append(drafter.layer.pool)
+        num_pages = len(pools[0].groups) * 192 // 4 + 1 + spare
+        page_bytes = sum(pool.data.nbytes // pool.num_pages for pool in pools)
+        changes["kv_cache_memory"] = num_pages * page_bytes
     args = {
         "device": "cpu",
         "dtype": "float32",

@@ -18,7 +18,10 @@ from tests.spec.cases import open_tiny
     ("given", "message"),
     [
         ({"method": "ngarm"}, "did you mean 'ngram'"),
-        ({"method": "eagle3", "model": "x"}, "no EAGLE-3 head"),
+        ({"method": "eagle", "model": "x"}, "only EAGLE-3"),
+        ({"method": "eagle3"}, "needs a model"),
+        ({"method": "mtp", "model": "x"}, "does not read"),
+        ({"method": "medusa+mtp", "model": "x"}, "at most"),
         ({"method": "ngram", "prompt_lookup_mx": 3}, "did you mean 'prompt_lookup_max'"),
         ({"method": "ngram", "model": "x"}, "does not read"),
         ({"method": "suffix", "num_speculative_tokens": 0}, "from 1 to 64"),
@@ -61,11 +64,11 @@ def test_requests_are_checked() -> None:
 
 
 def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """Red when a drafter of another vocabulary, or an exit behind the last layer, is run."""
+    """Red when a drafter whose tokens are unknown, or an exit behind the last layer, is run."""
     from quire.models.tiny import tiny_model
 
     other = tiny_model("llama", tmp_path / "other", vocab_size=300, tokenizer=False)
-    with pytest.raises(NotSupported, match="300 tokens for a model with 258"):
+    with pytest.raises(NotSupported, match="300 tokens for a model with 258, and no tokenizer"):
         open_tiny(tmp_path, "llama", speculative_config={"model": str(other)})
     config = {"method": "early_exit", "exit_layer": 2}
     with pytest.raises(NotSupported, match="exit_layer=2"):

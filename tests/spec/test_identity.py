@@ -21,6 +21,7 @@ from quire.grammar.matcher import Matcher
 from quire.runner import gather, runner
 from quire.runner import sampling as sampling_inputs
 from quire.sample import cpu_ops, gumbel
+from tests.spec import heads
 from tests.spec.cases import FAMILIES, TEXTS, Told, answer, everyone, open_tiny, sampling
 
 CROWDS: dict[str, dict[str, Any]] = {
@@ -91,6 +92,39 @@ def test_methods_change_nothing(
     assert stats.num_accepted_tokens > (0 if config == "early exit" else 30)
     if config in ("ngram", "suffix"):
         assert stats.num_accepted_tokens < stats.num_drafted_tokens
+
+
+HEADS = [
+    ("suffix+eagle3", "llama", "crowded"),
+    ("eagle3", "llama", "preempted"),
+    ("eagle3", "gemma3_text", "chunked"),
+    ("medusa", "llama", "preempted"),
+    ("mtp", "deepseek_v3", "chunked"),
+]
+if IS_LONG:
+    HEADS = [
+        (method, family, crowd)
+        for method in ("eagle3", "suffix+eagle3", "medusa", "mtp")
+        for family in (FAMILIES if method != "mtp" else ("deepseek_v3",))
+        for crowd in CROWDS
+    ]
+
+
+@pytest.mark.parametrize(("method", "family", "crowd"), HEADS)
+def test_heads_change_nothing(
+    method: str, family: str, crowd: str, folder: Path, plain: dict[str, list[object]]
+) -> None:
+    """Random heads, which are mostly wrong; `test_right_heads.py` has those that are not."""
+    if method == "mtp" and not heads.has_mtp(folder / family):
+        heads.add_mtp(folder / family)
+    config = heads.head_for(method, folder, family)
+    llm = open_tiny(folder, family, speculative_config=config, **CROWDS[crowd])
+    assert answer(llm, everyone()) == plain[family]
+    assert answer(llm, everyone()) == plain[family]
+    stats = llm.stats()
+    assert 0 < stats.num_accepted_tokens < stats.num_drafted_tokens
+    if crowd == "preempted":
+        assert stats.num_preempted > 0
 
 
 # ------------------------------------------------------------ planted bugs

@@ -66,6 +66,8 @@ typedef struct {
     const int32_t *sample_rows;      /* [samples] rows of the tables */
     int64_t num_tokens, num_seqs, num_samples, table_stride;
     int32_t page_size;
+    const int32_t *adapters;         /* [tokens] slot of each token's adapter, 0: none; see OP_ADAPT */
+    const int32_t *sample_adapters;  /* [samples] */
 } qn_step;
 
 /* The attention of one layer.
@@ -113,7 +115,7 @@ typedef struct {
 enum {
     OP_EMBED, OP_NORM, OP_PRODUCT, OP_STORE, OP_ATTEND, OP_GATE, OP_SCALE, OP_PICK,
     OP_ACTIVATE, OP_POSITIONS, OP_ROUND, OP_ROUTE, OP_EXPERTS, OP_ADD_GATED, OP_HEADS,
-    OP_STORE_LATENTS, OP_ATTEND_LATENTS, OP_REORDER
+    OP_STORE_LATENTS, OP_ATTEND_LATENTS, OP_REORDER, OP_ADAPT
 };
 enum { GATE_SILU, GATE_GELU, GATE_RELU2, GATE_CLAMPED };
 
@@ -156,6 +158,24 @@ typedef struct {
     int32_t num_heads, rest;
 } qn_head_weights;
 
+/* What one adapter adds to a product: of each part scale * B(A(x)), to some of its columns. */
+typedef struct {
+    const qn_weight *expand;         /* B, floats */
+    int32_t column, input;           /* the first it adds to; the first of its share of A's results */
+    float scale;
+} qn_low_part;
+
+typedef struct {
+    const qn_weight *shrink;         /* A of all parts, one below the other */
+    const qn_low_part *parts;
+    int32_t num_parts;
+} qn_low_rank;
+
+typedef struct {
+    const qn_low_rank *const *slots; /* by slot, from 1; NULL: that adapter adds nothing here */
+    int32_t width, most_parts;       /* the most that A's of one adapter give */
+} qn_adapters;
+
 /* Latent attention of one layer. `heads` of the operation says how it is dealt out: each of its
  * kv heads is a share of the heads here, and a head has `rank` numbers. */
 #define MAX_LATENT 1024 /* numbers of a row of the cache */
@@ -191,6 +211,20 @@ int64_t qn_experts_bytes(const qn_experts *experts, int64_t rows);
 void qn_product(qn_pool *pool, const qn_weight *weight, const float *x, int64_t x_stride,
                 int64_t rows, float *out, int64_t out_stride, void *scratch);
 
+
+/* Memory that several processes have mapped: a mark of each, then two sets of slots. */
+typedef struct {
+    void *shared;
+    int64_t slot_bytes;
+    int32_t rank, size;
+} qn_exchange;
+
+/* Our rows of a turn, `bytes` each and `stride` bytes apart. */
+void qn_put(const qn_exchange *exchange, int64_t turn, const void *rows, int64_t count,
+            int64_t bytes, int64_t stride);
+/* Those of a rank, once they are there; 0 if they are not within the time. */
+int qn_take(const qn_exchange *exchange, int64_t turn, int rank, void *rows, int64_t count,
+            int64_t bytes, int64_t stride, double wait_s);
 
 /* A list of operations, one after the other. */
 void qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *step, void *scratch);

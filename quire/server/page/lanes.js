@@ -16,7 +16,7 @@ export function scaleFor(longest) {
 }
 
 /** Where along the tokens each part of a lane lies: [from, to) in tokens. */
-export function partsOf({ prompt, computed, known, fed, cached }) {
+export function partsOf({ prompt, computed, known, fed, cached, drafted = 0, accepted = 0 }) {
   const fedFrom = Math.max(0, computed - fed);
   const found = Math.min(cached ?? 0, fedFrom);
   return {
@@ -24,6 +24,8 @@ export function partsOf({ prompt, computed, known, fed, cached }) {
     read: [found, Math.min(fedFrom, prompt)],
     written: [Math.max(found, Math.min(fedFrom, prompt)), fedFrom],
     fed: [fedFrom, computed],
+    guessed: [computed - accepted, computed],
+    refused: [computed, computed + drafted - accepted],
     pending: [computed, Math.max(known, prompt)],
   };
 }
@@ -41,7 +43,7 @@ function layAlong(element, [from, to], scale) {
 
 class Lane {
   constructor({ id }, spotlight) {
-    this.parts = new Map(["cached", "read", "written", "pending", "fed"].map((name) =>
+    this.parts = new Map(["cached", "read", "written", "pending", "fed", "guessed", "refused"].map((name) =>
       [name, h("span", { class: `part part-${name}` })]));
     this.mark = h("span", { class: "prompt-end" });
     this.doing = h("span", { class: "lane-doing" });
@@ -65,9 +67,15 @@ class Lane {
     layAlong(this.mark, [lane.prompt, lane.prompt], scale);
     const reads = isReading(lane);
     this.element.classList.toggle("is-reading", reads);
-    setText(this.doing, lane.fed ? `${reads ? "reads" : "writes"} +${count(lane.fed)}` : "waits");
+    setText(this.doing, doingOf(lane, reads));
     this.element.dataset.tip = tipOf(lane);
   }
+}
+
+function doingOf({ fed, drafted, accepted }, reads) {
+  if (!fed) return "waits";
+  const guesses = drafted ? ` · ${count(accepted)}/${count(drafted)}` : "";
+  return `${reads ? "reads" : "writes"} +${count(fed)}${guesses}`;
 }
 
 function tipOf(lane) {
@@ -77,7 +85,8 @@ function tipOf(lane) {
     : `has written ${plural(output, "token")} after a prompt of ${count(prompt)}`;
   const found = cached ? ` The first ${count(cached)} were found in memory.` : "";
   const again = preempted ? ` Pushed out ${plural(preempted, "time")} for want of pages.` : "";
-  return `Request ${id} ${doing}. It holds ${plural(pages, "page")}.${found}${again}`;
+  const kept = lane.drafted ? ` In this step ${count(lane.accepted)} of ${plural(lane.drafted, "guess", "guesses")} were right.` : "";
+  return `Request ${id} ${doing}. It holds ${plural(pages, "page")}.${found}${again}${kept}`;
 }
 
 export class LanesView {
@@ -95,10 +104,11 @@ export class LanesView {
     this.queueHead.append(this.queueCount);
     this.queue = h("ul", { class: "queue" });
     const key = (part, ...says) => h("li", {}, h("span", { class: `swatch part-${part}` }), ...says);
+    this.guessKeys = [key("guessed", "guessed right"), key("refused", "guessed wrong")];
     root.append(h("h2", {}, term("This step", "batch")), this.stepText, this.budget, this.list, this.empty,
       h("ul", { class: "legend lane-legend" }, key("cached", "found in memory"), key("read", "prompt read"),
         key("written", "written"), key("fed", "fed in this step: ", term("prefill", "prefill"), " or ", term("decode", "decode")),
-        key("pending", "prompt to read")),
+        key("pending", "prompt to read"), ...this.guessKeys),
       this.queueHead, this.queue);
     spotlight.listen(() => this.light());
   }
@@ -109,6 +119,7 @@ export class LanesView {
     reconcile(this.list, this.lanes, lanes.map((lane) => ({ lane, scale })), ({ lane }) => lane.id,
       ({ lane }) => new Lane(lane, this.spotlight));
     this.empty.hidden = lanes.length > 0;
+    for (const key of this.guessKeys) key.hidden = !snapshot.spec;
     this.showBudget(snapshot, lanes, limits.max_num_batched_tokens ?? 0);
     this.showQueue(snapshot);
     this.light();

@@ -1,0 +1,1 @@
+"""Answers that were given before: found again by what was asked, exactly or nearly."""

@@ -1,0 +1,78 @@
+"""GlooComm: ranks on the CPUs of one machine over loopback sockets, where memory cannot be shared.
+
+A process group of its own, so that a process may hold several models and nothing is global. Every
+collective has a deadline; a rank that dies is noticed at once, because its sockets close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+
+from quire.errors import RankLost
+
+MEET_S = 300.0  # for all ranks to have started: each imports torch first
+
+
+class GlooComm:
+    def __init__(self, meeting: Path, rank: int, size: int, deadline_s: float) -> None:
+        """`meeting`: a file that does not exist yet, in a folder that only this user can open."""
+        self.rank, self.size, self.deadline_s = rank, size, deadline_s
+        store = FileStore(str(meeting), size)
+        store.set_timeout(timedelta(seconds=MEET_S))
+        # The stubs know of a group only what the default group of a process needs.
+        kind: Any = dist.ProcessGroupGloo
+        options = kind._Options()
+        # The loopback interface alone: these sockets take orders from anybody who connects.
+        options._devices = [kind.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=deadline_s)
+        self._group: Any = kind(store, rank, size, options)
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        widest = max(widths)
+        own = x if widths[self.rank] == widest else F.pad(x, (0, widest - widths[self.rank]))
+        every = self._all(own)  # [ranks, rows, widest]
+        if min(widths) == widest:
+            return every.transpose(0, 1).reshape(len(x), -1)
+        return torch.cat([each[:, :width] for each, width in zip(every, widths, strict=True)], 1)
+
+    def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        most = max(counts)
+        own = x if counts[self.rank] == most else F.pad(x, (0, 0, 0, most - counts[self.rank]))
+        every = self._all(own)  # [ranks, most, width]
+        return torch.cat([each[:count] for each, count in zip(every, counts, strict=True)])
+
+    def merge(self, x: Tensor) -> Tensor:
+        # Whole numbers: a sum of floats would turn -0.0 into 0.0.
+        x = x.contiguous()
+        bits = x.view(torch.int32) if x.dtype.itemsize == 4 else x.view(torch.uint8)
+        if x.numel():
+            self._wait(lambda: self._group.allreduce([bits], dist.AllreduceOptions()))
+        return x
+
+    def tell(self, x: Tensor) -> None:
+        self._wait(lambda: self._group.broadcast([x], dist.BroadcastOptions()))
+
+    def _all(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        every = x.new_empty(self.size, *x.shape)
+        if x.numel():
+            self._wait(lambda: self._group._allgather_base(every.flatten(0, 1), x))
+        return every
+
+    def _wait(self, begin: Callable[[], dist.Work]) -> None:
+        try:
+            begin().wait()
+        except RuntimeError as error:
+            raise RankLost(
+                f"rank {self.rank} of {self.size} lost touch with another rank within"
+                f" {self.deadline_s:g} s: {str(error).splitlines()[0]}"
+            ) from error

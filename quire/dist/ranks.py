@@ -1,0 +1,89 @@
+"""Ranks: this rank among those that hold a model together. What a layer needs to know of them.
+
+A layer asks for a `Spread` of each width that is shared out: the outputs that this rank computes,
+and the way to bring everybody's together. With one rank a spread is all of it, and `gather` gives
+back what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from quire.dist.comm import Comm, SoloComm
+from quire.dist.cuts import Cut, HeadCut, head_cuts, row_cuts, shares, width_cuts
+
+
+class Recorded(Protocol):
+    """What stands in for rows while a model is recorded (`native/tape.py`)."""
+
+    def between(self, make: Callable[..., Tensor], width: int, *others: object) -> Tensor:
+        """Stands in for [rows, width] that `make` gives for these rows, in every step."""
+        ...
+
+
+def between(x: object, make: Callable[..., Tensor], width: int, *others: Tensor) -> Tensor:
+    """make(x, *others), now or, of what is recorded, in every step."""
+    if isinstance(x, Tensor):
+        return make(x, *others)
+    return cast("Recorded", x).between(make, width, *others)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Columns that are shared out."""
+
+    cuts: tuple[Cut, ...]  # of each rank
+    rank: int
+    comm: Comm
+
+    @property
+    def own(self) -> Cut:
+        return self.cuts[self.rank]
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[rows, own] -> [rows, all]."""
+        if self.own.is_whole:
+            return x
+        widths = [cut.size for cut in self.cuts]
+        return between(x, lambda rows: self.comm.gather(rows, widths), self.own.total)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    rank: int = 0
+    size: int = 1
+    comm: Comm = field(default_factory=SoloComm)
+
+    @property
+    def is_alone(self) -> bool:
+        return self.size == 1
+
+    def spread(self, width: int) -> Spread:
+        """Outputs of a product."""
+        return self._spread(width_cuts(width, self.size))
+
+    def spread_rows(self, num_rows: int) -> Spread:
+        """Rows of an embedding, and the outputs of a head."""
+        return self._spread(row_cuts(num_rows, self.size))
+
+    def spread_heads(self, num_heads: int, num_kv_heads: int, dim: int) -> Spread:
+        """What attention gives for the queries of each rank, `dim` columns a head."""
+        cuts = head_cuts(num_heads, num_kv_heads, self.size)
+        return self._spread(tuple(cut.q.times(dim) for cut in cuts))
+
+    def heads(self, num_heads: int, num_kv_heads: int) -> HeadCut:
+        return head_cuts(num_heads, num_kv_heads, self.size)[self.rank]
+
+    def experts(self, num_experts: int) -> Sequence[Cut]:
+        """Which experts each rank has."""
+        return shares(num_experts, self.size)
+
+    def _spread(self, cuts: tuple[Cut, ...]) -> Spread:
+        return Spread(cuts, self.rank, self.comm)
+
+
+ALONE = Ranks()

@@ -1,0 +1,172 @@
+"""RankGroup: the other ranks of a model, as the first one sees them.
+
+It starts their processes, sends them what to load and then each step's plan, and notices when one
+of them is gone. A group that lost a rank is of no further use: all of it ends, and whoever asks
+hears why. `rank_worker.py` is the far end.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from quire.config import EngineArgs
+from quire.dist.gloo import GlooComm
+from quire.dist.launch import RankProcess, end, launch
+from quire.dist.ranks import Ranks
+from quire.engine import rank_messages as msg
+from quire.engine.usable_cpus import usable_cpus
+from quire.engine.wire import receive
+from quire.errors import RankLost
+from quire.native.exchange import SharedComm, make_memory
+from quire.native.library import find_library
+from quire.step import StepPlan
+
+WORKER = "quire.engine.rank_worker"
+LOOK_S = 0.2  # between looks at whether processes that we wait for are alive
+START_S = 120.0  # for a process to import what it needs
+LAST_WORDS_S = 1.0
+
+
+class RankGroup:
+    def __init__(self, size: int, comm: str = "auto") -> None:
+        """`comm`: how ranks talk in a step, "shared" or "gloo"; "auto": the first that can be."""
+        self.size = size
+        if comm == "auto":
+            comm = "gloo" if find_library().library is None else "shared"
+        self.comm = comm
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._folder = tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=memory)
+        self._others = launch(WORKER, size)
+        self._ended = weakref.finalize(self, _end, self._others, self._folder)
+        self._orders, self._reports = msg.orders(), msg.reports()
+        self._num_models = 0
+        self._why: str | None = None  # it is lost
+        self._are_here = False
+
+    # ------------------------------------------------------------ a model
+
+    def begin(self, args: EngineArgs) -> tuple[EngineArgs, Ranks]:
+        """Everybody loads a model of these arguments, or of those returned."""
+        if not self._are_here:
+            self._await(msg.Here, START_S)
+            self._are_here = True
+        if args.num_threads is None:
+            args = replace(args, num_threads=max(1, usable_cpus() // self.size))
+        self._num_models += 1
+        meeting = Path(self._folder.name) / f"model-{self._num_models}"
+        if self.comm == "shared":
+            make_memory(meeting, self.size)
+        for other in self._others:
+            order = msg.Begin(args, other.rank, self.size, str(meeting), self.comm)
+            self._send(order, (other,))
+            other.link.settimeout(args.rank_timeout_s)
+        return args, ranks_of(msg.Begin(args, 0, self.size, str(meeting), self.comm), self._lives)
+
+    def set_pages(self, count: int) -> None:
+        """Raises RankLost. Loading takes as long as it takes."""
+        self._send(msg.Pages(count))
+        self._await(msg.Ready, None)
+
+    def announce(self, plan: StepPlan) -> None:
+        """Everybody executes this plan next. Raises RankLost."""
+        self._send(msg.Step(plan))
+
+    def forget(self) -> None:
+        """The model's runner must not be used again."""
+        self._send(msg.End())
+
+    # ------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        self._why = self._why or "it was closed"
+        self._ended()
+
+    def trouble(self) -> str | None:
+        """Why this group is of no further use; None: everybody lives."""
+        if self._why is None:
+            ended = [(other, other.fate()) for other in self._others]
+            said = [f"rank {other.rank} {fate}" for other, fate in ended if fate is not None]
+            if said:
+                return "; ".join(said)
+        return self._why
+
+    def _lives(self) -> bool:
+        return self.trouble() is None
+
+    def lost(self, cause: BaseException) -> RankLost:
+        """Ends the group; what to raise for whatever kept the first rank from going on."""
+        if self._why is None:
+            told = [words for other in self._others if (words := self._last_words(other))]
+            self._why = "; ".join(told) or f"rank 0: {type(cause).__name__}: {cause}"
+        error = RankLost(
+            f"the {self.size} ranks that hold the model cannot go on: {self._why}; make a new"
+            " engine (a server does so by itself)"
+        )
+        for other in self._others:
+            other.process.kill()  # one that hangs would not hear anything else
+        self._ended()
+        return error
+
+    def _last_words(self, other: RankProcess) -> str | None:
+        until = time.monotonic() + LAST_WORDS_S
+        while (left := until - time.monotonic()) > 0 and _has_news(other, left):
+            body = receive(other.link)
+            if body is None:
+                break
+            if isinstance(report := self._reports.decode(body), msg.Failed):
+                return f"rank {other.rank}: {report.error}"
+        fate = other.fate(LAST_WORDS_S)
+        return None if fate is None else f"rank {other.rank} {fate}"
+
+    # ------------------------------------------------------------ frames
+
+    def _send(self, order: msg.Order, to: tuple[RankProcess, ...] | None = None) -> None:
+        if self._why is not None:
+            raise self.lost(RuntimeError())
+        frame = self._orders.frame(order)
+        try:
+            for other in self._others if to is None else to:
+                other.link.sendall(frame)
+        except OSError as error:
+            raise self.lost(error) from error
+
+    def _await(self, kind: type[msg.Report], seconds: float | None) -> None:
+        """The same report of everybody. Raises RankLost."""
+        until = None if seconds is None else time.monotonic() + seconds
+        for other in self._others:
+            while not _has_news(other, LOOK_S):
+                if until is not None and time.monotonic() > until:
+                    raise self.lost(TimeoutError(f"rank {other.rank} is not up in {seconds:g} s"))
+            body = receive(other.link)
+            report = None if body is None else self._reports.decode(body)
+            if isinstance(report, msg.Failed):
+                self._why = f"rank {other.rank}: {report.error}"
+            if not isinstance(report, kind):
+                raise self.lost(RuntimeError(f"rank {other.rank} said {report}"))
+
+
+def ranks_of(begin: msg.Begin, lives: Callable[[], bool] = lambda: True) -> Ranks:
+    """The place of a rank among those that were told the same; `lives`: whether they still do."""
+    meeting, deadline_s = Path(begin.meeting), begin.args.rank_timeout_s
+    library = find_library().library
+    if begin.comm == "shared" and library is not None:
+        place = begin.rank, begin.size
+        return Ranks(*place, SharedComm(meeting, place, deadline_s, library, lives))
+    return Ranks(begin.rank, begin.size, GlooComm(meeting, begin.rank, begin.size, deadline_s))
+
+
+def _has_news(other: RankProcess, seconds: float) -> bool:
+    """Whether a frame has come, or the end of them."""
+    return bool(select.select([other.link], [], [], seconds)[0])
+
+
+def _end(others: tuple[RankProcess, ...], folder: tempfile.TemporaryDirectory[str]) -> None:
+    end(others)
+    folder.cleanup()

@@ -1,0 +1,63 @@
+"""What the first rank tells the others, and what they report: typed msgspec structs, never pickle.
+
+Tensors do not pass here: they go from rank to rank in the middle of a step (`dist/comm.py`).
+`wire.py` puts these into frames.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.config import EngineArgs
+from quire.engine.wire import Codec
+from quire.step import StepPlan
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Load your share of a model."""
+
+    args: EngineArgs
+    rank: int
+    size: int
+    meeting: str  # a path, where ranks find each other
+    comm: str  # "shared" memory, or "gloo"
+
+
+class Pages(msgspec.Struct, frozen=True, tag=True):
+    """So many pages has everybody's cache."""
+
+    count: int
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    plan: StepPlan
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """Forget the model; another may follow."""
+
+
+class Here(msgspec.Struct, frozen=True, tag=True):
+    """The process is up."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The last words of a rank."""
+
+    error: str
+
+
+Order = Begin | Pages | Step | End
+Report = Here | Ready | Failed
+
+
+def orders() -> Codec[Order]:
+    return Codec(Order)
+
+
+def reports() -> Codec[Report]:
+    return Codec(Report)

@@ -1,0 +1,72 @@
+"""The process of a rank behind the first: load a share of a model, execute every plan that comes.
+
+Orders arrive on a socket, read by a thread of its own: when the socket ends, so does the process,
+even in the middle of a collective. Whatever goes wrong is reported and final: the first rank ends
+the group.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+import threading
+from dataclasses import replace
+
+from quire.engine import rank_messages as msg
+from quire.engine.wire import receive
+
+ORPHANED, FAILED = 75, 1
+
+
+def main() -> int:
+    link = socket.socket(fileno=int(sys.argv[1]))
+    inbox: queue.SimpleQueue[msg.Order] = queue.SimpleQueue()
+    reports = msg.reports()
+    threading.Thread(target=_listen, args=(link, inbox), name="orders", daemon=True).start()
+    try:
+        import quire.engine.build  # noqa: F401 (what takes long, before anybody waits for it)
+
+        link.sendall(reports.frame(msg.Here()))
+        while True:
+            begin = inbox.get()
+            assert isinstance(begin, msg.Begin), f"got {begin}, want a model"
+            _serve(begin, inbox, link)
+    except BaseException as error:
+        words = f"{type(error).__name__}: {error}"
+        link.sendall(reports.frame(msg.Failed(words)))
+        raise
+
+
+def _listen(link: socket.socket, inbox: queue.SimpleQueue[msg.Order]) -> None:
+    orders = msg.orders()
+    while (body := receive(link)) is not None:
+        inbox.put(orders.decode(body))
+    os._exit(ORPHANED)
+
+
+def _serve(begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.socket) -> None:
+    """One model, until it is forgotten."""
+    from quire.engine.build import build_engine
+    from quire.engine.rank_group import ranks_of
+    from quire.engine.seat import OtherSeat
+    from quire.load.open import open_model
+
+    def await_pages() -> int:
+        pages = inbox.get()
+        assert isinstance(pages, msg.Pages), f"got {pages}, want a number of pages"
+        return pages.count
+
+    # What the first rank measures and drafts reaches us in its plans.
+    args = replace(begin.args, skip_tokenizer_init=True, target_gap_ms=0.0, speculative_config=None)
+    seat = OtherSeat(args, ranks_of(begin), await_pages)
+    runner = build_engine(args, open_model(args).checkpoint, seat=seat).runner
+    link.sendall(msg.reports().frame(msg.Ready()))
+    while isinstance(order := inbox.get(), msg.Step):
+        runner.execute(order.plan).result()
+    assert isinstance(order, msg.End), f"got {order}, want a step"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Seat: the place of a process among those that hold a model, as the composition root sees it.
+
+Alone, first of several, or one of the others. The seat says which share of the model is ours, how
+many pages the cache has, and which runner executes plans; everything else is built alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from quire.config import EngineArgs
+from quire.dist.ranks import ALONE, Ranks
+from quire.engine.rank_group import RankGroup
+from quire.runner.rank_runner import FirstRunner, OtherRunner, Others
+from quire.runner.runner import ModelRunner
+
+
+class Seat(Protocol):
+    args: EngineArgs
+    ranks: Ranks
+    group: RankGroup | None  # of the first seat alone
+
+    def num_pages(self, sized: Callable[[], int]) -> int:
+        """Of everybody's cache; `sized` measures how many fit."""
+        ...
+
+    def runner(self, *parts: Any) -> ModelRunner:
+        """Made of what a `ModelRunner` is made of."""
+        ...
+
+
+class LoneSeat:
+    ranks = ALONE
+    group: RankGroup | None = None
+
+    def __init__(self, args: EngineArgs) -> None:
+        self.args = args
+
+    def num_pages(self, sized: Callable[[], int]) -> int:
+        return sized()
+
+    def runner(self, *parts: Any) -> ModelRunner:
+        return ModelRunner(*parts)
+
+
+class FirstSeat:
+    def __init__(self, args: EngineArgs, group: RankGroup) -> None:
+        self.group: RankGroup | None = group
+        self._group = group
+        self.args, self.ranks = group.begin(args)
+
+    def num_pages(self, sized: Callable[[], int]) -> int:
+        """The first rank's share of the heads is the largest."""
+        count = sized()
+        self._group.set_pages(count)
+        return count
+
+    def runner(self, *parts: Any) -> ModelRunner:
+        others = Others(self._group.announce, self._group.lost)
+        return FirstRunner(others, self.ranks.comm, *parts)
+
+
+class OtherSeat:
+    group: RankGroup | None = None
+
+    def __init__(self, args: EngineArgs, ranks: Ranks, await_pages: Callable[[], int]) -> None:
+        self.args, self.ranks, self._await_pages = args, ranks, await_pages
+
+    def num_pages(self, sized: Callable[[], int]) -> int:
+        return self._await_pages()
+
+    def runner(self, *parts: Any) -> ModelRunner:
+        return OtherRunner(self.ranks.comm, *parts)
+
+
+def seat_of(args: EngineArgs, group: RankGroup | None = None) -> Seat:
+    """`group`: one that was started before; it is the caller's to close."""
+    if args.tensor_parallel_size == 1:
+        return LoneSeat(args)
+    return FirstSeat(args, group or RankGroup(args.tensor_parallel_size))

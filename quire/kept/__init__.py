@@ -1,0 +1,1 @@
+"""What clients ask the server to remember: responses, conversations, chat completions."""

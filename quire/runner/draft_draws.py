@@ -1,0 +1,80 @@
+"""DraftDraws: tokens drawn from a head's logits as the target will draw there, into its rows.
+
+The request's temperature, filters, penalties and grammar, and the noise of the very position:
+where head and target agree, so do their draws. Grammars are followed on forks of their matchers,
+which last as long as one step's drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+from torch import Tensor
+
+from quire.grammar.live import LiveMatchers
+from quire.grammar.matcher import GrammarError
+from quire.runner.drafter import drafting_rows, fork_matchers
+from quire.runner.gather import StepShape
+from quire.runner.masks import GrammarMasks
+from quire.runner.rows import GRAMMAR, HIDDEN, LOGPROBS
+from quire.runner.runner import ModelRunner
+from quire.runner.sampling import sample_inputs
+from quire.runner.upload import IntArray, Uploader
+from quire.step import Work
+
+
+class DraftDraws:
+    def __init__(self, target: ModelRunner) -> None:
+        self._target, self.rows = target, drafting_rows(target.rows, 1)
+        self._uploader = Uploader(target.model.device)
+        self._matchers = LiveMatchers()
+        size = target.model.spec.vocab_size
+        self._masks = GrammarMasks(self._matchers, size, self._uploader)
+        self._judged: list[Work] = []
+
+    def begin(self, works: Sequence[Work]) -> None:
+        """These works are about to get drafts."""
+        needs = self._target.rows.needs
+        self.rows.needs = needs & ~(LOGPROBS | HIDDEN)
+        self._judged = [work for work in works if needs[work.row] & GRAMMAR]
+        if self._judged:
+            self._target.masks.catch_up()
+            ids = [work.request_id for work in self._judged]
+            fork_matchers(ids, self._target.matchers, self._matchers)
+
+    def draw(self, works: Sequence[Work], positions: Sequence[int], logits: Tensor) -> None:
+        """A token for each of these works' rows at its position, from logits [works, tokens]."""
+        fed = tuple(
+            Work(work.request_id, work.row, position - 1, 1, True)
+            for work, position in zip(works, positions, strict=True)
+        )
+        shape = StepShape(fed, self.rows.max_rows)
+        arrays: dict[str, IntArray] = {}
+        shape.stage(arrays)
+        sent = self._uploader.send(arrays)
+        mask = None
+        if self._judged and np.bitwise_or.reduce(self.rows.needs[shape.rows]) & GRAMMAR:
+            mask, _ = self._masks.make(self.rows, fed, shape)
+        inputs = sample_inputs(self.rows, shape, sent, self._uploader, mask)
+        drawn = self._target.sampler(logits, inputs)
+        if mask is not None:
+            self._follow(fed, drawn.tokens)
+
+    def rehearse(self, works: Sequence[Work], logits: Tensor) -> None:
+        """As `draw` for requests that take the likeliest token; for measuring."""
+        self.rows.needs = np.zeros_like(self._target.rows.needs)
+        self.draw(works, [work.start + 1 for work in works], logits)
+
+    def _follow(self, works: Sequence[Work], tokens: Tensor) -> None:
+        for work, token in zip(works, tokens.tolist(), strict=True):
+            matcher = self._matchers.get(work.request_id)
+            if matcher is not None:
+                with suppress(GrammarError):  # the next mask says so
+                    matcher.accept(token)
+
+    def end(self) -> None:
+        for work in self._judged:
+            self._matchers.drop(work.request_id)
+        self._judged = []

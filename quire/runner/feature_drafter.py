@@ -1,0 +1,170 @@
+"""FeatureDrafter: a head with a layer of its own (EAGLE-3, MTP) that drafts from hidden states.
+
+After each step the target's states are kept; before the next, the head reads those of positions
+that turned out right and guesses on from the last. Its keys and values lie in pages of its own
+under the target's page numbers. Where a prefix was found in the cache they are those of whoever
+read it first; if that request had no drafts, they are stale, which costs acceptance only.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quire.attn.backend import AttentionBackend, AttnSpec
+from quire.forward import LayerContext, StateReads
+from quire.memory.pool import PagePool
+from quire.models.heads.feature_head import FeatureHead, Guessed, Stored
+from quire.request import RequestId
+from quire.runner.draft_draws import DraftDraws
+from quire.runner.gather import StepShape, decode_batches, ragged_batches
+from quire.runner.kept_states import KeptStates
+from quire.runner.runner import ModelRunner
+from quire.runner.states import StepStates
+from quire.runner.tail import sampled_batch
+from quire.runner.upload import IntArray, Uploader
+from quire.spec.speculation import SpecCounts
+from quire.step import Admission, Work
+
+WAITING = 64  # positions of a request that are read at once if no drafts are asked for before
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayer:
+    """A head, and where its keys and values lie."""
+
+    head: FeatureHead
+    spec: AttnSpec
+    backend: AttentionBackend
+    pool: PagePool
+
+
+class FeatureDrafter:
+    def __init__(self, target: ModelRunner, layer: HeadLayer, max_tokens: int) -> None:
+        """It feeds at most `max_tokens` at once."""
+        self.layer, self.max_tokens = layer, max_tokens
+        self.counts = SpecCounts()
+        self._target, self._kept, self._draws = target, KeptStates(), DraftDraws(target)
+        self._uploader = Uploader(target.model.device)
+        # At each position the head reads the token behind it.
+        self._rows = copy.copy(self._draws.rows)
+        self._rows.tokens = target.rows.tokens[:, 1:]
+
+    def admit(self, admissions: Iterable[Admission]) -> None:
+        for admission in admissions:
+            self._kept.forget(admission.row)
+
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        self.layer.pool.copy(sources, targets)
+
+    def reads(self, works: Sequence[Work]) -> StateReads | None:
+        rows = self._target.rows
+        return self.layer.head.reads if any(rows.may_draft(w.row) for w in works) else None
+
+    def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
+        begun = time.perf_counter()
+        if states.streams:
+            whole = torch.cat(states.streams, 1)
+        else:
+            assert states.every is not None, "a step without the states asked for"
+            whole = states.every.clone()
+        ends = shape.query_ends.tolist()
+        for work, end in zip(works, ends, strict=False):  # what pads a step comes last
+            if not self._target.rows.may_draft(work.row):
+                continue
+            self._kept.put(work.row, work.start, whole[end - work.num_tokens : end])
+            # Of the last position the next token is not known, of drafts nothing is.
+            stop = work.start + (0 if work.num_drafts else work.num_tokens - 1)
+            if self._kept.num_before(work.row, stop) >= WAITING:
+                self._read(work, stop)
+        self.counts.seconds += time.perf_counter() - begun
+
+    def fill(self, works: Sequence[Work]) -> None:
+        begun = time.perf_counter()
+        # Without states there is nothing to guess from, and whatever the row has is fed.
+        ready = [work for work in works if self._kept.num_before(work.row, work.start)]
+        self._draws.begin(ready)
+        for batch in self._batches(ready):
+            self._fill(batch)
+        self._draws.end()
+        self.counts.seconds += time.perf_counter() - begun
+
+    def _batches(self, works: Iterable[Work]) -> Iterator[list[Work]]:
+        batch: list[Work] = []
+        num_tokens = 0
+        for work in works:
+            count = self._kept.num_before(work.row, work.start)
+            if count > self.max_tokens:
+                self._read(work, work.start - 1)
+                count = 1
+            if batch and num_tokens + count > self.max_tokens:
+                yield batch
+                batch, num_tokens = [], 0
+            batch.append(work)
+            num_tokens += count
+        if batch:
+            yield batch
+
+    def _fill(self, works: list[Work]) -> None:
+        fed, states = [], []
+        for work in works:
+            start, unread = self._kept.take(work.row, work.start)
+            fed.append(Work(work.request_id, work.row, start, len(unread), True))
+            states.append(unread)
+        features = self.layer.head.features(torch.cat(states))
+        for depth in range(max(work.num_drafts for work in works)):
+            guessed = self._attend(fed, features)
+            self._draws.draw(works, [work.start + depth + 1 for work in works], guessed.logits)
+            on = [i for i, work in enumerate(works) if work.num_drafts > depth + 1]
+            features = guessed.features if len(on) == len(works) else guessed.features[on]
+            works = [works[i] for i in on]
+            fed = [Work(w.request_id, w.row, w.start + depth, 1, True) for w in works]
+
+    def _read(self, work: Work, stop: int) -> None:
+        """Positions before `stop`, for their keys and values alone."""
+        start, states = self._kept.take(work.row, stop)
+        for part in states.split(self.max_tokens):
+            fed = Work(work.request_id, work.row, start, len(part), False)
+            self._store([fed], self.layer.head.features(part))
+            start += len(part)
+
+    def _store(self, fed: Sequence[Work], features: Tensor) -> tuple[Stored, LayerContext]:
+        """Keys and values of all; what comes back is of those that something is drawn from."""
+        layer, rows = self.layer, self._rows
+        shape = StepShape(tuple(fed), rows.max_rows)
+        arrays: dict[str, IntArray] = {}
+        shape.stage(arrays)
+        sent = self._uploader.send(arrays)
+        size = layer.spec.page_size
+        if shape.is_decode:
+            lens = shape.context_lens
+            batch = decode_batches(rows, sent["rows"], sent["positions"], size, lens)[0]
+        else:
+            batch = ragged_batches(rows, shape, sent, size)[0]
+        at = LayerContext(layer.backend, layer.pool.layer(0), layer.backend.plan(batch, layer.spec))
+        stored = layer.head.store(batch.input_ids, features, at)
+        if len(shape.sampled) < shape.num_tokens and len(shape.sampled):
+            index = sent["sample_index"]
+            stored = Stored(*(part.index_select(0, index) for part in stored))
+            few = sampled_batch(rows, shape, sent, batch, 0)
+            at = replace(at, plan=layer.backend.plan(few, layer.spec))
+        return stored, at
+
+    def _attend(self, fed: Sequence[Work], features: Tensor) -> Guessed:
+        """From the last position of each."""
+        return self.layer.head.attend(*self._store(fed, features))
+
+    @torch.inference_mode()
+    def rehearse(self, num_works: int) -> None:
+        """One guess for so many requests, of an engine that has not served anybody yet."""
+        fed = [Work(RequestId(0), 0, i % self._rows.max_len, 1, True) for i in range(num_works)]
+        reads = self.layer.head.reads
+        width = self._target.model.spec.hidden_size * max(1, len(reads.layers))
+        states = torch.zeros(num_works, width, dtype=self._target.model.dtype)
+        guessed = self._attend(fed, self.layer.head.features(states))
+        self._draws.rehearse(fed, guessed.logits)

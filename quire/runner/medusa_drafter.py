@@ -1,0 +1,80 @@
+"""MedusaDrafter: heads on the hidden state that the newest token was drawn from.
+
+A head for each token ahead, all from one state: there are no pages and nothing to catch up with.
+What each head guesses is drawn in turn, so that penalties and grammars see the guesses before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from quire.forward import StateReads
+from quire.models.heads.medusa import MedusaHeads
+from quire.request import RequestId
+from quire.runner.draft_draws import DraftDraws
+from quire.runner.gather import StepShape
+from quire.runner.kept_states import KeptStates
+from quire.runner.runner import ModelRunner
+from quire.runner.states import StepStates
+from quire.spec.speculation import SpecCounts
+from quire.step import Admission, Work
+
+
+class MedusaDrafter:
+    def __init__(self, target: ModelRunner, heads: MedusaHeads) -> None:
+        self.heads, self.counts = heads, SpecCounts()
+        self._target, self._kept, self._draws = target, KeptStates(), DraftDraws(target)
+
+    def admit(self, admissions: Iterable[Admission]) -> None:
+        for admission in admissions:
+            self._kept.forget(admission.row)
+
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """There are none."""
+
+    def reads(self, works: Sequence[Work]) -> StateReads | None:
+        rows = self._target.rows
+        return self.heads.reads if any(rows.may_draft(w.row) for w in works) else None
+
+    def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
+        sampled, end = states.sampled.clone(), 0
+        for work in works:
+            if not work.sample:
+                continue
+            num = 1 + work.num_drafts
+            begin, end = end, end + num
+            if self._target.rows.may_draft(work.row):
+                self._kept.forget(work.row)
+                first = work.start + work.num_tokens - num
+                self._kept.put(work.row, first, sampled[begin:end])
+
+    def fill(self, works: Sequence[Work]) -> None:
+        begun = time.perf_counter()
+        ready = [work for work in works if self._kept.num_before(work.row, work.start)]
+        if ready:
+            self._draws.begin(ready)
+            self._fill(ready)
+            self._draws.end()
+        self.counts.seconds += time.perf_counter() - begun
+
+    def _fill(self, works: list[Work]) -> None:
+        taken = [self._kept.take(work.row, work.start)[1] for work in works]
+        hidden = torch.cat([states[-1:] for states in taken])  # [works, hidden]
+        for depth in range(min(max(w.num_drafts for w in works), self.heads.num_heads)):
+            on = [i for i, work in enumerate(works) if work.num_drafts > depth]
+            if len(on) < len(works):
+                works, hidden = [works[i] for i in on], hidden[on]
+            logits = self.heads.logits(hidden, depth)
+            self._draws.draw(works, [work.start + depth + 1 for work in works], logits)
+
+    @torch.inference_mode()
+    def rehearse(self, num_works: int) -> None:
+        """One guess for so many requests, of an engine that has not served anybody yet."""
+        model, most = self._target.model, self._target.rows.max_len
+        fed = [Work(RequestId(0), 0, i % most, 1, True) for i in range(num_works)]
+        hidden = torch.zeros(num_works, model.spec.hidden_size, dtype=model.dtype)
+        self._draws.rehearse(fed, self.heads.logits(hidden, 0))

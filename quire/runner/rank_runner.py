@@ -1,0 +1,113 @@
+"""Runners of ranks that hold a model together: all execute the same plans, one draws the tokens.
+
+The first rank announces each plan before it executes it, draws, and tells the others what was
+drawn. They write it into their rows and need no grammar, no penalties and no luck to agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.dist.comm import Comm
+from quire.errors import NotSupported, RankLost
+from quire.runner.pending import PendingStep
+from quire.runner.runner import ModelRunner
+from quire.sample.inputs import SampleInputs, SampleOutput
+from quire.sample.ops import SampleOps
+from quire.sample.sampler import Sampler
+from quire.step import StepPlan
+
+
+class Others(NamedTuple):
+    """The ranks behind the first."""
+
+    announce: Callable[[StepPlan], None]  # before a plan is executed
+    lost: Callable[[BaseException], RankLost]  # they cannot go on; returns what to raise
+
+
+class FirstRunner(ModelRunner):
+    """Of the rank that schedules."""
+
+    def __init__(self, others: Others, comm: Comm, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._others, self._comm = others, comm
+        self.sampler = TellingSampler(self.sampler.ops, comm)
+
+    def execute(self, plan: StepPlan) -> PendingStep:
+        if self.prompt_reader is not None:
+            raise NotSupported(
+                "hidden states of prompts are read on one rank only; use tensor_parallel_size=1"
+            )
+        self._others.announce(plan)
+        try:
+            return super().execute(plan)
+        except BaseException as error:
+            # Wherever it came from, the others are in the middle of a step that will not end.
+            lost = self._others.lost(error)
+            if not isinstance(error, Exception):
+                raise
+            raise lost from error
+
+    def _make_drafts(self, plan: StepPlan, sent: dict[str, Tensor]) -> Tensor | None:
+        made = super()._make_drafts(plan, sent)
+        if made is not None:
+            self._comm.tell(self.rows.tokens[drafted(plan)])
+        return made
+
+
+class OtherRunner(ModelRunner):
+    def __init__(self, comm: Comm, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._comm, self.sampler = comm, ToldSampler(self.sampler.ops, comm)
+
+    def _make_drafts(self, plan: StepPlan, sent: dict[str, Tensor]) -> Tensor | None:
+        """The first rank has a model that makes them."""
+        at = drafted(plan)
+        if len(at[0]):
+            tokens = torch.empty(len(at[0]), dtype=torch.int32, device=self.rows.tokens.device)
+            self._comm.tell(tokens)
+            self.rows.tokens.index_put_(at, tokens)
+        return None
+
+
+def drafted(plan: StepPlan) -> tuple[Tensor, Tensor]:
+    """Rows and positions of all drafts that the plan leaves to the runner."""
+    places = [
+        (work.row, position)
+        for work in plan.works
+        if work.num_drafts and not work.drafts
+        for position in range(
+            work.start + work.num_tokens - work.num_drafts, work.start + work.num_tokens
+        )
+    ]
+    rows, positions = zip(*places, strict=True) if places else ((), ())
+    return torch.tensor(rows, dtype=torch.int64), torch.tensor(positions, dtype=torch.int64)
+
+
+class TellingSampler(Sampler):
+    def __init__(self, ops: SampleOps, comm: Comm) -> None:
+        super().__init__(ops)
+        self._comm = comm
+
+    def __call__(self, logits: Tensor, inputs: SampleInputs) -> SampleOutput:
+        drawn = super().__call__(logits, inputs)
+        self._comm.tell(drawn.tokens.contiguous())
+        return drawn
+
+
+class ToldSampler(Sampler):
+    def __init__(self, ops: SampleOps, comm: Comm) -> None:
+        super().__init__(ops)
+        self._comm = comm
+
+    def __call__(self, logits: Tensor, inputs: SampleInputs) -> SampleOutput:
+        tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        self._comm.tell(tokens)
+        assert inputs.rows is not None
+        at = inputs.rows.ids.long(), inputs.positions.long()
+        inputs.rows.tokens.index_put_(at, tokens.int())
+        return SampleOutput(tokens, None)

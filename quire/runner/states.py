@@ -1,0 +1,35 @@
+"""Hidden states of one step, as values: what a forward gives, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from quire.runner.pending import PromptPart
+from quire.runner.pooling import PooledPart
+
+
+class Forwarded(NamedTuple):
+    """Good until the next step."""
+
+    hidden: Tensor  # after the last norm: of all tokens or, with a tail, of its own
+    streams: tuple[Tensor, ...]  # before the layers that are tapped, [tokens, hidden] each
+    has_tail: bool
+
+
+class StepStates(NamedTuple):
+    """The same for whoever drafts; good until the next step."""
+
+    streams: tuple[Tensor, ...]
+    every: Tensor | None  # after the last norm [tokens, hidden]; None: the step had a tail
+    sampled: Tensor  # the same, of the tokens that something is drawn after [samples, hidden]
+
+
+class StepRead(NamedTuple):
+    """What is left when prompts and pools have had theirs."""
+
+    sampled: Tensor  # [samples, hidden]
+    prompts: Sequence[PromptPart] = ()
+    pooled: Sequence[PooledPart] = ()

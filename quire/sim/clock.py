@@ -1,0 +1,60 @@
+"""Clock and TimedRunner: an engine's device that does nothing but take its time.
+
+The clock stands still until somebody moves it. A plan's result is there when the device, which
+takes steps one behind another, is done with it: with overlap the host has gone on meanwhile, as it
+has with a real device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.sched.cost_table import CostTable, Load
+from quire.step import StepPlan, StepResult
+
+TOKEN = 1  # what everybody draws; nobody ends at it
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def move_to(self, then: float) -> None:
+        """Never back."""
+        self.now = max(self.now, then)
+
+
+class TimedRunner:
+    """`step.Runner`."""
+
+    def __init__(self, costs: CostTable, clock: Clock) -> None:
+        self.costs, self.clock = costs, clock
+        self.busy_s = 0.0
+        self.num_steps = 0
+        self._free_at = 0.0  # when the device has done all it was given
+
+    def execute(self, plan: StepPlan) -> TimedStep:
+        load = Load.of(plan)
+        self.clock.move_to(self.clock.now + self.costs.host_seconds(load))
+        takes = self.costs.seconds(load) if plan.works else 0.0
+        self._free_at = max(self._free_at, self.clock.now) + takes
+        self.busy_s += takes
+        self.num_steps += bool(plan.works)
+        return TimedStep(plan, self._free_at, self.clock)
+
+
+class TimedStep:
+    """`step.Pending`."""
+
+    def __init__(self, plan: StepPlan, done_at: float, clock: Clock) -> None:
+        self._plan, self._done_at, self._clock = plan, done_at, clock
+
+    def result(self) -> StepResult:
+        self._clock.move_to(self._done_at)
+        sampled: list[Sequence[int]] = [
+            (TOKEN,) if work.sample else () for work in self._plan.works
+        ]
+        return StepResult(sampled)

@@ -1,0 +1,70 @@
+"""What counts as similar, what must not differ, and the index that finds it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from quire.answers.entries import Sketch
+from quire.answers.features import SIZE, anchors, features, says_the_same
+from quire.answers.index import SimilarIndex
+from tests.answers.pairs import ADVERSARIAL, SAME
+
+
+@pytest.mark.parametrize(("one", "other"), ADVERSARIAL)
+def test_what_asks_for_something_else_has_other_anchors(one: str, other: str) -> None:
+    """Red when a negation, number, name or date is overlooked."""
+    assert anchors(one) != anchors(other)
+    assert features(one) @ features(other) > 0.25  # they are near: the cosine alone would not do
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_what_asks_for_the_same_has_the_same_anchors(one: str, other: str) -> None:
+    assert anchors(one) == anchors(other)
+    assert features(one) @ features(other) > 0.6
+
+
+def test_answers_that_say_the_same() -> None:
+    assert says_the_same("The capital is Paris.", "the capital is Paris")
+    assert says_the_same(
+        "You can sort the list with the sorted function.",
+        "You can sort a list with the sorted function.",
+    )
+    assert not says_the_same("It takes 5 days.", "It takes 6 days.")
+    assert not says_the_same("Yes, it is safe.", "Yes, it is not safe.")
+    assert not says_the_same("Paris", "A long story about something else")
+
+
+def sketch(number: int, frame: bytes, vector: np.ndarray) -> Sketch:
+    return Sketch(number, b"key%d" % number, frame, vector.astype(np.float32).tobytes())
+
+
+def test_the_index_is_brute_force() -> None:
+    """Red when growth, removal or replacement loses a row or mixes two up."""
+    rng = np.random.default_rng(0)
+    index, known = SimilarIndex(), {}
+    for number in range(1, 700):
+        vector = rng.normal(size=SIZE).astype(np.float32)
+        vector /= np.linalg.norm(vector)
+        known[b"key%d" % number] = (b"f%d" % (number % 3), vector)
+        index.add([sketch(number, b"f%d" % (number % 3), vector)])
+    for key in random.Random(1).sample(sorted(known), 300):
+        index.remove(key)
+        index.remove(key)  # gone is gone
+        del known[key]
+    assert len(index) == len(known) and index.last_number == 699
+    for _ in range(20):
+        asked = rng.normal(size=SIZE).astype(np.float32)
+        asked /= np.linalg.norm(asked)
+        near = index.nearest(asked, b"none")
+        assert near is not None and not near.has_same_frame
+        assert near.key == max(known, key=lambda k: float(known[k][1] @ asked))
+        framed = index.nearest_framed(asked, b"f1")
+        own = [k for k in known if known[k][0] == b"f1"]
+        assert framed is not None
+        assert framed.key == max(own, key=lambda k: float(known[k][1] @ asked))
+    assert (
+        index.nearest_framed(asked, b"none") is None and SimilarIndex().nearest(asked, b"") is None
+    )

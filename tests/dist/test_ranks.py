@@ -1,0 +1,122 @@
+"""Two ranks give the bits of one: tokens, log-probabilities, and those of prompts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.engine.rank_group import RankGroup
+from quire.models.tiny import tiny_model
+from tests.dist.group import PARAMS, alone, answers, model_on
+
+IS_LONG = bool(os.environ.get("QUIRE_LONG_TESTS"))
+
+# family, what differs from its tiny member, arguments of the engine
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", {}, {"dtype": "float32"}),
+    "one key head": ("llama", {"num_key_value_heads": 1}, {}),
+    "uneven": ("qwen3", {"num_attention_heads": 9, "num_key_value_heads": 3}, {}),
+    "tied": ("gemma", {}, {}),
+    "windows": ("gemma3_text", {}, {}),
+    "norms over all heads": ("olmo2", {}, {}),
+    "fused in the file": ("phi3", {}, {}),
+    "norms before products": ("bitnet", {}, {}),
+    "transposed in the file": ("gpt2", {}, {}),
+    "experts": ("qwen2_moe", {}, {}),
+    "sinks": ("gpt_oss", {}, {}),
+    "latents": ("deepseek_v3", {}, {}),
+    "latents, whole queries": ("deepseek_v2", {}, {}),
+    "int4": ("llama", {"hidden_size": 64}, {"quantization": "rtn-int4-g32"}),
+    "int8": ("qwen3_moe", {"hidden_size": 64}, {"quantization": "int8"}),
+    "fp8": ("llama", {"hidden_size": 64}, {"quantization": "fp8"}),
+    "nf4": ("mixtral", {"hidden_size": 64}, {"quantization": "nf4"}),
+    "coded cache": ("qwen3", {"head_dim": 32}, {"kv_cache_dtype": "int8"}),
+}
+
+
+QUICK = ("llama", "one key head", "windows", "experts", "sinks", "latents", "int4", "coded cache")
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[RankGroup]:
+    made = RankGroup(2)
+    yield made
+    made.close()
+
+
+def steps_of(llm: LLM) -> str:
+    return next(decision.value for decision in llm.decisions if decision.what == "steps")
+
+
+@pytest.mark.parametrize("name", CASES if IS_LONG else QUICK)
+def test_two_ranks_give_the_bits_of_one(name: str, group: RankGroup, tmp_path: Path) -> None:
+    """Red when a sum is split over ranks, when a share of a weight is not the right one, or when
+    an operation takes another way at a rank's width."""
+    family, changes, args = CASES[name]
+    folder = tiny_model(family, tmp_path, **changes)
+    one = alone(folder, **args)
+    expected = answers(one)
+    with model_on(group, folder, **args) as llm:
+        assert answers(llm) == expected
+        assert answers(llm) == expected  # from cached pages
+        if steps_of(one) == "one call" and name != "norms over all heads":
+            assert steps_of(llm).endswith(" calls")
+
+
+@pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
+def test_four_ranks_give_the_bits_of_one(tmp_path: Path) -> None:
+    """Red as above, and where ranks outnumber key heads."""
+    group = RankGroup(4)
+    try:
+        for i, (family, changes, args) in enumerate(CASES.values()):
+            folder = tiny_model(family, tmp_path / str(i), **changes)
+            expected = answers(alone(folder, **args))
+            with model_on(group, folder, **args) as llm:
+                assert answers(llm) == expected, list(CASES)[i]
+    finally:
+        group.close()
+
+
+def test_grammars_and_drafts_need_one_rank_alone(group: RankGroup, tmp_path: Path) -> None:
+    """Red when ranks behind the first must know a grammar, or miss what drafts were refused."""
+    from quire import StructuredOutputsParams
+
+    folder = tiny_model("qwen2", tmp_path, num_hidden_layers=1)
+    params = [
+        p.with_(structured_outputs=StructuredOutputsParams(regex="[ab]{4,9}"), max_tokens=12)
+        for p in PARAMS[1:3]
+    ] + [SamplingParams(temperature=0.0, max_tokens=16, logprobs=1)] * 2
+    args: dict[str, Any] = {
+        "speculative_config": {"method": "suffix", "adaptive": False},
+        "target_gap_ms": 1000.0,
+    }
+    prompts = ["once", "twice", [9, 8, 9, 8, 9, 8, 9], [4, 5, 6] * 5]
+    expected = answers(alone(folder, **args), prompts, params)
+    with model_on(group, folder, **args) as llm:
+        assert answers(llm, prompts, params) == expected
+
+
+def test_a_model_that_drafts_stays_on_the_first_rank(group: RankGroup, tmp_path: Path) -> None:
+    """Red when ranks behind the first verify other drafts than the first one made."""
+    folder = tiny_model("qwen2", tmp_path / "target", num_hidden_layers=1)
+    draft = tiny_model("llama", tmp_path / "draft", seed=3, num_hidden_layers=1)
+    said = {"method": "draft_model", "model": str(draft), "adaptive": False}
+    args: dict[str, Any] = {"speculative_config": said | {"num_speculative_tokens": 3}}
+    expected = answers(alone(folder))
+    with model_on(group, folder, **args) as llm:
+        assert answers(llm) == expected
+        assert llm.stats().num_drafted_tokens > 0
+
+
+def test_random_weights_are_shared_out(group: RankGroup, tmp_path: Path) -> None:
+    """Red when ranks draw other random weights than one rank does."""
+    folder = tiny_model("qwen2_moe", tmp_path)
+    args = {"load_format": "dummy", "seed": 4}
+    expected = answers(alone(folder, **args))
+    with model_on(group, folder, **args) as llm:
+        assert answers(llm) == expected

@@ -1,0 +1,179 @@
+"""What the router knows of caches and times, and whom it chooses by it."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from quire.errors import BadRequest
+from quire.kv.cache_news import CacheLog
+from quire.kv.prefix import PrefixTree
+from quire.kv.route_keys import child_route_key, root_route_key
+from quire.router import prefix_index
+from quire.router.choose import Chooser, Prompt
+from quire.router.first_token import FirstTokenTimes
+from quire.router.prefix_index import CacheNews, PrefixIndex
+from quire.router.prompt_keys import TextKeys
+from quire.router.settings import POLICIES, RouterSettings, UpstreamAddress
+from quire.router.upstream import State, Upstream
+
+
+def upstream(name: str) -> Upstream:
+    made = Upstream(UpstreamAddress(name, "127.0.0.1", 1))
+    made.came_up()
+    return made
+
+
+def page(*tokens: int) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+def news_of(log: CacheLog, index: PrefixIndex) -> CacheNews:
+    found = log.since(index.epoch, index.next)
+    return CacheNews(**{**found, "is_whole": bool(found["is_whole"])})
+
+
+def route_keys(salt: str, *pages: bytes) -> list[bytes]:
+    keys = [root_route_key(salt)]
+    for tokens in pages:
+        keys.append(child_route_key(keys[-1], tokens))
+    return keys[1:]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_index_follows_a_tree(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes come and go, news is read now and then, at times too late. Red when the index holds a
+    page the tree has not, or lacks one it has."""
+    monkeypatch.setattr("quire.kv.cache_news.MOST_CHANGES", 12)
+    dice, tree, index = random.Random(seed), PrefixTree(), PrefixIndex()
+    salts = ("", "me/", "you")
+    names: dict[bytes, bytes] = {}
+    log: CacheLog | None = None
+    for turn in range(300):
+        nodes = list(tree.nodes.values())
+        leaves = [node for node in nodes if node.num_children == 0]
+        if nodes and dice.random() < 0.45:
+            node = dice.choice(leaves)
+            tree.remove(node)
+            del names[node.key]
+        else:
+            parent = dice.choice([None, *nodes])
+            salt, tokens = dice.choice(salts), page(dice.randrange(6), 7)
+            above = tree.root_key(salt) if parent is None else parent.key
+            key = tree.child_key(above, tokens)
+            if key not in tree.nodes:
+                root = root_route_key(salt) if parent is None else names[parent.key]
+                names[key] = child_route_key(root, tokens)
+                if dice.random() < 0.5:
+                    tree.insert(key, parent, tokens, [1])
+                else:
+                    tree.insert_chain(parent, tree.chain(above, tokens, len(tokens)), [[1]])
+        if turn == 40:
+            log = CacheLog(tree, 2)
+        if log is not None and dice.random() < 0.12:
+            assert index.take(news_of(log, index), float(turn))
+            assert index._known == set(names.values())
+    assert 1 < index.num_resyncs < 40  # some news came too late, most did not
+
+
+def test_another_life_of_the_process_is_told_whole() -> None:
+    """Red when changes of one process are added to what another had."""
+    tree, index = PrefixTree(), PrefixIndex()
+    tree.insert(tree.child_key(tree.root_key("a"), page(1)), None, page(1), [1])
+    first, second = CacheLog(tree, 1), CacheLog(PrefixTree(), 1)
+    index.take(news_of(first, index), 0.0)
+    assert index.num_cached(route_keys("a", page(1)), 0.0) == 1
+    assert not index.take(CacheNews("other", 5, 1, False), 0.0)
+    index.take(news_of(second, index), 0.0)
+    assert index.num_cached(route_keys("a", page(1)), 0.0) == 0
+
+
+def test_promises_last_until_they_must_have_been_kept() -> None:
+    keys = route_keys("", page(1), page(2), page(3))
+    published, silent = PrefixIndex(), PrefixIndex()
+    published.take(CacheNews("e", 0, 16, True), 0.0)
+    for index in (published, silent):
+        index.promise(keys[:2], 0.0)
+        assert index.num_cached(keys, 1.0) == 2
+    later = prefix_index.PROMISE_S + 1
+    assert (published.num_cached(keys, later), silent.num_cached(keys, later)) == (0, 2)
+
+
+def test_times_are_learned() -> None:
+    """Red when the fit is off, or an estimate is negative or free."""
+    times = FirstTokenTimes()
+    assert times.seconds(1_000, 0) == pytest.approx(0.2, rel=0.01)
+    dice = random.Random(0)
+    for _ in range(300):
+        tokens, requests = dice.randrange(10, 4_000), dice.randrange(1, 30)
+        times.saw(tokens, requests, tokens * 1e-3 + requests * 0.02)
+    assert times.rates == pytest.approx((1e-3, 0.02), rel=0.01)
+    odd = FirstTokenTimes()
+    for _ in range(50):
+        odd.saw(100, 5, 0.0)
+        odd.saw(5_000, 1, 0.0)
+    assert min(odd.rates) > 0
+
+
+def test_a_prefix_is_worth_its_seconds_and_no_more() -> None:
+    """Red when the upstream that holds a prefix is chosen however long its queue is."""
+    holder, idle = upstream("holder"), upstream("idle")
+    keys = route_keys("", *(page(i) for i in range(100)))
+    prompt = Prompt(1_600, 16, keys)
+    holder.index.promise(keys, 0.0)
+    chooser = Chooser("prefix", clock=lambda: 1.0)
+    for _ in range(4):
+        assert chooser.choose([holder, idle], prompt) is holder
+    holder.pending_tokens = 5_000
+    assert chooser.choose([holder, idle], prompt) is idle
+    assert chooser.choose([holder, idle], prompt, [idle]) is holder
+    holder.pending_tokens = 0
+    holder.index.take(CacheNews("e", 0, 16, True), -100.0)  # nothing heard for long
+    holder.num_open = 1
+    assert chooser.choose([holder, idle], prompt) is idle
+
+
+def test_who_is_asked_at_all() -> None:
+    a, b, c = upstream("a"), upstream("b"), upstream("c")
+    b.is_leaving, c.state = True, State.DOWN
+    for policy in POLICIES:
+        chooser = Chooser(policy)
+        assert {chooser.choose([a, b, c], Prompt()) for _ in range(3)} == {a}
+        assert chooser.choose([b, c], Prompt()) is None
+    turns = Chooser("round-robin")
+    b.is_leaving = False
+    assert {turns.choose([a, b], Prompt()) for _ in range(2)} == {a, b}
+    a.num_open = 3
+    assert Chooser("least-loaded").choose([a, b], Prompt()) is b
+    assert {Chooser("prefix").choose([b, b], Prompt()) for _ in range(3)} == {b}
+
+
+def test_text_keys_share_what_texts_share() -> None:
+    """Red when keys of two conversations with one beginning do not begin alike."""
+    system = {"role": "system", "content": "x" * 3_000}
+    bodies = [
+        {"model": "m", "messages": [system, {"role": "user", "content": text}]} for text in "ab"
+    ]
+    one, two = (TextKeys().prompt_of(body, "me", 0) for body in bodies)
+    shared = sum(x == y for x, y in zip(one.keys, two.keys, strict=True))
+    assert len(one.keys) == 5 == shared and one.num_tokens > 700
+    other = TextKeys().prompt_of(bodies[0], "you", 0)
+    assert not set(other.keys) & set(one.keys)
+    assert TextKeys().prompt_of({"input": [1, 2]}, "", 0).num_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ftp://a", "http://", "a=b", "http://h:99999", "http://h?x=1"]
+)
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(BadRequest, match="want"):
+        UpstreamAddress.parse(text)
+
+
+def test_addresses() -> None:
+    assert UpstreamAddress.parse("http://h:81/x/") == UpstreamAddress("h:81", "h", 81, False, "/x")
+    assert UpstreamAddress.parse("a=https://h") == UpstreamAddress("a", "h", 443, True, "")
+    with pytest.raises(BadRequest, match="two upstreams are called 'a'"):
+        RouterSettings(upstreams=(UpstreamAddress("a", "h", 1), UpstreamAddress("a", "h", 2)))
