@@ -20,6 +20,8 @@ from quire.speculative import parse_speculative
 DEVICES = ("auto", "cpu", "cuda")
 DTYPE_NAMES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 LOAD_FORMATS = ("auto", "dummy")
+TRANSPORTS = ("sockets", "nixl")
+ROLES = ("both", "prefill", "decode")
 POLICIES = ("fcfs", "priority", "fair")
 
 MAX_MODEL_LEN = 1 << 24
@@ -27,10 +29,12 @@ MAX_SEQS = 1 << 14  # a row of the token table each
 MAX_BATCHED_TOKENS = 1 << 20
 MAX_PAGE_SIZE = 1 << 12
 MAX_CACHE_BYTES = 1 << 50
+MIN_DISK = 1 << 20
 MAX_WAIT_MS = 60_000.0
 MAX_AGING_S = 1e9
 MAX_RANKS = 64
 MAX_RANK_WAIT_S = 86_400.0
+MAX_LORAS, MAX_LORA_RANK = 1 << 12, 1 << 12
 THREADS_PER_CPU = 8  # OpenMP breaks down on thousands
 
 
@@ -44,6 +48,9 @@ def check_args(args: EngineArgs) -> None:
     _whole("max_chunk", args.max_chunk, 0, MAX_BATCHED_TOKENS)
     _whole("batch_wait_tokens", args.batch_wait_tokens, 0, MAX_BATCHED_TOKENS)
     _whole("kv_cache_memory", args.kv_cache_memory, 1, MAX_CACHE_BYTES, " bytes")
+    _whole("kv_host_memory", args.kv_host_memory, 1, MAX_CACHE_BYTES, " bytes")
+    _whole("kv_disk_size", args.kv_disk_size, MIN_DISK, MAX_CACHE_BYTES, " bytes")
+    _check_tiers(args)
     _whole("seed", args.seed, -(2**63), 2**63 - 1)
     most = THREADS_PER_CPU * cpus
     _whole(
@@ -51,6 +58,8 @@ def check_args(args: EngineArgs) -> None:
     )
     _whole("tensor_parallel_size", args.tensor_parallel_size, 1, MAX_RANKS)
     _number("rank_timeout_s", args.rank_timeout_s, MAX_RANK_WAIT_S)
+    _whole("max_loras", args.max_loras, 1, MAX_LORAS)
+    _whole("max_lora_rank", args.max_lora_rank, 1, MAX_LORA_RANK)
     size = args.page_size
     if not _is_whole(size) or not 1 <= size <= MAX_PAGE_SIZE or size & (size - 1):
         raise NotSupported(f"got page_size={size!r}, want a power of two up to {MAX_PAGE_SIZE}")
@@ -68,6 +77,43 @@ def check_args(args: EngineArgs) -> None:
             f"got max_chunk={args.max_chunk} with enable_chunked_prefill=False: prompts are either"
             " cut into chunks or not; drop one of the two"
         )
+
+
+def _check_tiers(args: EngineArgs) -> None:
+    """Of pages outside the pool."""
+    _one_of("kv_role", args.kv_role, ROLES)
+    _one_of("kv_transport", args.kv_transport, TRANSPORTS)
+    if args.kv_role == "decode" and not args.kv_peers:
+        raise NotSupported("got kv_role='decode' without kv_peers: say which engines prefill")
+    if args.kv_peers and args.kv_role != "decode":
+        raise NotSupported(
+            f"got kv_peers={args.kv_peers} with kv_role={args.kv_role!r}, want 'decode'"
+        )
+    if args.kv_listen and args.kv_role != "prefill":
+        raise NotSupported(
+            f"got kv_listen={args.kv_listen!r} with kv_role={args.kv_role!r}, want 'prefill'"
+        )
+    if args.kv_disk_size is not None and args.kv_disk is None:
+        raise NotSupported(
+            f"got kv_disk_size={args.kv_disk_size} without kv_disk: say which folder it is for"
+        )
+    if has_tiers(args) and not args.enable_prefix_caching:
+        what = tier_asked(args)
+        raise NotSupported(
+            f"got {what} with enable_prefix_caching=False: pages are found by their prefix;"
+            " drop one of the two"
+        )
+
+
+def has_tiers(args: EngineArgs) -> bool:
+    return bool(args.kv_disk or args.kv_host_memory) or args.kv_role != "both"
+
+
+def tier_asked(args: EngineArgs) -> str:
+    """The argument that asks for a tier, for messages."""
+    if args.kv_role != "both":
+        return f"kv_role={args.kv_role!r}"
+    return "kv_disk" if args.kv_disk else "kv_host_memory"
 
 
 def _check_choices(args: EngineArgs) -> None:

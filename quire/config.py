@@ -70,7 +70,18 @@ class EngineArgs:
     kv_cache_dtype_skip_layers: tuple[int | str, ...] = ()
     tensor_parallel_size: int = 1  # processes that hold the model together
     rank_timeout_s: float = 60.0  # how long they wait for one another in a step
+    kv_host_memory: int | None = None  # bytes for pages that the pool has no room for
+    kv_disk: str | None = None  # a folder that keeps pages across restarts
+    kv_disk_size: int | None = None  # most bytes in that folder
+    kv_role: str = "both"  # or "prefill", for other engines, or "decode", of what those computed
+    kv_listen: str | None = None  # where an engine that prefills offers pages
+    kv_peers: tuple[str, ...] = ()  # whom an engine that decodes may ask for pages
+    kv_secret: str | None = None  # the file that engines have in common
+    kv_transport: str = "sockets"  # or "nixl"; the same in engines that exchange pages
     speculative_config: Mapping[str, object] | None = None  # `speculative.py` says what it may hold
+    lora: Mapping[str, str] | None = None  # adapters to begin with: folders by name
+    max_loras: int = 32  # adapters in memory at once
+    max_lora_rank: int = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@
     ├── NotSupported      at start-up: names the feature, the reason and the alternative
     ├── CheckpointError   a model file is missing, damaged or unlike its config
     ├── OutOfMemory       the model or its cache does not fit; names what would
+    ├── TransferError     pages did not come from another engine; they are computed
     └── EngineDead        the engine stopped; carries the cause
         └── RankLost      one of the processes that hold the model together is gone
 
@@ -48,6 +49,10 @@ class CheckpointError(QuireError):
 
 class OutOfMemory(QuireError, MemoryError):
     """Weights, activations or the page pool do not fit the memory there is."""
+
+
+class TransferError(QuireError):
+    """Pages could not be had from another engine, or not be proved to be what they should."""
 
 
 class EngineDead(QuireError):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from quire.attn.backend import AttentionBackend, LayerCache
     from quire.memory.pool import PagePool
+    from quire.nn.linear import Adapted
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class LayerContext:
     attention: AttentionBackend
     cache: LayerCache
     plan: object  # whatever the backend's plan() returned for the layer's group
+    adapted: Adapted | None = None  # where some row of the step has an adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,11 @@ class ForwardContext:
     attn_plans: tuple[object, ...]  # by group
     pool: PagePool
     taps: Taps | None = None  # streams that somebody reads besides the result
+    adapted: Adapted | None = None
 
     def at(self, layer: int) -> LayerContext:
         plan = self.attn_plans[self.pool.group_of(layer)]
-        return LayerContext(self.attention, self.pool.layer(layer), plan)
+        return LayerContext(self.attention, self.pool.layer(layer), plan, self.adapted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from quire.config import Decision
 from quire.engine.collector import no_collection, no_full_collection
 from quire.errors import BadRequest, NotSupported
+from quire.lora.request import LoRARequest, each_adapter
 from quire.offline import pooled
 from quire.offline.vllm_args import engine_args
 from quire.outputs import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None  # one for all prompts, or each its own
 
 
 class LLM:
@@ -79,22 +81,22 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: Adapters = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer all prompts as one continuous batch; outputs in the order of the prompts.
 
         A request the engine fails on ends with finish_reason "error" and the reason as stop_reason.
         """
-        _check_lora(lora_request)
         items = _prompt_list(prompts)
         params = self._per_prompt(sampling_params, len(items))
         priorities = list(priority) if priority is not None else [0] * len(items)
         if len(priorities) != len(items):
             raise BadRequest(f"got {len(priorities)} priorities for {len(items)} prompts")
+        adapters = each_adapter(lora_request, len(items))
         conversations = [
-            self._conversation(prompt, p, rank)
-            for prompt, p, rank in zip(items, params, priorities, strict=True)
+            self._conversation(prompt, p, rank, adapter)
+            for prompt, p, rank, adapter in zip(items, params, priorities, adapters, strict=True)
         ]
         self._run(conversations, use_tqdm)
         return [conversation.result() for conversation in conversations]
@@ -104,7 +106,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: Adapters = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -130,11 +132,14 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm, lora_request)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> Iterator[StreamEvent]:
         """Pieces of the answer as they come. Closing the iterator aborts the request."""
         (params,) = self._per_prompt(sampling_params, 1)
-        return self._loop.stream(self._conversation(prompt, params, 0))
+        return self._loop.stream(self._conversation(prompt, params, 0, lora_request))
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
@@ -148,14 +153,13 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt, `concurrency_limit` prompts at a time."""
         from quire.offline.beam_search import BeamSearcher
 
-        _check_lora(lora_request)
         tokenizer, items = self.get_tokenizer(), _prompt_list(prompts)
         searcher = BeamSearcher(params, self._intake.eos_ids, self._intake.limits.max_model_len)
         found = []
@@ -164,7 +168,9 @@ class LLM:
         with _progress(len(starts) * params.max_tokens, use_tqdm) as advance:
             for start in starts:
                 asked = items[start : start + size]
-                found += searcher.run(asked, lambda p, s: self.generate(p, s, False), advance)
+                found += searcher.run(
+                    asked, lambda p, s: self.generate(p, s, False, lora_request), advance
+                )
         for beam in itertools.chain(*found):
             beam.text = tokenizer.decode(beam.tokens)
         return [BeamSearchOutput(beams) for beams in found]
@@ -178,15 +184,14 @@ class LLM:
         *,
         use_tqdm: bool = True,
         pooling_params: None = None,
-        lora_request: None = None,
+        lora_request: Adapters = None,
     ) -> list[EmbeddingRequestOutput]:
         """Hidden states of each prompt after the last norm: their mean, or the last token's.
 
         Not normalised; divide by the length where a cosine is wanted.
         """
         pooled.check_pooling_params(pooling_params)
-        _check_lora(lora_request)
-        return [pooled.embedding(p) for p in self._pool(prompts, pooling, use_tqdm)]
+        return [pooled.embedding(p) for p in self._pool(prompts, pooling, use_tqdm, lora_request)]
 
     def encode(
         self,
@@ -194,14 +199,13 @@ class LLM:
         pooling_params: None = None,
         *,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: Adapters = None,
         pooling_task: str | None = None,
     ) -> list[PoolingRequestOutput]:
         """The plain numbers of `embed`, or of a classification head where the model has one."""
         pooled.check_pooling_params(pooling_params)
-        _check_lora(lora_request)
         task = pooled.check_pooling_task(pooling_task, self._verdict is not None)
-        return self._pool(prompts, "mean" if task == "embed" else task, use_tqdm)
+        return self._pool(prompts, "mean" if task == "embed" else task, use_tqdm, lora_request)
 
     def classify(
         self,
@@ -209,13 +213,12 @@ class LLM:
         *,
         use_tqdm: bool = True,
         pooling_params: None = None,
-        lora_request: None = None,
+        lora_request: Adapters = None,
     ) -> list[ClassificationRequestOutput]:
         """How likely each label of a `...ForSequenceClassification` model is, for each prompt."""
         pooled.check_pooling_params(pooling_params)
-        _check_lora(lora_request)
         verdict = self._head("classify")
-        found = self.reward(prompts, use_tqdm=use_tqdm)
+        found = self._pool(prompts, "classify", use_tqdm, lora_request)
         return [pooled.classification(p, verdict) for p in found]
 
     def reward(
@@ -233,7 +236,7 @@ class LLM:
         pooling: str = "mean",
         use_tqdm: bool = True,
         pooling_params: None = None,
-        lora_request: None = None,
+        lora_request: Adapters = None,
     ) -> list[ScoringRequestOutput]:
         """How well texts go together: one with each of several, or each with its own.
 
@@ -243,16 +246,15 @@ class LLM:
         from quire.text.pairs import cosine, encode_pair, pair_up
 
         pooled.check_pooling_params(pooling_params)
-        _check_lora(lora_request)
         first, second, pairs = pair_up(text_1, text_2)
         if self._verdict is not None:
             verdict, tokenizer = self._verdict.for_pairs(), self.get_tokenizer()
             prompts = [encode_pair(tokenizer, first[i], second[j]) for i, j in pairs]
             return [
                 pooled.scoring(p, p, verdict.probabilities(p.outputs.data)[0])
-                for p in self.reward(prompts, use_tqdm=use_tqdm)
+                for p in self._pool(prompts, "classify", use_tqdm, lora_request)
             ]
-        found = self._pool([*first, *second], pooling, use_tqdm)
+        found = self._pool([*first, *second], pooling, use_tqdm, lora_request)
         ones, others = found[: len(first)], found[len(first) :]
         return [
             pooled.scoring(ones[i], others[j], cosine(ones[i].outputs.data, others[j].outputs.data))
@@ -292,12 +294,24 @@ class LLM:
 
     # ------------------------------------------------------------ inside
 
-    def _conversation(self, prompt: Prompt, params: SamplingParams, priority: int) -> Conversation:
+    def _conversation(
+        self, prompt: Prompt, params: SamplingParams, priority: int, lora: LoRARequest | None = None
+    ) -> Conversation:
         from quire.engine.output import Conversation
 
         self._check_task(params)
         text, requests = self._intake.requests(prompt, params, priority)
+        if lora is not None:
+            self._read_adapter(lora)
+            for request in requests:
+                request.adapter_name = lora.lora_name
         return Conversation(str(next(self._names)), text, requests, self.tokenizer)
+
+    def _read_adapter(self, lora: LoRARequest) -> None:
+        with self._loop.turn() as core:
+            assert core.adapters is not None
+            if lora.lora_path:
+                core.adapters.load(lora.lora_name, lora.lora_path)
 
     def _check_task(self, params: SamplingParams) -> None:
         if params.pooling is None and self._verdict is not None:
@@ -327,24 +341,22 @@ class LLM:
         return [one.clone() for one in params]
 
     @no_full_collection()
-    def _pool(self, prompts: Any, pooling: str, show: bool) -> list[PoolingRequestOutput]:
+    def _pool(
+        self, prompts: Any, pooling: str, show: bool, lora: Adapters = None
+    ) -> list[PoolingRequestOutput]:
         params = SamplingParams(pooling=pooling, temperature=0.0, detokenize=False)
-        conversations = [self._conversation(prompt, params, 0) for prompt in _prompt_list(prompts)]
+        items = _prompt_list(prompts)
+        adapters = each_adapter(lora, len(items))
+        conversations = [
+            self._conversation(prompt, params, 0, adapter)
+            for prompt, adapter in zip(items, adapters, strict=True)
+        ]
         self._run(conversations, show)
         return [pooled.pooled(conversation) for conversation in conversations]
 
     def _run(self, conversations: Sequence[Conversation], show: bool) -> None:
         with _progress(len(conversations), show) as advance:
             self._loop.run(conversations, advance)
-
-
-def _check_lora(lora_request: object) -> None:
-    if lora_request is not None:
-        raise BadRequest(
-            f"got lora_request={lora_request!r}, want None: adapters cannot be loaded; merge them"
-            " into the model",
-            param="lora_request",
-        )
 
 
 def _prompt_list(prompts: Any) -> list[Any]:

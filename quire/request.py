@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from quire.params import SamplingParams
 
@@ -24,6 +24,16 @@ RequestId = NewType("RequestId", int)
 
 NOT_RUNNING = -1
 BACKGROUND = 2**31 - 1  # the last priority: gives way to every other, under any policy
+
+
+class AdapterRef(NamedTuple):
+    """The adapter a request runs with, once it is in memory."""
+
+    number: int = 0  # by which the runner knows it; 0: none
+    digest: bytes = b""  # of its weights: cached pages are found by it
+
+
+NO_ADAPTER = AdapterRef()
 
 
 @dataclass(slots=True)
@@ -56,6 +66,10 @@ class Request:
     cache_salt: str = ""
     tenant: str = ""  # whose it is: the key that fair queueing and shares go by
     weight: float = 1.0  # of that key
+    adapter_name: str = ""  # asked for; "": none
+    adapter: AdapterRef = NO_ADAPTER  # set when the request enters the engine
+    kv_source: str = ""  # ticket for the prompt's pages in another engine; empty: there is none
+    kv_lease: bool = False  # another engine will ask for the prompt's pages
     children: list[Request] = field(default_factory=list)  # n > 1: start once our prompt is in
     hint: tuple[int, ...] = ()  # tokens that may be much like the output (`spec/hint.py`)
 

@@ -39,7 +39,9 @@ METHODS = {
     ),
     "hint": Method("quire.spec.hint:Hint", 48),
     "draft_model": Method("quire.spec.neural:Neural", 8, ("model", "quantization"), is_model=True),
-    "early_exit": Method("quire.spec.neural:Neural", 6, ("exit_layer",), is_model=True),
+    "early_exit": Method(
+        "quire.spec.neural:Neural", 6, ("exit_layer", "model", "quantization"), is_model=True
+    ),
     "eagle3": Method("quire.spec.neural:Neural", 5, ("model", "quantization"), is_model=True),
     "medusa": Method("quire.spec.neural:Neural", 5, ("model", "quantization"), is_model=True),
     "mtp": Method("quire.spec.neural:Neural", 3, is_model=True),

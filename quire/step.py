@@ -26,13 +26,14 @@ class Admission(NamedTuple):
     params: SamplingParams
     seed: int
     banned_until_min: tuple[int, ...]  # eos and stop ids, banned while output < min_tokens
+    adapter: int = 0  # number of its adapter; 0: none
 
     @staticmethod
     def of(request: Request) -> Admission:
         params, ids = request.params, request.tokens.tolist()
         banned = (*request.eos_ids, *(params.stop_token_ids or ())) if params.min_tokens else ()
-        num_prompt, seed = request.num_prompt, request.seed
-        return Admission(request.id, request.row, ids, num_prompt, params, seed, banned)
+        num_prompt, seed, adapter = request.num_prompt, request.seed, request.adapter.number
+        return Admission(request.id, request.row, ids, num_prompt, params, seed, banned, adapter)
 
 
 class Draft(NamedTuple):
@@ -75,9 +76,26 @@ class PageCopy(NamedTuple):
     target: int
 
 
+class PageSave(NamedTuple):
+    """A full, verified page of a prefix, of all layer groups, is also kept outside the pool."""
+
+    key: bytes  # of its node in the prefix tree
+    tokens: bytes  # int32 ids
+    pages: tuple[int, ...]  # by group
+
+
+class PageLoad(NamedTuple):
+    """One group's share of what was saved under a key goes into a page."""
+
+    key: bytes
+    group: int
+    page: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of effects: admissions, page copies, page writes, then the forward."""
+    """One step. Order of effects: admissions, page saves, page copies, page loads, page writes,
+    then the forward. Saves come first: a page that was given back may be another's already."""
 
     works: tuple[Work, ...] = ()
     admissions: tuple[Admission, ...] = ()
@@ -85,6 +103,13 @@ class StepPlan:
     page_copies: tuple[PageCopy, ...] = ()
     # Everyone decodes, and many neighbours among the works have the same pages in front.
     shares_prefix: bool = False
+    saves: tuple[PageSave, ...] = ()
+    loads: tuple[PageLoad, ...] = ()
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether there is anything to execute, works or not."""
+        return bool(self.works or self.page_writes or self.page_copies or self.saves or self.loads)
 
     @property
     def num_tokens(self) -> int:

@@ -9,9 +9,11 @@ group is asked for what its layers would read: all that came before, or the wind
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.kv.allocator import SCRATCH_PAGE
+from quire.kv.tier_index import Wanted
 from quire.request import RequestId
 from quire.sched.scheduler import Scheduler
 from quire.spec.verify import verified
@@ -52,18 +54,26 @@ class PageContentRunner:
             [[SCRATCH_PAGE] * max_pages for _ in range(max_rows)] for _ in range(len(windows))
         ]
         self.seeds = [0] * max_rows
-        self.num_copied = 0
+        self.num_copied = self.num_loaded = 0
+        # What was saved outside the pool, by key: token ids, and each group's slots.
+        self.saved: dict[bytes, tuple[bytes, list[list[tuple[int, int, int] | None]]]] = {}
 
     def execute(self, plan: StepPlan) -> Ready:
         for a in plan.admissions:
             self.tokens[a.row] = list(a.tokens)
             self.seeds[a.row] = a.seed
+        for save in plan.saves:
+            saved = (save.tokens, [list(self.pages[page]) for page in save.pages])
+            assert self.saved.setdefault(save.key, saved) == saved, "one key, two contents"
         targets = [c.target for c in plan.page_copies]
         assert len(set(targets)) == len(targets), "two copies into one page"
         contents = [list(self.pages[c.source]) for c in plan.page_copies]
         for copy, content in zip(plan.page_copies, contents, strict=True):
             self.pages[copy.target] = content
             self.num_copied += 1
+        for load in plan.loads:
+            self.pages[load.page] = list(self.saved[load.key][1][load.group])
+            self.num_loaded += 1
         for write in plan.page_writes:
             self.tables[write.group][write.row][write.column] = write.page
         for work in plan.works:  # all writes first, as one fused forward does
@@ -116,6 +126,61 @@ class PageContentRunner:
         for i in range(work.num_drafts):
             guess = (oracle_next(tokens, self.seeds[work.row]) + (end + i) % 2) % VOCAB
             tokens.append(work.drafts[i] if work.drafts else guess)
+
+
+class FlakyTiers:
+    """What the page-content runner saved, as tiers that take their time and lose things.
+
+    Some pages are in memory, others come after a while or, when they are read, turn out bad."""
+
+    def __init__(self, runner: PageContentRunner, rng: random.Random) -> None:
+        self.runner, self.rng = runner, rng
+        self.in_memory: set[bytes] = set()
+        self.arriving: dict[RequestId, tuple[int, list[Wanted]]] = {}  # looks that are left
+        self.pinned: dict[RequestId, set[bytes]] = {}
+
+    def has(self, key: bytes) -> bool:
+        return key in self.runner.saved
+
+    def fetch(self, owner: RequestId, wanted: Sequence[Wanted], source: str) -> bool:
+        assert owner not in self.arriving and all(self.has(node.key) for node in wanted)
+        kept = self.rng.random() < 0.3
+        if kept:
+            self.in_memory.update(node.key for node in wanted)
+            return False
+        self.arriving[owner] = (self.rng.randint(0, 5), list(wanted))
+        return True
+
+    def is_bringing(self, owner: RequestId) -> bool:
+        left, wanted = self.arriving.get(owner, (-1, []))
+        if left > 0:
+            self.arriving[owner] = (left - 1, wanted)
+        elif left == 0:
+            del self.arriving[owner]
+            for node in wanted:
+                if self.rng.random() < 0.1:
+                    self.lose(node.key)
+                    break
+                self.in_memory.add(node.key)
+        return left > 0
+
+    def lose(self, key: bytes) -> None:
+        if not any(key in keys for keys in self.pinned.values()):
+            self.runner.saved.pop(key, None)
+            self.in_memory.discard(key)
+
+    def pin(self, owner: RequestId, wanted: Wanted) -> bool:
+        saved = self.runner.saved.get(wanted.key)
+        if wanted.key not in self.in_memory or saved is None or saved[0] != wanted.tokens:
+            return False
+        self.pinned.setdefault(owner, set()).add(wanted.key)
+        return True
+
+    def let_go(self, owner: RequestId) -> None:
+        self.arriving.pop(owner, None)
+        for key in sorted(self.pinned.pop(owner, set())):
+            if self.rng.random() < 0.5:
+                self.in_memory.discard(key)
 
 
 class RandomDrafts:

@@ -30,6 +30,14 @@ FIELDS = {
     "kv_cache_memory": "kv_cache_memory",
     "kv_cache_dtype": "kv_cache_dtype",
     "kv_cache_dtype_skip_layers": "kv_cache_dtype_skip_layers",
+    "kv_host_memory": "kv_host_memory",
+    "kv_disk": "kv_disk",
+    "kv_disk_size": "kv_disk_size",
+    "kv_role": "kv_role",
+    "kv_listen": "kv_listen",
+    "kv_peers": "kv_peers",
+    "kv_secret": "kv_secret",
+    "kv_transport": "kv_transport",
     "gpu_memory_utilization": "gpu_memory_utilization",
     "scheduling_policy": "scheduling_policy",
     "target_gap_ms": "target_gap_ms",
@@ -77,10 +85,13 @@ def add_engine_flags(parser: VerbParser) -> None:
     add("--kv-cache-dtype", metavar="NAME", help="auto, int8, fp8 or int4: more tokens in memory")
     add(
         "--kv-cache-dtype-skip-layers",
-        type=_words,
+        type=comma_list,
         metavar="LIST",
         help="layers that keep floats, such as 0,29 or sliding_window",
     )
+    add("--kv-host-memory", type=size_bytes, metavar="SIZE", help="for pages that left the cache")
+    add("--kv-disk", metavar="DIR", help="keep pages there: restarts remember conversations")
+    add("--kv-disk-size", type=size_bytes, metavar="SIZE", help="most bytes there (default: 8GiB)")
     add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
     add("--scheduling-policy", metavar="NAME", help="fcfs, priority, or fair among keys")
     add("--target-gap-ms", type=float, metavar="MS", help="most that prompts may hold up a token")
@@ -113,7 +124,7 @@ def _add_rank_flags(parser: VerbParser) -> None:
     add("--rank-timeout-s", type=float, metavar="S", help="most that they wait for one another")
 
 
-def _words(text: str) -> tuple[str, ...]:
+def comma_list(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 

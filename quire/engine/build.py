@@ -16,6 +16,7 @@ import torch
 from quire.attn.backend import AttentionBackend
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
+from quire.engine.adapted import open_adapters
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
@@ -24,6 +25,8 @@ from quire.engine.load_model import load_model
 from quire.engine.rank_group import RankGroup
 from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
+from quire.engine.tier_identity import PageMakers
+from quire.engine.tier_parts import connect_tiers, open_tiers
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
@@ -45,7 +48,7 @@ from quire.memory.sizing import (
 )
 from quire.models.decoder import Decoder, heads_of, spec_of_rank
 from quire.models.kv_cache import cache_of
-from quire.models.registry import spec_of
+from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
 from quire.quant.form_name import is_form
 from quire.quant.load_forms import LoadForm, load_form
@@ -59,6 +62,7 @@ from quire.runner.warmup import compile_ahead, largest_step
 from quire.sched.costs import StepCosts
 from quire.sched.gap import prompt_budget
 from quire.sched.scheduler import Scheduler
+from quire.tiers.tiers import Tiers
 
 if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
@@ -73,6 +77,7 @@ class Engine:
     config: EngineConfig
     spec: ModelSpec
     group: RankGroup | None = None  # other processes that hold parts of the model
+    tiers: Tiers | None = None
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -110,9 +115,8 @@ def build_engine(
         Decision("attention", name, f"first that can do {dtype} on {device.type}"),
         *cpu.decisions(ops),
         *cache_decisions(cache),
+        *_group_decisions(cache.groups),
     ]
-    if len(cache.groups) > 1 or cache.groups.windows != (None,):
-        decisions.append(_describe(cache.groups))
     runs = Runs(model, backend, cache, rows)
     pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
@@ -122,13 +126,17 @@ def build_engine(
     runner = seat.runner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
     runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     drafts = parts.finish(runner, config, decisions)
-    kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows)
+    makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache)
+    tiers, secret = open_tiers(args, makers, len(cache.groups) * pool.page_bytes, decisions)
+    kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows, secret)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
-    core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts)
+    adapters = open_adapters(args, runner, names_of(checkpoint.config, spec), decisions)
+    core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts, adapters)
+    connect_tiers(tiers, core, runner)
     sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
     config = replace(config, cache=sized, decisions=tuple(decisions))
-    return Engine(core, runner, config, spec, seat.group)
+    return Engine(core, runner, config, spec, seat.group, tiers)
 
 
 def _wish(
@@ -188,7 +196,10 @@ def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -
     return load_form(name)
 
 
-def _describe(groups: LayerGroups) -> Decision:
+def _group_decisions(groups: LayerGroups) -> list[Decision]:
+    """Nothing to say where all layers see everything."""
+    if groups.windows == (None,):
+        return []
     counts = Counter(groups.windows)
     kinds = [
         f"{count} " + ("full" if window is None else f"of window {window}")
@@ -196,7 +207,7 @@ def _describe(groups: LayerGroups) -> Decision:
     ]
     unused = len(groups) * groups.num_places - groups.num_layers
     why = f"{groups.num_layers} layers, {groups.num_places} a group, {unused} places unused"
-    return Decision("layer groups", ", ".join(kinds), why)
+    return [Decision("layer groups", ", ".join(kinds), why)]
 
 
 def max_inflight(sched: SchedConfig, device: torch.device) -> int:

@@ -46,6 +46,9 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     weight: float
     children: list[Child] = []
     hint: bytes = b""  # tokens, as above
+    adapter: str = ""
+    kv_source: str = ""
+    kv_lease: bool = False
 
     def __post_init__(self) -> None:
         for ids in (self.tokens, self.hint):
@@ -99,7 +102,30 @@ class TellCache(msgspec.Struct, frozen=True, tag=True):
     since: int
 
 
-Command = Submit | Abort | Flush | Pause | Resume | Profile | Watch | TellCache
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read a folder and serve it under a name."""
+
+    number: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    name: str
+
+
+Control = Flush | Pause | Resume | Profile | Watch | TellCache | LoadAdapter | UnloadAdapter
+Command = Submit | Abort | Control
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that requests may name."""
+
+    name: str
+    path: str
+    rank: int
+    num_bytes: int
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -118,6 +144,13 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     load_seconds: float
     num_params: int = 0
     first_id: int = 0  # ids of requests on this connection count from here
+    adapters: list[AdapterInfo] = []
+
+
+class AdapterList(msgspec.Struct, frozen=True, tag=True):
+    """All there are, after one came or went."""
+
+    adapters: list[AdapterInfo]
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
@@ -130,6 +163,7 @@ class About(msgspec.Struct, frozen=True, array_like=True):
     scheduled: float | None
     first_token: float | None
     last_token: float | None
+    kv_ticket: str = ""  # for an engine that decodes; empty: none was asked for, or there is none
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
@@ -165,7 +199,7 @@ class Snapshot(msgspec.Struct, frozen=True, tag=True):
     picture: dict[str, Any]
 
 
-Report = Hello | Events | Reply | Beat | Snapshot
+Report = Hello | Events | Reply | Beat | Snapshot | AdapterList
 
 
 def submit_of(leader: Request) -> Submit:
@@ -184,6 +218,9 @@ def submit_of(leader: Request) -> Submit:
         weight=leader.weight,
         children=[Child(c.id, c.seed, c.params) for c in leader.children],
         hint=array("i", leader.hint).tobytes(),
+        adapter=leader.adapter_name,
+        kv_source=leader.kv_source,
+        kv_lease=leader.kv_lease,
     )
 
 
@@ -217,15 +254,17 @@ def requests_of(command: Submit) -> list[Request]:
         )
         made.timing = Timing(arrival=command.arrival)
         made.tenant, made.weight = command.tenant, command.weight
+        made.adapter_name = command.adapter
         return made
 
     made = [request(command.id, command.seed, command.params)]
+    made[0].kv_source, made[0].kv_lease = command.kv_source, command.kv_lease
     made += [request(child.id, child.seed, child.params) for child in command.children]
     made[0].children, made[0].hint = made[1:], tuple(hint)
     return made
 
 
-def about(request: Request) -> About:
+def about(request: Request, kv_ticket: str = "") -> About:
     timing = request.timing
     return About(
         request.id,
@@ -235,4 +274,5 @@ def about(request: Request) -> About:
         timing.scheduled,
         timing.first_token,
         timing.last_token,
+        kv_ticket,
     )

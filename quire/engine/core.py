@@ -3,23 +3,27 @@
 With `overlap` the same calls run with one step of lag: step n + 1 is planned and launched before
 the result of step n is looked at, so the device never waits for Python. The scheduler counts
 what is in flight; this file only decides when a result is settled. A request with a grammar first
-waits in `grammar/pending.py` until the grammar is compiled. Drafts (`spec/`), where there are any,
-are made before a step is planned.
+waits in `grammar/pending.py` until the grammar is compiled, one with an adapter in
+`lora/adapters.py` until there is room for it. Drafts (`spec/`), where there are any, are made
+before a step is planned.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 from quire.errors import NotSupported
 from quire.grammar.pending import GrammarQueue
 from quire.kv.check import check
+from quire.lora.adapters import Adapters
 from quire.request import Request, RequestId
 from quire.sched.scheduler import NO_DRAFTS, Scheduler
 from quire.spec.speculation import Drafts
 from quire.step import Pending, Runner, StepPlan, TokenEvent
 
+ARRIVAL_NAP_S = 0.001  # the same, for pages on their way
 COMPILE_NAP_S = 0.005  # how long a step with nothing else to do waits for a grammar
 
 
@@ -31,19 +35,31 @@ class EngineCore:
         overlap: bool,
         grammars: GrammarQueue | None = None,
         drafts: Drafts | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.scheduler, self.runner, self.grammars = scheduler, runner, grammars
-        self.drafts = drafts
+        self.drafts, self.adapters = drafts, adapters
         self.lag = 1 if overlap else 0
         self.last_plan = StepPlan()  # for whoever watches
+        self.on_step: Callable[[int, float], None] | None = None  # told of tokens and seconds
         self._inflight: deque[tuple[StepPlan, Pending]] = deque()
 
     def add(self, request: Request) -> None:
+        if request.params.structured_outputs is not None and self.grammars is None:
+            raise NotSupported("structured outputs need a tokenizer, and this engine has none")
+        if not request.adapter_name:
+            self._pass_on(request)
+        elif self.adapters is None:
+            raise NotSupported(f"got adapter {request.adapter_name!r}, this engine takes none")
+        elif self.adapters.enter(request):
+            self._pass_on(request)
+
+    def _pass_on(self, request: Request) -> None:
+        """A request whose adapter is in memory."""
         if request.params.structured_outputs is None:
             self.scheduler.add(request)
-        elif self.grammars is None:
-            raise NotSupported("structured outputs need a tokenizer, and this engine has none")
         else:
+            assert self.grammars is not None
             self.grammars.submit(request)
 
     def abort(self, request_id: RequestId, reason: str = "abort") -> list[TokenEvent]:
@@ -51,11 +67,19 @@ class EngineCore:
         if self.grammars is not None:
             events = events or self.grammars.abort(request_id, reason)
             self.grammars.drop(request_id)
+        if self.adapters is not None:
+            events = events or self.adapters.abort(request_id, reason)
+            self.adapters.leave(request_id)
         return events
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._inflight) or self._is_compiling
+        return self.scheduler.has_work or bool(self._inflight) or self._has_held
+
+    @property
+    def _has_held(self) -> bool:
+        """Whether requests wait for something else than their turn."""
+        return self._is_compiling or (self.adapters is not None and len(self.adapters) > 0)
 
     @property
     def _is_compiling(self) -> bool:
@@ -63,12 +87,13 @@ class EngineCore:
 
     def step(self) -> list[TokenEvent]:
         """Launch at most one step and settle those that are due. May return no events."""
+        begun = time.perf_counter()
         drafts = NO_DRAFTS if self.drafts is None else self.drafts.make(self.scheduler)
         plan = self.scheduler.schedule(drafts)
         launched = bool(plan.works)
         if launched:
             self.last_plan = plan
-        if launched or plan.page_writes or plan.page_copies:
+        if plan.has_effect:
             self._inflight.append((plan, self.runner.execute(plan)))
         if not launched and not self._inflight:
             self._idle()
@@ -79,8 +104,14 @@ class EngineCore:
             if self.drafts is not None:
                 self.drafts.learn(settled, news)
             events += news
+        if launched and self.on_step is not None:
+            self.on_step(plan.num_tokens, time.perf_counter() - begun)
+        if not self.scheduler.has_work:
+            self.save_now()
         if self.grammars is not None:
             events += self._tend(self.grammars, events)
+        if self.adapters is not None:
+            events += self._tend_adapters(self.adapters, events)
         return events
 
     def _tend(self, grammars: GrammarQueue, events: list[TokenEvent]) -> list[TokenEvent]:
@@ -90,6 +121,20 @@ class EngineCore:
                 if event.finish is not None:
                     grammars.drop(event.request_id)
         return grammars.collect(self.scheduler.add) if len(grammars) else []
+
+    def _tend_adapters(self, adapters: Adapters, events: list[TokenEvent]) -> list[TokenEvent]:
+        """The same for adapters."""
+        for event in events:
+            if event.finish is not None:
+                adapters.leave(event.request_id)
+        return adapters.collect(self._pass_on) if len(adapters) else []
+
+    def save_now(self) -> None:
+        """Save pages that were published last, and do not wait for the next step."""
+        saves, loads = self.scheduler.kv.take_transfers()
+        assert not loads, "pages are loaded for nobody"
+        if saves:
+            self.runner.execute(StepPlan(saves=saves))
 
     def abandon(self) -> None:
         """Forget results in flight: a step was lost to an error."""
@@ -101,5 +146,7 @@ class EngineCore:
             time.sleep(min(held, 0.05))
         elif self.grammars is not None and self._is_compiling:
             self.grammars.wait(COMPILE_NAP_S)
+        elif len(self.scheduler.arrivals):
+            time.sleep(ARRIVAL_NAP_S)
         elif not self.scheduler.has_work:
             check(self.scheduler.kv)

@@ -12,7 +12,6 @@ import faulthandler
 import itertools
 import logging
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -23,9 +22,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.engine import commands as msg
+from quire.engine.adapter_verbs import AdapterVerbs
 from quire.engine.commands import QUEUE_TIMEOUT
 from quire.engine.guard import Guard
-from quire.engine.peer import ID_BITS, Peer
+from quire.engine.lending import ticket_for
+from quire.engine.peer import ID_BITS, Peer, listen
 from quire.engine.snapshot import Snapshots
 from quire.errors import QuireError
 from quire.kv.cache_news import CacheLog
@@ -80,7 +81,7 @@ class EngineProcess:
         self.engine, self.core, self._loads = engine, engine.core, loads
         self.load_seconds, self.patience = load_seconds, patience
         self._wake = threading.Event()
-        self._listener = _listen(address)
+        self._listener = listen(address)
         self._peers: dict[int, Peer] = {}  # by number; changed by the main thread alone
         self._arriving: deque[Peer] = deque()
         self._requests: dict[RequestId, Request] = {}
@@ -94,6 +95,7 @@ class EngineProcess:
         self._turned = time.monotonic()
         self._profile: Profile | None = None
         self._cache_log: CacheLog | None = None  # from the first question on
+        self._adapters = AdapterVerbs(self.core.adapters, self._peers)
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             msg.Submit: self._submit,
             msg.Abort: self._abort,
@@ -103,6 +105,7 @@ class EngineProcess:
             msg.Profile: self._start_profile,
             msg.Watch: self._watch,
             msg.TellCache: self._tell_cache,
+            **self._adapters.handlers,
         }
 
     # ------------------------------------------------------------ the loop
@@ -137,6 +140,7 @@ class EngineProcess:
         while self._arriving:
             peer = self._arriving.popleft()
             self._peers[peer.number] = peer
+            self._adapters.greet(peer)
         for peer in list(self._peers.values()):
             while peer.inbox:
                 command = peer.inbox.popleft()
@@ -176,7 +180,7 @@ class EngineProcess:
                 continue
             # Also at the first token: a stop string ends a request on the other side.
             if event.finish is not None or request.num_output <= len(event.tokens):
-                about.append(msg.about(request))
+                about.append(msg.about(request, self._ticket(request, event)))
             if event.finish is not None:
                 del self._requests[event.request_id]
         if len(self._peers) == 1:
@@ -184,6 +188,13 @@ class EngineProcess:
                 peer.send(msg.Events(events, about))
         else:
             self._share_out(events, about)
+
+    def _ticket(self, request: Request, event: TokenEvent) -> str:
+        """What another engine takes the pages of a finished prompt with, where that was asked."""
+        is_over = event.finish in ("stop", "length")
+        if not request.kv_lease or not is_over or self.engine.tiers is None:
+            return ""
+        return ticket_for(request, self.core, self.engine.tiers)
 
     def _share_out(self, events: list[TokenEvent], about: list[msg.About]) -> None:
         """To each its own."""
@@ -334,6 +345,7 @@ class EngineProcess:
             load_seconds=self.load_seconds,
             num_params=spec.num_params,
             first_id=peer.number << ID_BITS,
+            adapters=self._adapters.listed(),
         )
 
     def _memory(self) -> dict[str, float]:
@@ -374,6 +386,8 @@ class EngineProcess:
         counts = self.core.scheduler.stats().as_dict() | self._memory()
         if isinstance(self.core.drafts, Speculation):
             counts |= self.core.drafts.counts.as_dict()
+        if self.engine.tiers is not None:
+            counts |= self.engine.tiers.as_dict()
         return counts
 
     def _maybe_snapshot(self) -> None:
@@ -385,13 +399,3 @@ class EngineProcess:
         for peer in self._peers.values():
             if peer.watch_hz > 0:
                 peer.send(picture)
-
-
-def _listen(address: Path) -> socket.socket:
-    """A unix socket only this user can reach (its folder is 0700)."""
-    address.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(address))
-    os.chmod(address, 0o600)
-    listener.listen(64)
-    return listener

@@ -6,7 +6,6 @@ as well, so both models live in one budget and one page table.
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +17,15 @@ from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig
 from quire.engine.cache_form import plain_form
 from quire.engine.cpu_path import CpuPath
-from quire.engine.draft_heads import FeaturePart, HeadPart, MedusaPart, TargetModel, open_head
+from quire.engine.draft_exit import ExitPart, open_exit
+from quire.engine.draft_heads import (
+    FeaturePart,
+    HeadPart,
+    MedusaPart,
+    TargetModel,
+    check_is_model,
+    open_head,
+)
 from quire.engine.load_model import load_model
 from quire.errors import NotSupported
 from quire.kv.spec import CacheSpec
@@ -48,7 +55,6 @@ from quire.text.tokenizer import Tokenizer
 
 HEADS = ("eagle3", "medusa", "mtp")  # methods whose drafts a head makes of hidden states
 AnyDrafter = ModelDrafter | FeatureDrafter | MedusaDrafter
-EXIT_SHARE = 3  # an early exit takes one of so many layers unless told otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ class SpecParts:
 
     config: SpecConfig | None
     cpu: CpuPath
-    draft: DraftModel | HeadPart | None = None
+    draft: DraftModel | HeadPart | ExitPart | None = None
 
     @staticmethod
     def open(
@@ -88,6 +94,8 @@ class SpecParts:
         config = parse_speculative(args.speculative_config)
         if config.model_part in HEADS:
             return SpecParts(config, cpu, open_head(config, args, target, cpu))
+        if config.model_part == "early_exit":
+            return SpecParts(config, cpu, open_exit(config, args, target, cpu))
         if config.model is None:
             return SpecParts(config, cpu)
         return SpecParts(config, cpu, _draft_model(config, args, target, engine, cpu))
@@ -126,14 +134,15 @@ class SpecParts:
         if isinstance(draft, (MedusaPart, FeaturePart)):
             target.taps = draft.taps
             return draft.attach(target, max_tokens)
-        if draft is not None:
+        if isinstance(draft, DraftModel):
             model, heads, backend = draft.model, draft.heads, draft.backend
             pool, num_groups = draft.pool(target.pool.num_pages), 1
         else:
-            model, heads, backend = _exit(target.model, config), target.spec, target.backend
+            assert draft is not None, "a method without what drafts"
+            model, heads, backend = draft.cut(target.model), target.spec, target.backend
             pool, num_groups = target.pool, len(target.pool.groups)
         rows = drafting_rows(target.rows, num_groups)
-        expands = target.expand_prompts and draft is None
+        expands = target.expand_prompts and isinstance(draft, ExitPart)
         runner = ModelRunner(model, backend, heads, pool, rows, False, expands)
         notes: list[Decision] = []
         runner.tapes = self.cpu.record(model, backend, pool, engine, notes)
@@ -149,6 +158,7 @@ def _draft_model(
     own = replace(own, skip_tokenizer_init=args.skip_tokenizer_init or not has_tokenizer(own))
     opened = open_model(own)
     checkpoint = opened.checkpoint
+    check_is_model(config.model, checkpoint.config)
     spec = spec_of(checkpoint.config)
     _check_fits(config.model, spec)
     change = _translation(config.model, spec, opened.tokenizer, target)
@@ -213,20 +223,6 @@ def _check_fits(name: str, spec: ModelSpec) -> None:
             f"got speculative_config.model={name!r}, whose positions end at"
             f" {spec.max_positions}: use a model with rotary positions"
         )
-
-
-def _exit(model: Decoder, config: SpecConfig) -> Decoder:
-    """The model's first layers, with its norm and head."""
-    most = model.spec.num_layers
-    depth = config.exit_layer or max(1, most // EXIT_SHARE)
-    if depth >= most:
-        raise NotSupported(
-            f"got speculative_config.exit_layer={depth}, but the model has {most} layers;"
-            f" use {most - 1} or less"
-        )
-    made = copy.copy(model)
-    made.blocks, made.spec = model.blocks[:depth], replace(model.spec, num_layers=depth)
-    return made
 
 
 def speculation_of(

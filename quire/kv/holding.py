@@ -20,6 +20,7 @@ class Holding:
     ahead: list[Node] = field(default_factory=list)  # of the next columns, not in the tree yet
     num_ready: int = 0  # positions from the last reserve's start up to here are writable
     next_edge: int = 0  # computed tokens at which `commit` has something to do again
+    num_loaded: int = 0  # columns that were loaded and not published yet
 
     def pages(self) -> list[int]:
         """All pages that are held, the shallowest first."""
@@ -43,3 +44,4 @@ class CacheCounts:
     copied_pages: int = 0
     shared_pages: int = 0  # own copies given back because the tree had the content already
     window_pages: int = 0  # given back because the window had moved on
+    loaded_tokens: int = 0  # of hit_tokens, those that were loaded from another place

@@ -22,12 +22,13 @@ from itertools import count, repeat
 from quire.kv.allocator import PageAllocator
 from quire.kv.groups import PageNeeds, Window, first_column, kept_window
 from quire.kv.holding import CacheCounts, Holding
-from quire.kv.prefix import GONE, Node, PrefixTree, longest_hit
+from quire.kv.lookup import ITEM, cached_path
+from quire.kv.prefix import GONE, Node, PrefixTree
+from quire.kv.tier_index import TierIndex
+from quire.kv.transfers import Transfers
 from quire.request import Request, RequestId
-from quire.step import PageCopy, PageWrite
+from quire.step import PageCopy, PageLoad, PageSave, PageWrite
 
-WORTH_SHARING = 512  # leading tokens in common from which decodes attend them together
-ITEM = 4  # bytes of one token id in the hashed stream
 NEVER = 1 << 62  # a position no request reaches
 
 # Makes a PageWrite from a tuple in half the time: a long prompt stages hundreds.
@@ -43,17 +44,24 @@ class KVManager:
         page_size: int,
         prefix_caching: bool = True,
         windows: tuple[Window, ...] = (None,),
+        secret: bytes | None = None,
     ) -> None:
+        """`secret` makes the keys of prefixes; None: they are for this process alone."""
         self.page_size = page_size
         self.prefix_caching = prefix_caching
         self.windows, self.num_groups = windows, len(windows)
-        self.tree = PrefixTree(windows)
+        self.tree = PrefixTree(windows) if secret is None else PrefixTree(windows, secret)
         self.allocator = PageAllocator(num_pages, on_evict=self.tree.evict)
         self.counts = CacheCounts()
         self._windowed = [(g, window) for g, window in enumerate(windows) if window is not None]
         self._held: dict[RequestId, Holding] = {}
         self._writes: list[PageWrite] = []
         self._copies: list[PageCopy] = []
+        self.transfers: Transfers | None = None  # where pages are kept outside the pool too
+
+    def connect(self, tiers: TierIndex) -> None:
+        """Save pages to these tiers, and load from them what the pool has not."""
+        self.transfers = Transfers(tiers, self.tree, self.page_size)
 
     # ------------------------------------------------------------ taking
 
@@ -62,44 +70,38 @@ class KVManager:
 
         At least one token is always left to feed: its logits are what the request came for.
         """
-        path: list[Node] = []
+        path, ahead = self._path(request), list[Node]()
+        if path is not None and self.transfers is not None:
+            ahead = self.transfers.ready(request, path)
+        held = self._take_up(request, path or [], len(ahead))
+        if ahead and self.transfers and not self.transfers.load(held, ahead, self.allocator):
+            self.release(request)
+            held = self._take_up(request, path or [], 0)
+        return min(len(held.tables[0]) * self.page_size, len(request.tokens) - 1)
+
+    def fetch(self, request: Request) -> bool:
+        """Have pages that tiers hold brought into memory; True: `match` shall wait."""
+        if self.transfers is None:
+            return False
+        path = self._path(request)
+        return path is not None and self.transfers.ask(request, path)
+
+    def is_arriving(self, request: Request) -> bool:
+        """Whether pages for this request are still on their way."""
+        return self.transfers is not None and self.transfers.tiers.is_bringing(request.id)
+
+    def _path(self, request: Request) -> list[Node] | None:
         if not self.prefix_caching:
             request.cache_note = "prefix caching is off"
-        elif request.params.prompt_logprobs is not None and request.num_output == 0:
-            request.cache_note = "prompt_logprobs needs every position computed"
-        elif request.params.pooling == "mean":
-            request.cache_note = "mean pooling needs every position computed"
-        elif len(request.tokens) < self.page_size:
-            request.cache_note = f"prompt is shorter than one page of {self.page_size} tokens"
-        else:
-            path = self._walk(request)
-        end = len(path) * self.page_size
-        tables = [[node.pages[group] for node in path] for group in range(self.num_groups)]
-        self._adopt(request, Holding(tables, [0] * self.num_groups, path), end)
-        return min(end, len(request.tokens) - 1)
+            return None
+        return cached_path(request, self.tree, self.page_size)
 
-    def _walk(self, request: Request) -> list[Node]:
-        """The nodes of the longest prefix that can be adopted; notes why it is no longer."""
-        tree, size = self.tree, self.page_size
-        stream = request.tokens.tobytes()
-        key = tree.root_key(request.cache_salt)
-        path: list[Node] = []
-        for start in range(0, len(request.tokens) // size * size, size):
-            tokens = stream[start * ITEM : (start + size) * ITEM]
-            key = tree.child_key(key, tokens)
-            node = tree.find(key, tokens)
-            if node is None:
-                seen = "was evicted" if tree.was_evicted(key) else "was not seen before"
-                request.cache_note = f"page {start // size} of this prefix {seen}"
-                break
-            path.append(node)
-        longest = longest_hit(path, self.windows, size) if self._windowed else len(path)
-        if longest < len(path):
-            request.cache_note = (
-                f"{longest} of {len(path)} known pages of this prefix are usable: pages of layers"
-                " that see only a window were evicted"
-            )
-        return path[:longest]
+    def _take_up(self, request: Request, path: list[Node], num_ahead: int) -> Holding:
+        """Adopt a path, for a request that goes on `num_ahead` columns behind it."""
+        tables = [[node.pages[group] for node in path] for group in range(self.num_groups)]
+        held = Holding(tables, [0] * self.num_groups, path)
+        self._adopt(request, held, (len(path) + num_ahead) * self.page_size)
+        return held
 
     def _adopt(self, request: Request, held: Holding, end: int) -> None:
         """Hold these pages, except those that no query from position `end` on can see."""
@@ -197,7 +199,10 @@ class KVManager:
             return
         self.counts.hit_tokens += num_cached
         held = self._held[request.id]
+        self.counts.loaded_tokens += held.num_loaded * self.page_size
         end = -(-num_cached // self.page_size)
+        if held.num_loaded:  # the last page is ours and need not be copied to be written
+            end = len(held.nodes) + len(held.ahead)
         for group, (table, first) in enumerate(zip(held.tables, held.firsts, strict=True)):
             self._stage(request.row, group, first, table[first:end])
         for node in held.nodes[: num_cached // self.page_size]:
@@ -208,6 +213,9 @@ class KVManager:
         self._writes.clear()
         self._copies.clear()
         return edits
+
+    def take_transfers(self) -> tuple[tuple[PageSave, ...], tuple[PageLoad, ...]]:
+        return ((), ()) if self.transfers is None else self.transfers.take()
 
     # ------------------------------------------------------------ giving
 
@@ -230,6 +238,9 @@ class KVManager:
                 self.hash_ahead(request, request.num_computed)
                 self._publish_run(request, held, num_new)
             edge = (len(held.nodes) + 1) * size
+        if held.num_loaded:
+            held.num_loaded = 0
+            self.let_go(request)
         for group, window in self._windowed:
             self._move_window(held, group, first_column(request.num_computed, window, size))
             edge = min(edge, (held.firsts[group] + 1) * size + kept_window(window, size))
@@ -247,10 +258,8 @@ class KVManager:
         end = min(upto, len(request.tokens)) // size
         if start >= end:
             return
-        if ahead:
-            key = ahead[-1].key
-        else:
-            key = nodes[-1].key if nodes else self.tree.root_key(request.cache_salt)
+        known = ahead or nodes
+        key = known[-1].key if known else self.tree.root_of(request)
         stream = request.tokens[start * size : end * size].tobytes()
         ahead += self.tree.chain(key, stream, size * ITEM)
 
@@ -275,14 +284,17 @@ class KVManager:
         node_of = self.allocator.node_of
         for pages in by_group:
             for page, node in zip(pages, fresh, strict=True):
-                node_of[page] = node
+                if page != GONE:
+                    node_of[page] = node
         nodes += fresh
+        if self.transfers is not None:
+            self.transfers.published(fresh)
 
     def _publish(self, request: Request, held: Holding, column: int) -> None:
         """The same for one page, as a decode fills it."""
         size = self.page_size
         parent = held.nodes[-1] if held.nodes else None
-        parent_key = parent.key if parent else self.tree.root_key(request.cache_salt)
+        parent_key = parent.key if parent else self.tree.root_of(request)
         tokens = request.tokens[column * size : (column + 1) * size].tobytes()
         key = self.tree.child_key(parent_key, tokens)
         node = self.tree.find(key, tokens)
@@ -291,6 +303,8 @@ class KVManager:
             node = self.tree.insert(key, parent, tokens, pages)
             for page in pages:
                 self.allocator.node_of[page] = node
+            if self.transfers is not None:
+                self.transfers.published([node])
         else:
             for group in range(len(held.tables)):
                 self._merge(request, held, node, group, column)
@@ -299,6 +313,8 @@ class KVManager:
     def _merge(self, request: Request, held: Holding, node: Node, group: int, column: int) -> None:
         """Content was computed twice: take the tree's page and free ours, or fill its gap."""
         ours, theirs = held.tables[group][column], node.pages[group]
+        if ours == GONE:  # loaded from behind the window
+            return
         if theirs == GONE:
             node.pages[group] = ours
             self.allocator.node_of[ours] = node
@@ -318,7 +334,9 @@ class KVManager:
         held.firsts[group] = max(first, held.firsts[group])
 
     def release(self, request: Request) -> None:
-        """Give every page back, deepest first; published ones stay cached. Idempotent."""
+        """Give every page back, deepest first; published ones stay cached. Idempotent.
+
+        What was brought into memory for the request stays, for its next try, until `let_go`."""
         held = self._held.pop(request.id, None)
         if held is None:
             return
@@ -326,7 +344,14 @@ class KVManager:
         if self._copies:  # a planned copy into a page that goes back must not happen
             gone = set(pages)
             self._copies = [c for c in self._copies if c.target not in gone]
+        if self.transfers is not None:
+            self.transfers.forget_loads(pages)
         self.allocator.drop_many(reversed(pages))
+
+    def let_go(self, request: Request) -> None:
+        """The request ended or lost its row: forget what tiers brought for it."""
+        if self.transfers is not None:
+            self.transfers.let_go(request)
 
     def flush(self) -> int:
         """Drop all cached prefixes that no running request uses. Returns pages emptied."""
@@ -351,21 +376,6 @@ class KVManager:
         """Token slots that the tables of running requests cover, including columns given back."""
         columns = sum(len(table) for held in self._held.values() for table in held.tables)
         return columns * self.page_size
-
-    def common_pages(self, request_ids: Iterable[RequestId]) -> list[int | None]:
-        """For each request the last page of its first WORTH_SHARING tokens, if others hold it too.
-
-        Looks at the layers that see everything. All pages before a common page are common too."""
-        if self.windows[0] is not None:  # no layer sees everything
-            return [None for _ in request_ids]
-        held, refs = self._held, self.allocator.refs
-        column = max(WORTH_SHARING // self.page_size, 1) - 1
-        found: list[int | None] = []
-        for request_id in request_ids:
-            pages = held[request_id].tables[0]
-            is_common = len(pages) > column and refs[pages[column]] > 1
-            found.append(pages[column] if is_common else None)
-        return found
 
     @property
     def num_available(self) -> int:

@@ -2,9 +2,10 @@
 
 A node is one full page of tokens after one exact prefix; it has one page for each layer group. Its
 key is a chained BLAKE2b (half the time of SHA-256 for so few bytes): the parent's key and this
-page's token ids, starting from a root that mixes a random secret of this process with the request's
-salt, so keys can neither be guessed nor shared across salts. A hit compares the stored token ids as
-well. Longest match is a walk down.
+page's token ids, starting from a root that mixes a secret with the request's salt and its adapter's
+digest, so keys can neither be guessed nor shared across salts or adapters. The secret is random, or
+a file's where other processes shall find the same keys (`tiers/secret_file.py`). A hit compares the
+stored token ids as well. Longest match is a walk down.
 
 Pages leave through `evict`. Pages of full groups go leaves first (`manager.py` says why that order
 holds), and their node goes with them. Pages of windowed groups may go at any time and leave a gap
@@ -21,6 +22,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from quire.kv.groups import Window, first_column
+from quire.request import Request
 
 MAX_GHOSTS = 4096  # evicted keys remembered, only to say why a prompt missed
 GONE = 0  # in place of a page: the scratch page's id, which nobody holds or publishes
@@ -52,21 +54,27 @@ class PrefixTree:
     nodes: dict[bytes, Node] = field(default_factory=dict)
     listener: TreeListener | None = None
     _num_inserted: int = 0
-    _roots: dict[str, bytes] = field(default_factory=dict)
+    _roots: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
     _ghosts: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
-    def root_key(self, salt: str) -> bytes:
-        key = self._roots.get(salt)
+    def root_of(self, request: Request) -> bytes:
+        """Where its keys begin: all that a request's pages depend on besides tokens."""
+        return self.root_key(request.cache_salt, request.adapter.digest)
+
+    def root_key(self, salt: str, adapter: bytes = b"") -> bytes:
+        """`adapter`: the digest of its weights, which its pages depend on."""
+        key = self._roots.get((salt, adapter))
         if key is None:
-            key = blake2b(self.secret + salt.encode("utf-8", "surrogatepass")).digest()
+            text = salt.encode("utf-8", "surrogatepass")
+            key = blake2b(self.secret + text, key=adapter).digest()
             if len(self._roots) >= MAX_GHOSTS:  # salts come from clients: keep the memo bounded
                 self._roots.clear()
-            self._roots[salt] = key
+            self._roots[salt, adapter] = key
         return key
 
     def roots(self) -> Iterable[tuple[str, bytes]]:
-        """Salts seen lately, and their keys."""
-        return self._roots.items()
+        """Salts seen lately, and their keys; of requests without an adapter."""
+        return ((salt, key) for (salt, adapter), key in self._roots.items() if not adapter)
 
     @staticmethod
     def child_key(parent_key: bytes, tokens: bytes) -> bytes:

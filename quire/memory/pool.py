@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ from torch import Tensor
 from quire.attn.backend import AttentionBackend, AttnSpec, LayerCache
 from quire.kv.forms import CacheForm
 from quire.kv.spec import CacheSpec
+
+Buffer = bytearray | memoryview
 
 
 class PagePool:
@@ -41,6 +45,9 @@ class PagePool:
             self.data = _zeros((num_pages * cache.page_bytes,), torch.uint8, device)
             tensors = self._cut([cache.place_form(place) for place in places])
             self._regions = [tensor[None] for tensor in tensors]
+        # The same bytes by page, for whoever moves pages: [places, parts, pages, bytes].
+        self._bytes = [region.view(torch.uint8).flatten(3) for region in self._regions]
+        self.page_bytes = sum(region[:, :, 0].numel() for region in self._bytes)
         layers = range(self.groups.num_layers)
         self._layers = [self._view(tensors[self.groups.place_of(i)], i) for i in layers]
         self._group_of = [self.groups.group_of(layer) for layer in layers]
@@ -81,6 +88,29 @@ class PagePool:
         """Copy pages `sources` to pages `targets`, all places (int64, no repeats)."""
         for region in self._regions:
             region[:, :, targets] = region[:, :, sources]
+
+    def export(self, pages: Sequence[int]) -> bytearray:
+        """The bytes of these pages, one after the other."""
+        made = bytearray(len(pages) * self.page_bytes)
+        for (page, region), target in zip(
+            product(pages, self._bytes), self._cuts(made, len(pages)), strict=True
+        ):
+            target.copy_(region[:, :, page])
+        return made
+
+    def adopt(self, page: int, data: Buffer) -> None:
+        """Fill a page with the bytes that one like it was exported to."""
+        for region, source in zip(self._bytes, self._cuts(data, 1), strict=True):
+            region[:, :, page].copy_(source)
+
+    def _cuts(self, data: Buffer, num_pages: int) -> Iterator[Tensor]:
+        """A view [places, parts, bytes] for each region of each page."""
+        flat, at = torch.frombuffer(data, dtype=torch.uint8), 0
+        for region in self._bytes * num_pages:
+            places, parts, _, width = region.shape
+            end = at + places * parts * width
+            yield flat[at:end].view(places, parts, width)
+            at = end
 
 
 def _dtype(form: CacheForm) -> torch.dtype:

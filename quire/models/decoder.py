@@ -23,7 +23,7 @@ from quire.models.kv_cache import kv_shape
 from quire.models.spec import ModelSpec, RopeSpec
 from quire.nn.attention import Attention, Ropes, RopeTables
 from quire.nn.embed import Embedding
-from quire.nn.linear import Linear
+from quire.nn.linear import Adapted, Linear
 from quire.nn.mla import MlaAttention
 from quire.nn.mlp import MLP
 from quire.nn.moe import SparseMLP
@@ -64,10 +64,12 @@ class Block:
         x, residual = self.attn_norm(x, residual)
         return self.attn.store(x, at), residual
 
-    def feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+    def feed_forward(
+        self, x: Tensor, residual: Tensor, adapted: Adapted | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """From what attention adds: what this block adds last, and the stream to add it to."""
         x, residual = self.mlp_norm(self._scaled(x), residual)
-        return self._scaled(self.mlp(x)), residual
+        return self._scaled(self.mlp(x, adapted)), residual
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self.scale == 1.0 else x * self.scale
@@ -102,10 +104,12 @@ class NormAfterBlock(Block):
     def store(self, x: Tensor, residual: Tensor | None, at: LayerContext) -> tuple[Tensor, Tensor]:
         return self.attn.store(x, at), x
 
-    def feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+    def feed_forward(
+        self, x: Tensor, residual: Tensor, adapted: Adapted | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         added, _ = self.attn_norm(x, None)
         x = residual + added
-        added, _ = self.mlp_norm(self.mlp(x), None)
+        added, _ = self.mlp_norm(self.mlp(x, adapted), None)
         return x + added, None
 
 
@@ -129,10 +133,12 @@ class NormBothBlock(Block):
         outer = {"attn_out_norm": self.attn_out_norm, "mlp_out_norm": self.mlp_out_norm}
         return super().norms() | outer
 
-    def feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+    def feed_forward(
+        self, x: Tensor, residual: Tensor, adapted: Adapted | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         x, _ = self.attn_out_norm(x, None)
         x, residual = self.mlp_norm(x, residual)
-        x, _ = self.mlp_out_norm(self.mlp(x), None)
+        x, _ = self.mlp_out_norm(self.mlp(x, adapted), None)
         return x, residual
 
 
@@ -222,7 +228,7 @@ class Decoder:
             if ctx.taps is not None:
                 ctx.taps.take(layer, residual)
             x = block.attn.attend(x, at)
-            x, residual = block.feed_forward(x, residual)
+            x, residual = block.feed_forward(x, residual, at.adapted)
         q, residual = last.store(x, residual, ctx.at(len(before)))
         if ctx.taps is not None:
             ctx.taps.take(len(before), residual)
@@ -236,10 +242,11 @@ class Decoder:
         if tail is not None:
             if tail.is_empty:
                 return residual[:0]
-            at = replace(at, plan=tail.plan())
+            adapted = None if at.adapted is None else at.adapted.of_tail()
+            at = replace(at, plan=tail.plan(), adapted=adapted)
             # Plain launches: attention of single queries reads all but the newest keys early.
             q, residual = tail.of(q), tail.of(residual)
-        x, stream = last.feed_forward(last.attn.attend(q, at), residual)
+        x, stream = last.feed_forward(last.attn.attend(q, at), residual, at.adapted)
         x, stream = self.norm(x, stream)
         if ctx.taps is not None:
             ctx.taps.take(len(self.blocks), stream)

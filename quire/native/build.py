@@ -61,14 +61,8 @@ KERNELS = (
     "latents.c",
 )
 COMMON = (
-    "main.c",
-    "multiply.c",
-    "grouped.c",
-    "experts.c",
-    "pool.c",
-    "replay.c",
-    "deal.c",
-    "exchange.c",
+    *("main.c", "multiply.c", "grouped.c", "experts.c", "adapt.c"),
+    *("pool.c", "replay.c", "deal.c", "exchange.c"),
 )
 TIMEOUT_S = 300
 DIGEST_BYTES = 32

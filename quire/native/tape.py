@@ -23,7 +23,7 @@ from quire.native.panels import Panels
 
 EMBED, NORM, PRODUCT, STORE, ATTEND, GATE, SCALE, PICK = range(8)
 ACTIVATE, POSITIONS, ROUND, ROUTE, EXPERTS, ADD_GATED, HEADS = range(8, 15)
-STORE_LATENTS, ATTEND_LATENTS, REORDER = 15, 16, 17
+STORE_LATENTS, ATTEND_LATENTS, REORDER, ADAPT = 15, 16, 17, 18
 LANES = 16  # rows begin at multiples of it, and most operations take such widths only
 
 
@@ -55,6 +55,7 @@ class Step(ctypes.Structure):
         *((name, c_void_p) for name in ("sample_index", "sample_rows")),
         *((name, c_int64) for name in ("num_tokens", "num_seqs", "num_samples", "table_stride")),
         ("page_size", c_int32),
+        *((name, c_void_p) for name in ("adapters", "sample_adapters")),
     )
 
 

@@ -114,7 +114,7 @@ class Attention:
     def store(self, x: Tensor, at: LayerContext) -> Tensor:
         """Keys and values of [tokens, hidden] into the cache; returns queries [tokens, H, D]."""
         assert self.transform is not None, "Attention used before finish()"
-        qkv = self.qkv(x)  # [tokens, (H + 2 Hkv) * D]
+        qkv = self.qkv(x, at.adapted)  # [tokens, (H + 2 Hkv) * D]
         if self.is_wide:
             qkv = self._norm_wide(qkv)
         return at.attention.prepare(qkv, self.transform, at.cache, at.plan, self.heads)
@@ -125,7 +125,7 @@ class Attention:
         y = self.all_heads.gather(y.reshape(y.shape[0], -1))
         if self.sub_norm is not None:
             y, _ = self.sub_norm(y, None)
-        return self.hidden.gather(self.out(y))
+        return self.hidden.gather(self.out(y, at.adapted))
 
     def _norm_wide(self, qkv: Tensor) -> Tensor:
         """q and k normed over all their heads at once."""

@@ -6,13 +6,26 @@ The slot is filled once the weights are loaded, by the table of the device.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from quire.dist.cuts import Cut
-from quire.nn.ops import LinearKernel, Ops
+from quire.nn.ops import GatedKernel, GateForm, LinearKernel, Ops
 from quire.nn.parameter import Kept, Parameter
+
+
+class Adapted(Protocol):
+    """The adapters of a step's rows; `lora/step.py` has them."""
+
+    def add(self, linear: Linear, x: Tensor, y: Tensor) -> Tensor:
+        """The product y [tokens, out] of x with what each row's adapter adds to it."""
+        ...
+
+    def of_tail(self) -> Adapted:
+        """Of the rows that a step's tail keeps."""
+        ...
 
 
 class Linear:
@@ -39,9 +52,12 @@ class Linear:
         self.weight = Parameter((begin, num_in), dtype, device, places, True, kept)
         self.bias = Parameter((begin,), dtype, device, places, kept=kept) if bias else None
         self.kernel: LinearKernel | None = None
+        self.gate: GateForm | None = None
+        self.ops: Ops | None = None
 
     def finish(self, ops: Ops, gate: str | None = None) -> None:
         """Weights are in: choose the kernel and let go of what it does not need."""
+        self.ops, self.gate = ops, None if gate is None else GateForm(gate)
         bias = None if self.bias is None else self.bias.tensor
         self.kernel = ops.linear(self.weight.weights(), bias, gate)
         self.weight.release()
@@ -54,6 +70,12 @@ class Linear:
         if self.bias is not None:
             self.bias.reorder(part, rows)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
         assert self.kernel is not None, "Linear used before its weight was loaded"
-        return self.kernel(x)
+        if adapted is None:
+            return self.kernel(x)
+        if self.gate is None:
+            return adapted.add(self, x, self.kernel(x))
+        assert self.ops is not None
+        product = cast("GatedKernel", self.kernel).kernel
+        return self.ops.gate(adapted.add(self, x, product(x)), self.gate)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.dist.ranks import ALONE, Ranks
 from quire.models.spec import ModelSpec
-from quire.nn.linear import Linear
+from quire.nn.linear import Adapted, Linear
 from quire.nn.norm import RMSNorm
 from quire.nn.ops import Ops
 
@@ -48,12 +48,12 @@ class MLP:
         for norm in self.norms().values():
             norm.finish(ops)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        x = self.up(x)  # [tokens, ffn]; a gate has been applied already
+    def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
+        x = self.up(x, adapted)  # [tokens, ffn]; a gate has been applied already
         if not self.is_gated:
             assert self.ops is not None, "MLP used before finish()"
             x = self.ops.activate(x, self.activation)
         x = self.ffn.gather(x)
         if self.sub_norm is not None:
             x, _ = self.sub_norm(x, None)
-        return self.hidden.gather(self.down(x))
+        return self.hidden.gather(self.down(x, adapted))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.dist.ranks import ALONE, Ranks
 from quire.nn.experts import Experts
-from quire.nn.linear import Linear
+from quire.nn.linear import Adapted, Linear
 from quire.nn.mlp import MLP
 from quire.nn.ops import GateForm, Ops
 from quire.nn.parameter import Parameter
@@ -65,7 +65,7 @@ class SparseMLP:
             self.shared.finish(ops)
         self.experts.finish(ops)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
         assert self.ops is not None, "SparseMLP used before finish()"
         scores = self.router(x)  # [tokens, experts (+ 1)]
         visits = self.ops.route(scores[:, : self.rule.num_experts], self.rule, self.correction)
@@ -73,5 +73,5 @@ class SparseMLP:
         if self.shared is None:
             return out
         if not self.has_shared_gate:
-            return out + self.shared(x)
-        return self.ops.add_gated(out, scores[:, self.rule.num_experts :], self.shared(x))
+            return out + self.shared(x, adapted)
+        return self.ops.add_gated(out, scores[:, self.rule.num_experts :], self.shared(x, adapted))

@@ -24,6 +24,12 @@ class LinearKernel(Protocol):
         ...
 
 
+class GatedKernel(LinearKernel, Protocol):
+    """A product and the gate after it, on devices where the product can be had alone."""
+
+    kernel: LinearKernel
+
+
 class Table(Protocol):
     def __call__(self, ids: Tensor) -> Tensor:
         """[tokens] -> [tokens, width]: rows of a weight."""

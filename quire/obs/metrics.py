@@ -284,6 +284,19 @@ class ServerMetrics:
             "experts": self._experts.summary(),
         }
 
+    def _tiers(self) -> dict[str, Reading]:
+        """Of pages outside the pool."""
+        now, totals = self._engine_now, self._engine_totals
+        return {
+            "kv_tier_loads": {(t,): totals[f"kv_loads_{t}"] for t in ("memory", "disk", "remote")},
+            "kv_tier_loaded_bytes": totals["kv_loaded_bytes"],
+            "kv_tier_saves": totals["kv_saves"],
+            "kv_tier_written_bytes": totals["kv_written_bytes"],
+            "kv_tier_drops": totals["kv_drops"],
+            "kv_tier_bad_pages": totals["kv_bad"],
+            "kv_tier_bytes": {(t,): now.get(f"kv_{t}_bytes", 0) for t in ("memory", "disk")},
+        }
+
     def _reading(self) -> dict[str, Reading]:
         """For every name of the table: its value, or a value for each label set."""
         now, totals = self._engine_now, self._engine_totals
@@ -320,6 +333,7 @@ class ServerMetrics:
             "kv_slots": now.get("kv_slots", 0),
             "kv_pages_evicted": totals["pages_evicted"],
             "kv_pages_copied": totals["pages_copied"],
+            **self._tiers(),
             "requests_accepted": self._num_accepted,
             "requests_rejected": self._rejected.counts,
             "answer_cache_requests": self._answer_cache.counts,

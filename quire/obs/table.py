@@ -151,6 +151,23 @@ METRICS = (
     Metric("kv_slots", "gauge", "Tokens that the pages hold together, by layer group."),
     Metric("kv_pages_evicted", "counter", "Cached pages evicted for new content."),
     Metric("kv_pages_copied", "counter", "Shared pages copied before a write."),
+    Metric(
+        "kv_tier_loads",
+        "counter",
+        "Pages of prefixes loaded in place of computed, by where they were. Here and below a page"
+        " is that of all layer groups.",
+        ("tier",),
+    ),
+    Metric("kv_tier_loaded_bytes", "counter", "Bytes of these pages."),
+    Metric("kv_tier_saves", "counter", "Pages copied out of the pool when they were published."),
+    Metric("kv_tier_written_bytes", "counter", "Bytes of pages written to the disk."),
+    Metric(
+        "kv_tier_drops",
+        "counter",
+        "Pages that were not written: the disk was too slow, full or not writable.",
+    ),
+    Metric("kv_tier_bad_pages", "counter", "Pages that were not what was written; computed again."),
+    Metric("kv_tier_bytes", "gauge", "Bytes of pages outside the pool.", ("tier",)),
     Metric("requests_accepted", "counter", "Requests handed to the engine."),
     Metric("requests_rejected", "counter", "Requests refused, by reason.", ("reason",)),
     Metric(

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from quire.kv.manager import ITEM, KVManager
+from quire.kv.lookup import ITEM
+from quire.kv.manager import KVManager
 from quire.kv.prefix import Node
 
 MAX_SEGMENTS = 200

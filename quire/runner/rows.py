@@ -63,6 +63,7 @@ class RequestRows:
         self.counts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.needs = np.zeros(rows, dtype=np.int32)
         self.info: list[RowInfo | None] = [None] * rows
+        self.adapters = np.zeros(rows, dtype=np.int64)  # numbers; 0: none
 
     def starts_of(self, num_seqs: int) -> Tensor:
         """[num_seqs + 1] where queries of one token each begin; with drafts they outnumber rows."""
@@ -118,6 +119,7 @@ class RequestRows:
         for a in plan.admissions:
             self.info[a.row] = RowInfo(a.params, a.num_prompt, a.banned_until_min)
             self.needs[a.row] = needs_of(a.params)
+            self.adapters[a.row] = a.adapter
         if "token_at" in sent:
             self.tokens.view(-1).index_copy_(0, sent["token_at"], sent["token_ids"])
         if plan.page_writes:

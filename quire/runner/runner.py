@@ -18,9 +18,12 @@ from torch import Tensor
 from quire.attn.backend import AttentionBackend, AttnSpec, prompt_planner
 from quire.forward import Batch, ForwardContext, Tail, Taps
 from quire.grammar.live import LiveMatchers
+from quire.lora.bank import AdapterBank
 from quire.memory.pool import PagePool
+from quire.memory.transfer import PageTransfer
 from quire.models.decoder import Decoder
 from quire.runner import rows as bits
+from quire.runner.adapted import adapted_of
 from quire.runner.drafts import Drafter
 from quire.runner.gather import StepShape, decode_batches, fed_batches, ragged_batches
 from quire.runner.graphs import GraphCache
@@ -72,6 +75,8 @@ class ModelRunner:
         self.prompt_reader: PromptReader | None = None  # takes the place of prompt logprobs
         self.drafter: Drafter | None = None  # likewise, where a model makes drafts
         self.taps: tuple[int, ...] = ()  # layers whose input the drafter reads; likewise
+        self.adapters: AdapterBank | None = None  # likewise, where adapters can be added
+        self.transfer: PageTransfer | None = None  # likewise, where pages are kept elsewhere too
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -87,7 +92,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> PendingStep:
-        shape, sent = self._stage(plan)
+        staging, transfer = self._stage, self.transfer
+        shape, sent = staging(plan) if transfer is None else transfer.around(plan, staging)
         if shape is None:
             self.rows.set_wishes(plan.admissions, self.uploader)
             return PendingStep(())
@@ -248,8 +254,9 @@ class ModelRunner:
     def _on_tape(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:
         assert self.tapes is not None
         has_tail = self._has_tail(plan, shape)
-        hidden = self.tapes.run(self._batches(shape, sent), sent, has_tail)
-        return Forwarded(hidden, self.tapes.streams(shape.num_tokens, has_tail), has_tail)
+        adapted = adapted_of(self.adapters, self.rows, shape)
+        hidden = self.tapes.run(self._batches(shape, sent), sent, has_tail, adapted)
+        return Forwarded(hidden, self.tapes.streams(shape.num_tokens), has_tail)
 
     def _by_layer(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:
         ctx, q, residual = self._queries(shape, sent)
@@ -318,7 +325,8 @@ class ModelRunner:
         if shape.mixed_size is not None:
             assert self.mixed_graphs is not None
             return self.mixed_graphs.replay(sent, shape.mixed_size)
-        ctx = self._planned(self._batches(shape, sent))
+        adapted = adapted_of(self.adapters, self.rows, shape)
+        ctx = replace(self._planned(self._batches(shape, sent)), adapted=adapted)
         return Queries(ctx, *self.model.queries(ctx))
 
     def mixed_queries(self, sent: Inputs, num_singles: int) -> Queries:

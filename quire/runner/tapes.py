@@ -6,6 +6,7 @@ row's bits are the same in both. A model that cannot be recorded runs layer by l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ from quire.attn.backend import AttentionBackend
 from quire.attn.latent_native import LatentNative
 from quire.attn.native import NativeAttention
 from quire.forward import Batch, ForwardContext, Tail, Taps
+from quire.lora.recorded import RecordedAdapters
+from quire.lora.step import StepAdapters
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
 from quire.native.heads import StepPointers, address_of
@@ -38,19 +41,36 @@ class Tapes:
             with torch.inference_mode(False):  # whoever reads the counters sets them to zero
                 model.count_expert_loads()
         tape = partial(Tape, attention.library, max_tokens)
-        self.whole = _Recording(model, attention, pool, tape(), taps, False)
-        self.tail = _Recording(model, attention, pool, tape(), taps, True)
+        self._record = partial(_Recording, model, attention, pool, tape, taps)
+        self.whole, self.tail = self._record(False), self._record(True)
+        self._last = self.whole  # the recording that ran last
+        self.adapters: RecordedAdapters | None = None  # set by the engine
+        self._adapted: dict[bool, _Recording] = {}  # with a tail or not; from the first step on
 
-    def run(self, batches: tuple[Batch, ...], sent: dict[str, Tensor], has_tail: bool) -> Tensor:
+    def run(
+        self,
+        batches: tuple[Batch, ...],
+        sent: dict[str, Tensor],
+        has_tail: bool,
+        adapted: StepAdapters | None = None,
+    ) -> Tensor:
         """Hidden states after the last norm: of all tokens, or of those drawn from alone.
 
         They stay until the next step."""
-        recording = self.tail if has_tail else self.whole
-        return recording.run(batches, sent)
+        self._last = self._recording(has_tail, adapted is not None)
+        return self._last.run(batches, sent, adapted)
 
-    def streams(self, num_tokens: int, has_tail: bool) -> tuple[Tensor, ...]:
+    def _recording(self, has_tail: bool, is_adapted: bool) -> _Recording:
+        if not is_adapted:
+            return self.tail if has_tail else self.whole
+        if has_tail not in self._adapted:
+            assert self.adapters is not None
+            self._adapted[has_tail] = self._record(has_tail, self.adapters)
+        return self._adapted[has_tail]
+
+    def streams(self, num_tokens: int) -> tuple[Tensor, ...]:
         """What the taps hold of the step that ran last, [tokens, hidden] each; until the next."""
-        rows = (self.tail if has_tail else self.whole).streams
+        rows = self._last.streams
         return tuple(held.memory.view(-1, held.width)[:num_tokens] for held in rows)
 
 
@@ -60,17 +80,20 @@ class _Recording:
         model: Decoder,
         attention: NativeAttention | LatentNative,
         pool: PagePool,
-        tape: Tape,
+        new_tape: Callable[[], Tape],
         taps: tuple[int, ...],
         has_tail: bool,
+        adapters: RecordedAdapters | None = None,
     ) -> None:
-        self.tape, self.has_tail = tape, has_tail
+        self.tape, self.has_tail = new_tape(), has_tail
         num_groups = len(pool.groups)
         # Every place that reads a tensor of the step finds the tape, or the number of a group.
         batch = cast("Batch", _RecordedBatch(self.tape))
         plans = tuple(attention.recorded_plan(group, batch) for group in range(num_groups))
         tapped = Taps(tuple(i for i in taps if not has_tail or i < model.spec.num_layers))
-        ctx = ForwardContext(batch, cast("AttentionBackend", attention), plans, pool, tapped)
+        ctx = ForwardContext(
+            batch, cast("AttentionBackend", attention), plans, pool, tapped, adapters
+        )
         last = plans[pool.group_of(model.spec.num_layers - 1)]
         tail = Tail(cast("Tensor", self.tape), lambda: last) if has_tail else None
         hidden = cast("object", model.forward(ctx, tail))
@@ -79,7 +102,12 @@ class _Recording:
         self.streams = cast("tuple[Rows, ...]", tapped.taken())  # their memory is nobody else's
         self.tape.end()
 
-    def run(self, batches: tuple[Batch, ...], sent: dict[str, Tensor]) -> Tensor:
+    def run(
+        self,
+        batches: tuple[Batch, ...],
+        sent: dict[str, Tensor],
+        adapted: StepAdapters | None = None,
+    ) -> Tensor:
         first = batches[0]
         num_tokens, num_samples = first.num_tokens, sent["sample_index"].shape[0]
         assert num_tokens <= self.tape.max_rows, f"{num_tokens} tokens in a step"
@@ -87,6 +115,9 @@ class _Recording:
         step.sample_index = address_of(sent["sample_index"], torch.int64)
         step.sample_rows = address_of(sent["sample_rows"], torch.int32)
         step.num_samples = num_samples
+        slots = None if adapted is None else adapted.slots()  # alive while the step runs
+        if slots is not None:
+            step.adapters, step.sample_adapters = (address_of(s, torch.int32) for s in slots)
         self.tape.replay(step, first.input_ids)
         kept = num_samples if self.has_tail else num_tokens
         return self.hidden.memory.view(-1, self.hidden.width)[:kept]

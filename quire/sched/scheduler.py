@@ -21,18 +21,19 @@ from types import MappingProxyType
 from quire.config import SchedConfig
 from quire.kv.manager import KVManager
 from quire.request import NOT_RUNNING, Request, RequestId
+from quire.sched.arrivals import Arrivals
 from quire.sched.background import gives_way, has_background, turns
 from quire.sched.costs import StepCosts
 from quire.sched.extras import with_extras
 from quire.sched.finish import Finish, finish_of, up_to_finish
 from quire.sched.gap import prompt_budget
+from quire.sched.neighbours import side_by_side
 from quire.sched.policies import waiting_line
 from quire.sched.siblings import drop_unborn
 from quire.sched.stats import Counts, SchedStats, stats_of
 from quire.sched.window import has_company, seconds_held
 from quire.step import Admission, Draft, StepPlan, StepResult, TokenEvent, Work
 
-WORTH_SHARING_AMONG = 8  # decodes behind common prefixes, to attend those prefixes together
 NO_DRAFTS: Mapping[RequestId, Draft] = MappingProxyType({})
 
 
@@ -47,6 +48,7 @@ class Scheduler:
         """`costs` are what a target for the gap between tokens goes by."""
         self.config, self.kv, self.clock, self.costs = config, kv, clock, costs
         self.waiting = waiting_line(config)
+        self.arrivals = Arrivals(kv)  # those whose pages are on their way from another tier
         self.running: dict[RequestId, Request] = {}
         self.max_running = config.max_num_seqs  # lowered while a fault is being pinned down
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
@@ -64,12 +66,13 @@ class Scheduler:
         request = self.running.get(request_id)
         if request is None:
             request = self.waiting.get(request_id)
-            if request is None:
+            if request is not None:
+                self.waiting.remove(request)
+            elif (request := self.arrivals.pop(request_id)) is None:
                 if not drop_unborn([*self.running.values(), *self.waiting], request_id):
                     return []
                 self.counts.finished += 1
                 return [TokenEvent(request_id, (), finish=reason)]
-            self.waiting.remove(request)
         return [self._end(request, (), Finish(reason))]
 
     def requeue_running(self) -> list[RequestId]:
@@ -81,13 +84,14 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running) or len(self.waiting) > 0
+        return bool(self.running) or len(self.waiting) > 0 or len(self.arrivals) > 0
 
     # ------------------------------------------------------------ plan
 
     def schedule(self, drafts: Mapping[RequestId, Draft] = NO_DRAFTS) -> StepPlan:
         """The next step. `drafts` are for requests that decode and whose tokens are all known."""
         self._hash_pages()
+        self.arrivals.collect(self.waiting.push)
         works: dict[RequestId, Work] = {}
         preempted = self.counts.preempted
         budget, late = self._plan_decodes(self.config.max_num_batched_tokens, works)
@@ -105,15 +109,17 @@ class Scheduler:
         if self.counts.preempted == preempted and not self._holds_admissions():
             self._admit(budget, works, admissions)
         writes, copies = self.kv.take_edits()
+        saves, loads = self.kv.take_transfers()
         if works:
             self.counts.steps += 1
         ordered, shares_prefix = list(works.values()), False
-        if not admissions and len(ordered) >= WORTH_SHARING_AMONG:
-            shares_prefix = self._side_by_side(ordered)
+        if not admissions:
+            shares_prefix = side_by_side(ordered, self.kv)
         if not admissions and not late and not shares_prefix:
             # Longest contexts first: a step of decodes would otherwise end up waiting for them.
             ordered.sort(key=attrgetter("start"), reverse=True)
-        return StepPlan(tuple(ordered), tuple(admissions), writes, copies, shares_prefix)
+        edits = (writes, copies, shares_prefix, saves, loads)
+        return StepPlan(tuple(ordered), tuple(admissions), *edits)
 
     def _hash_pages(self) -> None:
         """Hash the pages of prompts in the previous step, which with overlap still runs.
@@ -123,17 +129,6 @@ class Scheduler:
             if request.num_inflight:
                 self.kv.hash_ahead(request, request.num_computed + request.num_inflight)
         self._reading.clear()
-
-    def _side_by_side(self, works: list[Work]) -> bool:
-        """Whether many decodes share their first pages; if so, sharers become neighbours."""
-        if any(work.num_tokens > 1 for work in works):
-            return False
-        pages = self.kv.common_pages([work.request_id for work in works])
-        if len(pages) - pages.count(None) < WORTH_SHARING_AMONG:
-            return False
-        page_of = dict(zip([work.row for work in works], pages, strict=True))
-        works.sort(key=lambda work: page_of[work.row] or 0)
-        return True
 
     def _plan_decodes(self, budget: int, works: dict[RequestId, Work]) -> tuple[int, list[Request]]:
         """Plan requests that are one token short; returns the budget left and all other requests.
@@ -240,6 +235,9 @@ class Scheduler:
     ) -> None:
         while len(self.waiting) and budget > 0:
             request = self.waiting.peek()
+            if request.id not in self._parents and self.arrivals.hold(request):
+                self.waiting.remove(request)
+                continue
             has_row = len(self.running) < self.max_running
             spent = self._try_admit(request, budget, works) if has_row else 0
             if spent == 0:
@@ -383,6 +381,7 @@ class Scheduler:
             self._release_children(request)
         self._parents.pop(request.id, None)
         self.waiting.ended(request)
+        self.kv.let_go(request)
         if request.is_running:
             self._leave_row(request)
             request.row = NOT_RUNNING
@@ -392,6 +391,7 @@ class Scheduler:
     def _leave_row(self, request: Request) -> None:
         del self.running[request.id]
         self.kv.release(request)
+        self.kv.let_go(request)
         self._free_rows.append(request.row)
 
     def stats(self) -> SchedStats:

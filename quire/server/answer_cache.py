@@ -261,8 +261,10 @@ def _tenant(generation: Generation) -> str:
 
 
 def _is_plain(generation: Generation) -> bool:
-    """One answer whose tokens are all there is to it."""
+    """One answer whose tokens are all there is to it, by the model itself."""
     params = generation.job.params
+    if generation.http.adapter:  # its name may come to mean other weights
+        return False
     wants_more = params.logprobs is not None or params.prompt_logprobs is not None
     return len(generation.requests) == 1 and not wants_more and params.pooling is None
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.obs.log import AccessRecord, log_access, log_event
+from quire.server.handover import TICKET_HEADER
 from quire.server.http import (
     BodyRoom,
     ClientGone,
@@ -215,7 +216,9 @@ class Exchange:
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _answer(self, request: HttpRequest, route: Route) -> int:
-        answer = await route.handler(request, self.server)
+        models = self.server.models
+        server = self.server if models is None else await models.serving(request)
+        answer = await route.handler(request, server)
         if isinstance(answer, Reply):
             return await self._reply(answer)
         if request.method == "HEAD":
@@ -244,6 +247,8 @@ class Exchange:
             if request.warnings:
                 text = _UNPRINTABLE.sub("?", "; ".join(request.warnings)[:1_000])
                 headers.append((b"x-quire-warning", text.encode("ascii")))
+            if request.kv_ticket:
+                headers.append((TICKET_HEADER, request.kv_ticket.encode("ascii")))
             headers += [*request.answer_headers, *cors_headers(request, self.server)]
         return headers
 

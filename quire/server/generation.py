@@ -24,6 +24,7 @@ from quire.obs.trace import finish_attributes, request_attributes
 from quire.outputs import RequestOutput, StreamEvent
 from quire.params import SamplingParams
 from quire.server.admission import Admission, Size, Ticket
+from quire.server.handover import read_role
 from quire.server.problems import Expired, Failed, Problem
 from quire.step import TokenEvent
 
@@ -63,9 +64,12 @@ class Generation:
             )
         text, self.requests = server.intake.requests(job.prompt, job.params, job.priority)
         self.requests[0].hint = job.hint
+        for one in self.requests:
+            one.adapter_name = request.adapter
         if request.caller is not None:
             for one in self.requests:
                 one.tenant, one.weight = request.caller.salt, request.caller.weight
+        read_role(server.settings.engine.kv_role, request, self.requests[0])
         self.conversation = Conversation(request.id, text, self.requests, server.tokenizer)
         self.inbox: deque[StreamEvent] = deque()
         self.conversation.inbox = self.inbox
@@ -255,6 +259,7 @@ class Generation:
                 timing = request.timing
                 timing.scheduled, timing.first_token = about.scheduled, about.first_token
                 timing.last_token = about.last_token
+                self.http.kv_ticket = about.kv_ticket or self.http.kv_ticket
 
     def _error(self, event: TokenEvent) -> QuireError:
         if event.error == QUEUE_TIMEOUT:

@@ -53,10 +53,12 @@ class HttpRequest:
     is_background: bool = False  # a line of a batch: nobody waits, it takes what others leave
     client: tuple[str, int] | None = None  # address of the other end
     path_value: str = ""  # what a route's trailing {} matched
+    adapter: str = ""  # that it named as its model
     begun: float = field(default_factory=time.monotonic)
     sending_since: float | None = None  # a write the client has not taken yet
     deadline: float | None = None  # of what it generates; none before it was let in
     task: asyncio.Task[Any] | None = None
+    kv_ticket: str = ""  # ends up in a response header: how another engine gets the pages
     warnings: list[str] = field(default_factory=list)  # end up in a response header
     answer_headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # are such headers
     notes: dict[str, str | int] = field(default_factory=dict)  # end up in the access log

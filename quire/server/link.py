@@ -71,6 +71,7 @@ class EngineLink:
         self.on_hello: list[Callable[[Hello], None]] = []
         self.on_beat: list[Callable[[Beat], None]] = []
         self.on_picture: list[Callable[[dict[str, object]], None]] = []
+        self.adapters: dict[str, msg.AdapterInfo] = {}  # that the engine has, by name
         self._heard = 0.0
         self._taps: dict[int, Tap] = {}
         self._replies: dict[int, asyncio.Future[msg.Reply]] = {}
@@ -182,6 +183,8 @@ class EngineLink:
             elif isinstance(report, msg.Snapshot):
                 for show in self.on_picture:
                     show(report.picture)
+            elif isinstance(report, msg.AdapterList):
+                self.adapters = {one.name: one for one in report.adapters}
             elif isinstance(report, msg.Reply):
                 future = self._replies.get(report.number)
                 if future is not None and not future.done():
@@ -189,8 +192,16 @@ class EngineLink:
             else:
                 self.hello = report
                 self.num_restarts += 1
+                self._bring_adapters(report.adapters)
                 for greet in self.on_hello:
                     greet(report)
+
+    def _bring_adapters(self, present: Iterable[msg.AdapterInfo]) -> None:
+        """An engine that was restarted is told what its forerunner had, before any request."""
+        had, self.adapters = self.adapters, {one.name: one for one in present}
+        for lost in [one for name, one in had.items() if name not in self.adapters]:
+            self.adapters[lost.name] = lost
+            self._send(msg.LoadAdapter(next(self._numbers), lost.name, lost.path))
 
     def _spread(self, report: msg.Events) -> None:
         taps = self._taps

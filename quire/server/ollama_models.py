@@ -33,6 +33,9 @@ def served_name(server: Server, name: str | None, request: HttpRequest) -> str:
     """The name to answer with; raises 404 in Ollama's words for a model we do not serve."""
     if name is not None and name.removesuffix(TAG) in server.model_names:
         return name
+    if name is not None and name.removesuffix(TAG) in server.link.adapters:
+        server.check_model(name.removesuffix(TAG), request)
+        return name
     try:
         return server.check_model(name, request)
     except Problem as problem:

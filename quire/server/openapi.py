@@ -12,12 +12,14 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.server import fields, ollama_input, sse
+from quire.server.adapters import LoadFields, UnloadFields
 from quire.server.app import ADMIN, PUBLIC, Route
 from quire.server.batches import BatchFields
 from quire.server.conversations import ConversationFields
 from quire.server.files import PURPOSES
 from quire.server.http import JSON_TYPE, NDJSON_TYPE, HttpRequest, Reply
 from quire.server.messages_input import CountTokensFields, MessagesFields
+from quire.server.model_verbs import ModelFields
 from quire.server.openapi_schemas import INSIDES, Schema, narrow
 from quire.server.responses_input import ResponsesFields
 from quire.server.server import PLACEHOLDERS, Server
@@ -44,6 +46,9 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/classify": fields.ClassifyFields,
     "/pooling": fields.PoolingFields,
     "/v1/batches": BatchFields,
+    "/v1/load_lora_adapter": LoadFields,
+    "/v1/unload_lora_adapter": UnloadFields,
+    **{f"/admin/models/{verb}": ModelFields for verb in ("load", "park", "unload")},
     "/v1/conversations": ConversationFields,
     "/v1/conversations/{}": ConversationFields,
     "/v1/chat/completions/{}": MetadataFields,
@@ -70,6 +75,8 @@ MEDIA: dict[str, tuple[str, ...]] = {
     "/api/chat": (JSON_TYPE, NDJSON_TYPE),
     "/inside": (EVENTS,),
     "/metrics": ("text/plain",),
+    "/v1/load_lora_adapter": ("text/plain",),
+    "/v1/unload_lora_adapter": ("text/plain",),
     "/v1/files/{}": (JSON_TYPE, "application/octet-stream"),
     "/": ("text/html",),
     "/page/{}": ("text/html", "text/javascript", "text/css", "image/svg+xml"),

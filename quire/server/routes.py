@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from quire.server import (
+    adapters,
     admin,
     batches,
     conversations,
     files,
     looking,
+    model_verbs,
     ollama,
     ollama_models,
     page_files,
@@ -48,6 +50,8 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("POST", "/pooling", pooling),
         *_stored(),
         *_ollama(),
+        Route("POST", "/v1/load_lora_adapter", adapters.load_adapter, ADMIN),
+        Route("POST", "/v1/unload_lora_adapter", adapters.unload_adapter, ADMIN),
         Route("GET", "/v1/models", looking.models),
         Route("GET", "/v1/models/{}", looking.model),
         Route("GET", "/v1/metrics", looking.metrics_summary),
@@ -66,6 +70,9 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("POST", "/admin/resume", admin.resume, ADMIN),
         Route("POST", "/admin/abort", admin.abort, ADMIN),
         Route("POST", "/admin/profile", admin.profile, ADMIN),
+        Route("POST", "/admin/models/load", model_verbs.load_model, ADMIN),
+        Route("POST", "/admin/models/park", model_verbs.park_model, ADMIN),
+        Route("POST", "/admin/models/unload", model_verbs.unload_model, ADMIN),
         Route("GET", "/", page_files.index, PUBLIC),
         Route("GET", "/page/{}", page_files.asset, PUBLIC),
     ]

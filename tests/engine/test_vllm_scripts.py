@@ -46,7 +46,7 @@ def test_progress_and_lora_by_place(llm: LLM) -> None:
     want = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     found = llm.generate(PROMPTS, GREEDY, False, None)
     assert [o.outputs[0].text for o in found] == [o.outputs[0].text for o in want]
-    with pytest.raises(BadRequest, match=r"lora_request='adapter'.*merge them"):
+    with pytest.raises(BadRequest, match=r"lora_request='adapter'.*want LoRARequest"):
         llm.generate(PROMPTS, GREEDY, False, "adapter")  # type: ignore[arg-type]
 
 
@@ -270,7 +270,7 @@ def test_arguments_that_change_nothing(make_llm: Callable[..., LLM], llm: LLM) -
         runner="auto",
         download_dir=None,
         kv_cache_dtype="auto",
-        enable_lora=False,
+        enable_lora=True,
         generation_config="auto",
         trust_remote_code=False,
         disable_log_stats=True,
@@ -291,7 +291,6 @@ def test_arguments_that_change_nothing(make_llm: Callable[..., LLM], llm: LLM) -
         ("runner", "draft", "generate or pool"),
         ("download_dir", "models", "QUIRE_CACHE"),
         ("calculate_kv_scales", True, "fp8_per_token_head"),
-        ("enable_lora", True, "merge them into the model"),
         ("revision", "main", "name@revision"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from quire.kv import manager
+from quire.kv import lookup
 from quire.kv.allocator import PageAllocator
 from quire.kv.manager import Holding, KVManager
 from quire.kv.prefix import GONE, Node, PrefixTree
@@ -134,7 +134,7 @@ def hit_without_its_window(patch: Patch) -> None:
         held = [i for i, node in enumerate(path, 1) if GONE not in node.pages]
         return held[-1] if held else 0
 
-    patch.setattr(manager, "longest_hit", longest)
+    patch.setattr(lookup, "longest_hit", longest)
 
 
 def fork_from_a_moved_window(patch: Patch) -> None:

@@ -30,7 +30,7 @@ from quire.params import SamplingParams
 from quire.request import Request
 from quire.sched.scheduler import Scheduler
 from quire.step import Pending, StepPlan, TokenEvent
-from tests.doubles import VOCAB, PageContentRunner, RandomDrafts, oracle_next
+from tests.doubles import VOCAB, FlakyTiers, PageContentRunner, RandomDrafts, oracle_next
 
 MAX_LEN = 32
 SHARED = [(i * i + 3 * i) % VOCAB for i in range(MAX_LEN)]  # what prompts begin with
@@ -52,6 +52,7 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, True, False]),
         windows=st.sampled_from([(None,), (None,), (None, 5), (7,), (None, 3, 12), (None, 1)]),
         speculates=st.booleans(),
+        has_tiers=st.booleans(),
     )
     def build(
         self,
@@ -64,14 +65,18 @@ class EngineMachine(RuleBasedStateMachine):
         caching: bool,
         windows: tuple[Window, ...],
         speculates: bool,
+        has_tiers: bool,
     ) -> None:
         self.drafts = RandomDrafts(random.Random(budget)) if speculates else None
         columns = -(-MAX_LEN // page_size)
         needs = PageNeeds(page_size, windows, max_inflight=2 * budget)
         num_pages = needs.of(MAX_LEN) + spare_pages + 1
         self.now = 0.0
-        self.kv = KVManager(num_pages, page_size, caching, windows)
+        self.kv = KVManager(num_pages, page_size, caching, windows, secret=bytes(32))
         self.runner = PageContentRunner(num_pages, page_size, rows, columns, windows)
+        self.tiers = FlakyTiers(self.runner, random.Random(budget + rows))
+        if has_tiers:
+            self.kv.connect(self.tiers)
         config = SchedConfig(
             max_num_seqs=rows,
             max_num_batched_tokens=budget,
@@ -174,6 +179,7 @@ class EngineMachine(RuleBasedStateMachine):
             check(self.kv)
         assert set(self.finished) == set(self.requests), "someone never ended"
         assert self.kv.allocator.num_live == 0, "pages leaked"
+        assert not self.tiers.pinned and not self.tiers.arriving, "kept for nobody"
         assert len(self.scheduler._free_rows) == self.config.max_num_seqs, "rows leaked"
         assert not self.scheduler._parents and not self.scheduler.waiting.num_tokens
         for id, request in self.requests.items():
@@ -191,6 +197,7 @@ class EngineMachine(RuleBasedStateMachine):
         reached["evicted"] += stats.pages_evicted
         reached["hit"] += stats.prefix_hit_tokens
         reached["deduplicated"] += self.kv.counts.shared_pages
+        reached["loaded"] += self.runner.num_loaded
         reached["behind a window"] += self.kv.counts.window_pages
 
     # ------------------------------------------------------------ inside
@@ -270,5 +277,6 @@ def test_engine_machine() -> None:
         "aborted in flight": 10,
         "behind a window": 200,
         "drafts accepted": 500,
+        "loaded": 200,
     }.items():
         assert reached[what] >= least, reached

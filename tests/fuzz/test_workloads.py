@@ -19,7 +19,7 @@ from quire.kv.manager import KVManager
 from quire.params import SamplingParams
 from quire.request import BACKGROUND, Request
 from quire.sched.scheduler import Scheduler
-from tests.doubles import PageContentRunner, RandomDrafts, oracle_next
+from tests.doubles import FlakyTiers, PageContentRunner, RandomDrafts, oracle_next
 
 LONGEST = 40 + 20 + 12
 
@@ -91,6 +91,7 @@ def run(
     background: bool = False,
     is_fair: bool = False,
     speculates: bool = False,
+    has_tiers: bool = False,
 ) -> dict[str, int]:
     rng = random.Random(seed)
     drafts = RandomDrafts(random.Random(seed)) if speculates else None
@@ -109,8 +110,11 @@ def run(
         policy="fair" if is_fair else rng.choice(["fcfs", "priority"]),
         priority_aging_s=4.0,
     )
-    kv = KVManager(num_pages, size, caching, windows)
+    kv = KVManager(num_pages, size, caching, windows, secret=bytes(32))
     runner = PageContentRunner(num_pages, size, max_rows, max_pages, windows)
+    tiers = FlakyTiers(runner, random.Random(seed))
+    if has_tiers:
+        kv.connect(tiers)
     now = [0.0]
     scheduler = Scheduler(config, kv, clock=lambda: now[0])
     core = EngineCore(scheduler, runner, overlap, drafts=drafts)
@@ -140,6 +144,8 @@ def run(
                 finished[event.request_id] = event.finish
         check(kv)
         assert_bounded(kv, needs)
+        if tiers.runner.saved and rng.random() < 0.05:
+            tiers.lose(rng.choice(list(tiers.runner.saved)))
         if not todo and not core.has_work:
             break
     else:
@@ -152,6 +158,7 @@ def run(
         else:
             assert request.output == want, (seed, id)
     assert kv.allocator.num_live == 0, "pages leaked"
+    assert not tiers.pinned and not tiers.arriving, "something outside the pool leaked"
     stats = scheduler.stats()
     return {
         "preempted": stats.num_preempted,
@@ -163,6 +170,7 @@ def run(
         "drafted": stats.num_drafted_tokens,
         "accepted": stats.num_accepted_tokens,
         "steps": stats.num_steps,
+        "loaded": runner.num_loaded,
     }
 
 
@@ -230,3 +238,16 @@ def test_random_workloads_with_drafts(windows: tuple[Window, ...], overlap: bool
     least |= {"drafted": 1000 >> overlap, "accepted": 500 >> overlap}
     assert all(totals[name] >= count for name, count in least.items()), totals
     assert totals["accepted"] < totals["drafted"]
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 5), (7,), (6, 13), (None, 9, 9, 24)], ids=str)
+def test_random_workloads_with_tiers(windows: tuple[Window, ...]) -> None:
+    """Red when a page that left the pool comes back as another's, half, or before it was read, or
+    when anything is kept for a request that is gone."""
+    totals = dict.fromkeys(("preempted", "hits", "evicted", "loaded"), 0)
+    for seed in range(40):
+        kinds = {"overlap": seed % 2 == 1, "speculates": seed % 4 == 0, "is_fair": seed % 5 == 0}
+        found = run(seed, **kinds, windows=windows, has_tiers=True)
+        totals = {name: count + found[name] for name, count in totals.items()}
+    least = {"preempted": 20, "hits": 300, "evicted": 300, "loaded": 100}
+    assert all(totals[name] >= count for name, count in least.items()), totals

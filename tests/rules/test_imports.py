@@ -20,9 +20,10 @@ LAYERS: list[set[str]] = [
     {"dist", "forward", "kernels", "kv", "quant", "text"},
     {"native", "args_check"},
     {"attn", "sched", "obs", "grammar"},
-    {"memory", "nn", "spec"},
-    {"models"},
+    {"memory", "nn", "spec", "tiers"},
+    {"models", "disagg"},
     {"sample", "load", "ops"},
+    {"lora"},
     {"runner"},
     {"resolve"},
     {"engine"},
@@ -32,6 +33,7 @@ LAYERS: list[set[str]] = [
     {"bench"},
     {"evaluate", "sim"},
     {"compress"},
+    {"distill"},
     {"server"},
     {"router"},
     {"cli"},
@@ -72,6 +74,8 @@ TORCH_FREE = [
     "quire.speculative",
     "quire.kv.manager",
     "quire.kv.check",
+    "quire.tiers.tiers",
+    "quire.disagg.sockets",
     "quire.text.tokenizer",
     "quire.text.detokenize",
     "quire.text.stops",
@@ -86,6 +90,8 @@ TORCH_FREE = [
     "quire.offline.chat_prompt",
     "quire.offline.beam_search",
     "quire.offline.pooled",
+    "quire.lora.adapters",
+    "quire.lora.request",
     "quire.memory.sizing",
     "quire.load.hub",
     "quire.models.spec",
@@ -158,7 +164,7 @@ def test_policy_is_free_of_torch() -> None:
         raise AssertionError(f"these bring in torch, triton or transformers: {guilty}")
 
 
-@pytest.mark.parametrize("folder", ["sched", "kv", "text", "spec"])
+@pytest.mark.parametrize("folder", ["sched", "kv", "text", "spec", "tiers", "disagg"])
 def test_no_torch_even_inside_functions(folder: str) -> None:
     """Red when policy reaches for tensors lazily."""
     for path, tree in trees().items():

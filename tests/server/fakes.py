@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import httpx2
 
 from quire.config import EngineArgs
-from quire.engine.commands import About, Hello
+from quire.engine.commands import About, AdapterInfo, Hello
 from quire.errors import EngineDead
 from quire.grammar.spec import check_limits
 from quire.load.card import ModelCard
@@ -76,6 +76,7 @@ class FakeLink:
         self.on_hello: list[Any] = []
         self.on_beat: list[Any] = []
         self.on_picture: list[Any] = []
+        self.adapters: dict[str, AdapterInfo] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def greet(self) -> None:

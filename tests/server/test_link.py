@@ -246,3 +246,25 @@ def test_replies_find_who_asked(tmp_path: Path) -> None:
             await first
 
     with_engine(tmp_path, work)
+
+
+def test_a_restarted_engine_is_told_of_adapters_first(tmp_path: Path) -> None:
+    """Red when adapters that were loaded by hand are lost with the engine, or come too late."""
+    sql, other = (msg.AdapterInfo(name, f"/{name}", 8, 100) for name in ("sql", "other"))
+
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        engine.say(msg.AdapterList([sql, other]))
+        await until(lambda: len(link.adapters) == 2)
+        engine.say(msg.AdapterList([sql]))  # the other was unloaded
+        await until(lambda: list(link.adapters) == ["sql"])
+        await engine.die()
+        await until(lambda: not link.is_up)
+        await engine.start()
+        await until(lambda: link.is_up)
+        link.open([request(1)])
+        await until(lambda: len(engine.heard) == 2)
+        first, second = engine.heard
+        assert isinstance(first, msg.LoadAdapter) and (first.name, first.path) == ("sql", "/sql")
+        assert isinstance(second, msg.Submit) and list(link.adapters) == ["sql"]
+
+    with_engine(tmp_path, work)

@@ -22,6 +22,8 @@ from quire.engine import process as process_module
 from quire.engine.peer import ID_BITS, Peer
 from quire.engine.process import STUCK, EngineProcess, Patience
 from quire.engine.wire import Codec, receive
+from quire.errors import CheckpointError
+from quire.lora.adapters import Adapters, Facts
 from quire.params import SamplingParams
 from quire.request import Request
 from quire.step import StepPlan
@@ -57,7 +59,9 @@ class Running:
         spec = SimpleNamespace(
             architecture="Fake", vocab_size=7, hidden_size=1, eos_ids=(), num_params=9
         )
-        engine: Any = SimpleNamespace(core=self.case.core, config=config, spec=spec, group=None)
+        engine: Any = SimpleNamespace(
+            core=self.case.core, config=config, spec=spec, group=None, tiers=None
+        )
         self.address = folder / "engine.sock"
         self.process = EngineProcess(engine, self.address, 0.0, Patience(60, 60, queue_s=0.6))
         if runs:
@@ -80,7 +84,7 @@ class Connected:
         self.socket.connect(str(address))
         hello = self.next()
         assert isinstance(hello, msg.Hello)
-        self.first_id = hello.first_id
+        self.hello, self.first_id = hello, hello.first_id
 
     def next(self) -> msg.Report:
         body = receive(self.socket)
@@ -295,7 +299,7 @@ class Hangs:
         {how}
 case.core.runner = Hangs()
 spec = SimpleNamespace(vocab_size=7)
-engine = SimpleNamespace(core=case.core, spec=spec, config=None, group=None)
+engine = SimpleNamespace(core=case.core, spec=spec, config=None, group=None, tiers=None)
 case.add([1, 2, 3])
 EngineProcess(engine, Path(sys.argv[1]), 0.0, Patience(0.2, 0.5, 60.0)).run()
 """
@@ -384,3 +388,47 @@ def test_everyone_hears_of_a_pause(running: Running) -> None:
     two.say(msg.Resume(1))
     while not (isinstance(beat := one.next(), msg.Beat) and not beat.is_paused):
         pass
+
+
+class Names:
+    """A bank of adapters without weights."""
+
+    def put(self, number: int, path: str) -> Facts:
+        if path != "/good":
+            raise CheckpointError(f"there is no folder {path}")
+        return Facts(b"digest", 4, 10)
+
+    def drop(self, number: int) -> None:
+        pass
+
+
+def test_adapters_come_and_go(tmp_path: Path) -> None:
+    """Red when one API process does not hear of what another loaded, or a bad folder ends it."""
+    running = Running(tmp_path, runs=False, max_num_seqs=2)
+    known = running.case.core.adapters = Adapters(Names(), 2)
+    running.process._adapters._adapters = known
+    threading.Thread(target=running.process.run, daemon=True).start()
+    one, two = running.connect(), running.connect()
+    wait(lambda: len(running.process._peers) == 2)
+
+    def answer(command: msg.Command) -> tuple[list[str], str | None]:
+        one.say(command)
+        names: list[str] = []
+        while not isinstance(report := one.next(), msg.Reply):
+            if isinstance(report, msg.AdapterList):
+                names = [info.name for info in report.adapters]
+        return names, report.error
+
+    assert answer(msg.LoadAdapter(1, "sql", "/good")) == (["sql"], None)
+    names, error = answer(msg.LoadAdapter(2, "x", "/bad"))
+    assert names == ["sql"] and "no folder /bad" in (error or "")
+    while not isinstance(report := two.next(), msg.AdapterList):
+        pass
+    assert report.adapters == [msg.AdapterInfo("sql", "/good", 4, 10)]
+    late = running.connect()
+    assert late.hello.adapters == report.adapters
+    assert answer(msg.UnloadAdapter(3, "sql")) == ([], None)
+    request = Request.new(one.first_id + 5, [1], SamplingParams(max_tokens=2))
+    request.adapter_name = "sql"
+    one.say(msg.submit_of(request))
+    assert "there is no adapter" in (one.error_of(5) or "")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.kv.manager import WORTH_SHARING
-from quire.sched.scheduler import WORTH_SHARING_AMONG
+from quire.sched.neighbours import WORTH_SHARING, WORTH_SHARING_AMONG
 from tests.unit.case import Case, expected
 
 SIZE = 64

@@ -39,7 +39,8 @@ typedef struct {
     const uint16_t *super_scales; /* [panels, groups / super, 16] fp16 */
     const uint16_t *super_offsets;
     const float *bias;            /* [outputs rounded up to panels] or NULL */
-    const int8_t *table;          /* of CODES_TABLE4: 16 values; of CODES_VALUES4: 16 floats */
+    const int8_t *table;          /* of CODES_TABLE4: 16 values for every 4 outputs, [panels, 4, 16];
+                                     of CODES_VALUES4: 16 floats */
     const int32_t *order;         /* [inputs] the input of each column, for OP_REORDER; or NULL */
     int32_t num_out, num_in;      /* num_in is a multiple of the block */
     int32_t bits, block, zero;
@@ -65,6 +66,8 @@ typedef struct {
     const int32_t *sample_rows;      /* [samples] rows of the tables */
     int64_t num_tokens, num_seqs, num_samples, table_stride;
     int32_t page_size;
+    const int32_t *adapters;         /* [tokens] slot of each token's adapter, 0: none; see OP_ADAPT */
+    const int32_t *sample_adapters;  /* [samples] */
 } qn_step;
 
 /* The attention of one layer.
@@ -112,7 +115,7 @@ typedef struct {
 enum {
     OP_EMBED, OP_NORM, OP_PRODUCT, OP_STORE, OP_ATTEND, OP_GATE, OP_SCALE, OP_PICK,
     OP_ACTIVATE, OP_POSITIONS, OP_ROUND, OP_ROUTE, OP_EXPERTS, OP_ADD_GATED, OP_HEADS,
-    OP_STORE_LATENTS, OP_ATTEND_LATENTS, OP_REORDER
+    OP_STORE_LATENTS, OP_ATTEND_LATENTS, OP_REORDER, OP_ADAPT
 };
 enum { GATE_SILU, GATE_GELU, GATE_RELU2, GATE_CLAMPED };
 
@@ -154,6 +157,24 @@ typedef struct {
     const qn_weight *const *weights; /* [heads], of one shape */
     int32_t num_heads, rest;
 } qn_head_weights;
+
+/* What one adapter adds to a product: of each part scale * B(A(x)), to some of its columns. */
+typedef struct {
+    const qn_weight *expand;         /* B, floats */
+    int32_t column, input;           /* the first it adds to; the first of its share of A's results */
+    float scale;
+} qn_low_part;
+
+typedef struct {
+    const qn_weight *shrink;         /* A of all parts, one below the other */
+    const qn_low_part *parts;
+    int32_t num_parts;
+} qn_low_rank;
+
+typedef struct {
+    const qn_low_rank *const *slots; /* by slot, from 1; NULL: that adapter adds nothing here */
+    int32_t width, most_parts;       /* the most that A's of one adapter give */
+} qn_adapters;
 
 /* Latent attention of one layer. `heads` of the operation says how it is dealt out: each of its
  * kv heads is a share of the heads here, and a head has `rank` numbers. */

@@ -1,4 +1,5 @@
 /* A step as one call: its operations in order, each dealt out to the pool. */
+#include "adapt.h"
 #include "deal.h"
 #include "experts.h"
 #include "grouped.h"
@@ -134,6 +135,7 @@ static void run_op(qn_pool *pool, job *j, int64_t rows, void *scratch) {
     case OP_EXPERTS: qn_run_experts(pool, op, rows, scratch); break;
     case OP_ADD_GATED: qn_share(pool, gated_units, j, rows, ALONE); break;
     case OP_HEADS: qn_multiply_heads(pool, op, rows); break;
+    case OP_ADAPT: qn_adapt(pool, op, j->step, rows, scratch); break;
     case OP_PICK: qn_share(pool, pick_units, j, rows, 4 * ALONE); break;
     case OP_STORE_LATENTS: qn_share(pool, latent_units, j, rows, ALONE); break;
     case OP_ATTEND_LATENTS:

@@ -1,0 +1,95 @@
+"""Frames of the page exchange: fixed structures of numbers and bytes, bounded and typed.
+
+    frame = kind, u8 | bytes that follow, u64 | body
+
+Both sides prove that they know the secret before anything else is said, and every page comes with
+a keyed digest of its key, ids and bytes. A frame of another kind than the one that is due, or
+longer than it may be, ends the connection.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import struct
+
+from quire.errors import TransferError
+
+HELLO, PROOF, PULL, PAGE, END, CONFIRM, ANSWER, SPOT = range(1, 9)
+GREETING = b"quire kv 1"
+NONCE_BYTES, DIGEST_BYTES, KEY_BYTES = 32, 32, 64
+_HEAD = struct.Struct("<BQ")
+_LEASE = struct.Struct("<32sQ")
+
+
+def send(connection: socket.socket, kind: int, *parts: bytes | bytearray) -> None:
+    connection.sendall(_HEAD.pack(kind, sum(map(len, parts))))
+    for part in parts:
+        connection.sendall(part)
+
+
+def receive(connection: socket.socket, kind: int, most: int) -> bytearray:
+    """The body of the next frame. Raises TransferError, or OSError when the other side is gone."""
+    found, length = _HEAD.unpack(_exactly(connection, _HEAD.size))
+    if found != kind or length > most:
+        raise TransferError(
+            f"got a frame of kind {found} and {length} bytes, want kind {kind} and at most {most}"
+        )
+    return _exactly(connection, length)
+
+
+def kind_ahead(connection: socket.socket) -> int:
+    """The kind of the next frame, which stays to be received; 0: the other side has left."""
+    first = connection.recv(1, socket.MSG_PEEK)
+    return first[0] if first else 0
+
+
+def _exactly(connection: socket.socket, count: int) -> bytearray:
+    data, at = bytearray(count), 0
+    view = memoryview(data)
+    while at < count:
+        got = connection.recv_into(view[at:])
+        if got == 0:
+            raise TransferError("the other engine closed the connection")
+        at += got
+    return data
+
+
+# ---------------------------------------------------------------- who is there
+
+
+def greet(connection: socket.socket, secret: bytes) -> None:
+    """The side that listens: let in whoever knows the secret."""
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    send(connection, HELLO, GREETING, nonce)
+    proof = receive(connection, PROOF, DIGEST_BYTES)
+    if not hmac.compare_digest(proof, _proof(secret, nonce)):
+        raise TransferError(
+            "the other engine has another secret, model, form of the cache or version"
+        )
+
+
+def answer_greeting(connection: socket.socket, secret: bytes) -> None:
+    hello = bytes(receive(connection, HELLO, len(GREETING) + NONCE_BYTES))
+    if not hello.startswith(GREETING):
+        raise TransferError(f"got {hello[:16]!r}, want {GREETING!r}: no engine of this version")
+    send(connection, PROOF, _proof(secret, hello[len(GREETING) :]))
+
+
+def _proof(secret: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(secret, GREETING + nonce, "sha256")
+
+
+# ---------------------------------------------------------------- bodies
+
+
+def lease_body(lease: str, generation: int) -> bytes:
+    return _LEASE.pack(lease.encode(), generation)
+
+
+def read_lease(body: bytes | bytearray) -> tuple[str, int]:
+    if len(body) != _LEASE.size:
+        raise TransferError(f"got {len(body)} bytes for a lease, want {_LEASE.size}")
+    name, generation = _LEASE.unpack(body)
+    return name.decode("ascii", "replace"), generation

@@ -1,0 +1,89 @@
+"""Lessons: answers as padded batches, with what the teacher thinks of every position.
+
+Which answers a step reads follows from its number and the seed, so a run that goes on reads what it
+would have read. The last answers are held out: pupils are judged by them and never see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.distill.answers import Answer
+from quire.distill.own import OwnAnswers
+from quire.distill.teacher import States, Teacher
+
+HELD_OUT = 24  # answers at most, or a tenth of all
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    ids: Tensor  # [seqs, length] int64, padded behind
+    counts: Tensor  # [seqs, length] bool: the token after this one was written by the target
+    states: States  # the teacher's, [seqs, length, ...]
+    logits: Callable[[Tensor], Tensor]  # the teacher's, of rows of its final states
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    answers: Sequence[Answer]
+    own: OwnAnswers
+    teacher: Teacher
+    batch: int
+    seed: int
+
+    @property
+    def num_held_out(self) -> int:
+        return max(1, min(HELD_OUT, len(self.answers) // 10))
+
+    def of_step(self, micro_step: int) -> Lesson:
+        """All answers once in an order of the seed, then in another."""
+        num_read = len(self.answers) - self.num_held_out
+        first = micro_step * self.batch
+        chosen = {}
+        for at in range(first, first + self.batch):
+            number_of_pass, place = divmod(at, num_read)
+            number = int(self._order(number_of_pass, num_read)[place])
+            own = self.own.in_pass(number_of_pass).get(number)
+            name = f"{number:06}" if own is None else f"own-{number_of_pass}-{number:06}"
+            chosen[name] = own or self.answers[number]
+        return self._lesson(chosen)
+
+    def held_out(self) -> list[Lesson]:
+        numbers = range(len(self.answers) - self.num_held_out, len(self.answers))
+        return [
+            self._lesson({f"{n:06}": self.answers[n] for n in numbers[i : i + self.batch]})
+            for i in range(0, len(numbers), self.batch)
+        ]
+
+    def _order(self, epoch: int, count: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        return torch.randperm(count, generator=generator)
+
+    def _lesson(self, named: Mapping[str, Answer]) -> Lesson:
+        chosen, device = list(named.values()), self.teacher.target.device
+        length = max(len(answer.ids) for answer in chosen)
+        read = [self.teacher.states(name, answer.ids) for name, answer in named.items()]
+
+        def padded(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+            made = torch.zeros(len(tensors), length, *tensors[0].shape[1:], dtype=dtype)
+            for row, tensor in zip(made, tensors, strict=True):
+                row[: len(tensor)] = tensor
+            return made.to(device)
+
+        counts = [torch.zeros(len(answer.ids), dtype=torch.bool) for answer in chosen]
+        for row, answer in zip(counts, chosen, strict=True):
+            row[len(answer.prompt) - 1 : -1] = True
+        return Lesson(
+            padded([torch.tensor(answer.ids) for answer in chosen], torch.int64),
+            padded(counts, torch.bool),
+            States(
+                padded([s.final for s in read], torch.float32),
+                padded([s.taps for s in read], torch.float32),
+                padded([s.best for s in read], torch.int64),
+            ),
+            self.teacher.logits,
+        )

@@ -1,0 +1,73 @@
+"""What a pupil is told: how far its distribution is from the teacher's, and how far drafts get.
+
+The loss is the divergence of the pupil's distribution from the teacher's. Accepted drafts are
+counted along the texts the target wrote: the draft at depth k counts where the likeliest tokens of
+pupil and teacher agree at it and at all depths before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.models.spec import ModelSpec
+
+DEPTH = 4  # drafts that accepted lengths are counted over
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    loss: Tensor  # a number, in the graph
+    survived: Tensor  # [depth] rows whose drafts are right up to there, of ...
+    num_rows: int  # ... so many
+
+    @property
+    def accepted(self) -> float:
+        """Drafts a step would accept."""
+        return float(self.survived.sum()) / max(1, self.num_rows)
+
+
+def divergence(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Mean over rows of KL(teacher, pupil), 0 of none; both are logits [rows, vocab]."""
+    target = wanted.float().log_softmax(-1)
+    apart = target.exp() * (target - logits.float().log_softmax(-1))
+    return apart.sum() / max(1, len(logits))
+
+
+def bent(logits: Tensor, spec: ModelSpec) -> Tensor:
+    """Products with a head's rows, scaled and capped as the model's logits are."""
+    logits = logits * spec.logit_scale
+    cap = spec.logit_softcap
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def survival(agrees: Tensor, counts: Tensor, depth: int = DEPTH) -> Tensor:
+    """[depth] rows still right, where every draft is the next position's: both [seqs, length].
+
+    >>> agrees = torch.tensor([[True, True, False, True]])
+    >>> survival(agrees, torch.ones_like(agrees), 2)
+    tensor([3, 1])
+    """
+    right = agrees & counts
+    alive, found = right, []
+    for ahead in range(depth):
+        if ahead:
+            moved = torch.zeros_like(right)
+            moved[:, :-ahead] = right[:, ahead:]
+            alive = alive & moved
+        found.append(alive.sum())
+    return torch.stack(found)
+
+
+def spread(values: Tensor, counts: Tensor) -> Tensor:
+    """[rows] of the positions that count -> [seqs, length], False elsewhere."""
+    made = torch.zeros_like(counts)
+    made[counts] = values
+    return made
+
+
+def hidden_distance(own: Tensor, wanted: Tensor) -> Tensor:
+    """Mean of 1 - cosine between states [rows, hidden]."""
+    return (1 - torch.nn.functional.cosine_similarity(own.float(), wanted, dim=-1)).mean()

@@ -1,0 +1,116 @@
+"""What decides the bytes of a page besides its tokens, as one digest: the fingerprint of a folder.
+
+All bytes of the model's files; its config; the forms of weights and cache and how a page is laid
+out; torch and the kind of machine; and our own sources from the file to the kernels, so that no
+version number can be forgotten. The instruction set and the number of threads are not in it: they
+do not change bits. Digests of files that did not change are remembered, since a large model takes
+a while to read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from quire.attn.backend import AttentionBackend
+from quire.config import EngineArgs, EngineConfig
+from quire.engine.pack_identity import SETTLED_S
+from quire.kv.spec import CacheSpec
+from quire.load.checkpoint import Checkpoint
+from quire.load.wish import Wish
+from quire.models.spec import ModelSpec
+from quire.nn.ops import Ops
+
+PACKAGE = Path(__file__).parent.parent
+SOURCES = ("attn", "kernels", "load", "models", "native", "nn", "ops", "quant")
+BY_LENGTH = ("dynamic", "longrope")  # rotations that depend on the longest context
+
+
+class PageMakers(NamedTuple):
+    """Everything that has a say in a page's bytes."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    config: EngineConfig
+    wish: Wish
+    ops: Ops
+    backend: AttentionBackend
+    cache: CacheSpec
+
+
+def fingerprint(made: PageMakers, args: EngineArgs, memo: Path) -> bytes:
+    """32 bytes; `memo` is the file that remembers digests of the model's files."""
+    rope, longest = made.spec.rope, ""
+    if rope is not None and rope.kind in BY_LENGTH:
+        longest = str(made.config.sched.max_model_len)
+    parts = [
+        _weights(made, memo),
+        json.dumps(made.checkpoint.config, default=repr, sort_keys=True),
+        *(repr(made.wish), made.config.dtype, longest, str(args.quantization)),
+        *(type(made.ops).__name__, type(made.backend).__name__, str(made.backend.cache_dtype)),
+        _layout(made.cache),
+        *(torch.__version__, platform.machine(), _sources()),
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).digest()
+
+
+def _layout(cache: CacheSpec) -> str:
+    scales = sorted((layer, *pair) for layer, pair in cache.scales.items())
+    known = (cache.shape, cache.groups, cache.page_size, cache.plain, cache.coded)
+    return repr((*known, sorted(cache.skipped), scales))
+
+
+def _weights(made: PageMakers, memo: Path) -> str:
+    if made.config.load_format == "dummy":
+        return f"random {made.config.seed}"
+    if made.checkpoint.files:
+        return _files_digest(made.checkpoint.files, memo)
+    digest = hashlib.sha256()
+    for name in sorted(made.checkpoint.names()):
+        tensor = made.checkpoint.read(name).contiguous()
+        digest.update(name.encode() + tensor.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _files_digest(paths: Sequence[Path], memo: Path) -> str:
+    known, digests = _remembered(memo), list[str]()
+    kept: dict[str, str] = {}
+    for path in paths:
+        with path.open("rb") as file:
+            facts = os.fstat(file.fileno())
+            times = (facts.st_mtime_ns, facts.st_ctime_ns)
+            name = repr((str(path.resolve()), facts.st_ino, facts.st_size, *times))
+            digests.append(known.get(name) or hashlib.file_digest(file, "sha256").hexdigest())
+        # Two changes this close may leave the same times behind.
+        if max(facts.st_mtime, facts.st_ctime) < time.time() - SETTLED_S:
+            kept[name] = digests[-1]
+    memo.write_text(json.dumps(kept), encoding="utf-8")
+    return "\n".join(digests)
+
+
+def _remembered(memo: Path) -> dict[str, str]:
+    """Nothing, if the file is not what we wrote."""
+    try:
+        read = json.loads(memo.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(read, dict):
+        return {}
+    return {str(name): str(digest) for name, digest in read.items()}
+
+
+def _sources() -> str:
+    digest = hashlib.sha256()
+    for folder in SOURCES:
+        for path in sorted((PACKAGE / folder).rglob("*")):
+            if path.suffix in (".py", ".c", ".h"):
+                digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()

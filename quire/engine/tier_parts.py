@@ -1,0 +1,150 @@
+"""open_tiers: the tiers outside the pool that were asked for, and why one of them is not there.
+
+A disk that cannot be had is no reason not to serve: the engine says so and goes on without it. An
+engine with a role is different: without its connection to the others it would be something else
+than was asked for, so it does not start.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from quire import env
+from quire.args_check import has_tiers
+from quire.config import Decision, EngineArgs
+from quire.disagg.connector import Mover
+from quire.disagg.inline import InlineMover
+from quire.disagg.sockets import SocketConnector
+from quire.engine.core import EngineCore
+from quire.engine.tier_identity import PageMakers, fingerprint
+from quire.errors import NotSupported, TransferError
+from quire.memory.sizing import size_text
+from quire.memory.transfer import PageTransfer
+from quire.obs.log import log_event
+from quire.runner.runner import ModelRunner
+from quire.tiers.disk import DiskShelf
+from quire.tiers.memory import MemoryShelf
+from quire.tiers.secret_file import read_secret
+from quire.tiers.segment import Sealer
+from quire.tiers.tempo import Tempo
+from quire.tiers.tiers import Tiers
+
+DISK_SIZE = 8 << 30  # where none is said
+LENT_MEMORY = 1 << 30  # the same, of engines that prefill: pages wait there to be taken
+LISTEN = "127.0.0.1:7300"
+
+
+def _nixl(sealer: Sealer, node_bytes: int) -> Mover:
+    from quire.disagg.nixl_mover import NixlMover  # an extra
+
+    return NixlMover(sealer, node_bytes)
+
+
+TRANSPORTS: dict[str, Callable[[Sealer, int], Mover]] = {"sockets": InlineMover, "nixl": _nixl}
+
+
+class TierParts(NamedTuple):
+    tiers: Tiers | None
+    secret: bytes | None  # of prefix keys; None: random
+
+
+def open_tiers(
+    args: EngineArgs, made: PageMakers, node_bytes: int, decisions: list[Decision]
+) -> TierParts:
+    if not has_tiers(args):
+        return TierParts(None, None)
+    limit = args.kv_host_memory or (LENT_MEMORY if args.kv_role == "prefill" else 0)
+    memory = MemoryShelf(limit)
+    if limit:
+        holds = limit // node_bytes * made.cache.page_size
+        why = f"{holds:,} tokens that the pool may forget"
+        decisions.append(Decision("kv host memory", size_text(limit), why))
+    secret = None
+    if args.kv_role != "both" or args.kv_secret:
+        secret = _common_secret(args)
+    disk = None
+    if args.kv_disk:
+        folder, size = Path(args.kv_disk).expanduser(), args.kv_disk_size or DISK_SIZE
+        try:
+            secret, disk = _open_disk(folder, size, secret, made, args)
+        except (OSError, NotSupported) as error:
+            decisions.append(Decision("kv disk", "off", str(error)))
+            log_event("kv_disk_off", severity=logging.WARNING, reason=str(error))
+        else:
+            decisions.append(Decision("kv disk", f"{folder}, {size_text(size)}", _found(disk)))
+    if disk is None and not limit and args.kv_role == "both":
+        return TierParts(None, secret)
+    tiers = Tiers(memory, disk, Tempo(), node_bytes)
+    if args.kv_role != "both":
+        assert secret is not None
+        tiers.remote = _connector(args, tiers, secret, made, decisions)
+    return TierParts(tiers, secret)
+
+
+def connect_tiers(tiers: Tiers | None, core: EngineCore, runner: ModelRunner) -> None:
+    """Pages are saved and loaded from now on; whatever ends the engine writes what is left."""
+    if tiers is None:
+        return
+    core.scheduler.kv.connect(tiers)
+    runner.transfer = PageTransfer(runner.pool, tiers)
+    core.on_step = tiers.tempo.stepped
+    weakref.finalize(core, tiers.close)
+
+
+def _secret_file(args: EngineArgs) -> Path:
+    return Path(args.kv_secret or env.cache_folder() / "kv-secret").expanduser()
+
+
+def _common_secret(args: EngineArgs) -> bytes:
+    path = _secret_file(args)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return read_secret(path)
+    except OSError as error:
+        raise NotSupported(f"cannot use {path} as kv_secret: {error}; name another file") from error
+
+
+def _open_disk(
+    folder: Path, size: int, secret: bytes | None, made: PageMakers, args: EngineArgs
+) -> tuple[bytes, DiskShelf]:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    secret = secret or read_secret(folder / "secret")
+    mark = fingerprint(made, args, folder / "weights.json")
+    return secret, DiskShelf(folder, size, mark, Sealer(secret))
+
+
+def _found(disk: DiskShelf) -> str:
+    text = f"{len(disk):,} pages of this model found, {size_text(disk.num_bytes)} in use"
+    if disk.num_foreign:
+        text += f"; {disk.num_foreign} files are of another model, form or version"
+    return text
+
+
+def _connector(
+    args: EngineArgs,
+    tiers: Tiers,
+    secret: bytes,
+    made: PageMakers,
+    decisions: list[Decision],
+) -> SocketConnector:
+    """Engines of another model, form or version do not get beyond the greeting."""
+    mark = fingerprint(made, args, _secret_file(args).with_name("kv-weights.json"))
+    own = hmac.digest(secret, mark, "sha256")
+    listen = (args.kv_listen or LISTEN) if args.kv_role == "prefill" else None
+    sealer = Sealer(own)
+    mover = TRANSPORTS[args.kv_transport](sealer, tiers.node_bytes)
+    try:
+        connector = SocketConnector(tiers.memory, mover, own, listen, args.kv_peers)
+    except (OSError, TransferError) as error:
+        raise NotSupported(
+            f"cannot offer pages at {listen}: {error}; choose another with kv_listen"
+        ) from error
+    what = f"offers pages at {connector.address}" if listen else f"asks {', '.join(args.kv_peers)}"
+    why = f"engines with the secret in {_secret_file(args)} and the same model"
+    decisions.append(Decision("kv role", f"{args.kv_role}, {what}", why))
+    return connector

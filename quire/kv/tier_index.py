@@ -1,0 +1,55 @@
+"""TierIndex: where pages of prefixes are kept besides the pool, as the page bookkeeping sees it.
+
+A tier has a node of the prefix tree whole, its pages of all layer groups, or not at all. Nothing
+here reads bytes: `transfers.py` decides what is saved and loaded, plans carry it
+(`step.py`), and `tiers/` has them all: memory of the host, a disk, another engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from quire.request import RequestId
+
+
+class Wanted(NamedTuple):
+    """A page of a prefix: its key, and the token ids that must be stored with it."""
+
+    key: bytes
+    tokens: bytes
+
+
+class TierIndex(Protocol):
+    def has(self, key: bytes) -> bool:
+        """Whether any tier has this node, as far as is known without reading it."""
+        ...
+
+    def fetch(self, owner: RequestId, wanted: Sequence[Wanted], source: str) -> bool:
+        """Bring a chain of nodes into memory for a request, as many as are worth it, from
+        `source` as well where the request names one. False: it is not worth waiting for."""
+        ...
+
+    def is_bringing(self, owner: RequestId) -> bool:
+        """Whether anything for this request is still on its way."""
+        ...
+
+    def pin(self, owner: RequestId, wanted: Wanted) -> bool:
+        """Hold a node in memory for a request until `let_go`; False: it is not in memory."""
+        ...
+
+    def let_go(self, owner: RequestId) -> None:
+        """The request needs nothing more. May be called for requests that never asked."""
+        ...
+
+
+class PageStore(Protocol):
+    """The same tiers, as the pool sees them: bytes by key."""
+
+    def put(self, node: Wanted, data: bytearray) -> None:
+        """Keep the pages of a node, by layer group one after the other; never waits for a disk."""
+        ...
+
+    def get(self, key: bytes) -> bytearray:
+        """The pages of a node that a request has pinned."""
+        ...

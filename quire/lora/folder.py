@@ -1,0 +1,250 @@
+"""A PEFT adapter folder: low-rank pairs by module, all of it checked before any of it is used.
+
+`adapter_config.json` says how results are scaled, `adapter_model.safetensors` holds A and B of each
+module. What would change a result in a way that nothing here computes (DoRA, embeddings, modules
+saved whole) is refused by name, and so are pickled files. `placed.py` fits the pairs to a model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointError, NotSupported, shown
+from quire.jsonfile import read_object
+from quire.load.safetensors_checkpoint import Shard
+
+CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+MAX_CONFIG_BYTES = 4_000_000
+PREFIX = "base_model.model."
+SHRINK, EXPAND = ".lora_A.weight", ".lora_B.weight"
+KEPT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+MERGE = "merge it into the model, or train without it"
+# Fields of adapter_config.json whose value, where there is one, changes what a layer computes.
+REFUSED = {
+    "use_dora": "DoRA rescales every column of the weight, which takes the weight itself",
+    "modules_to_save": "whole modules take the place of the model's own",
+    "trainable_token_indices": "embeddings of single tokens are replaced",
+    "target_parameters": "parameters that are no linear layers are adapted",
+    "layer_replication": "layers are repeated",
+    "lora_bias": "B has a bias",
+    "use_qalora": "inputs are pooled by groups before A",
+    "alora_invocation_tokens": "the adapter begins in the middle of a prompt",
+    "arrow_config": "several adapters are mixed by a router",
+    "use_bdlora": "A and B are block-diagonal",
+    "kasa_config": "the weight's own singular values are removed first",
+    "monteclora_config": "A is drawn from a distribution",
+    "velora_config": "inputs are projected before A",
+}
+# Ways to begin that take the beginning out of the model's own weights.
+CHANGES_THE_BASE = ("pissa", "olora", "corda", "lora_ga")
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What one module's result gets added: scale * B(A(x))."""
+
+    shrink: Tensor  # A [rank, in], as stored
+    expand: Tensor  # B [out, rank]
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.shrink.shape[0]
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        return self.shrink, self.expand
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolder:
+    path: Path
+    modules: Mapping[str, LowRank]  # by the module's name in Hugging Face's model
+    digest: bytes  # of all that decides on results
+
+    @property
+    def rank(self) -> int:
+        return max(pair.rank for pair in self.modules.values())
+
+
+def read_adapter(path: str | Path, max_rank: int) -> AdapterFolder:
+    """Raises CheckpointError for a folder that is damaged, NotSupported for what is not done."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no folder {folder}; give the path of a PEFT adapter")
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"no {CONFIG} in {folder}: want the folder of a PEFT adapter")
+    config = read_object(folder / CONFIG, MAX_CONFIG_BYTES)
+    _check_config(config, folder)
+    if not (folder / WEIGHTS).is_file():
+        raise CheckpointError(_no_weights(folder))
+    shard = Shard(folder / WEIGHTS)
+    scales = _Scales.of(config, folder)
+    modules = {name: _pair(shard, name, scales, max_rank) for name in _module_names(shard, folder)}
+    return AdapterFolder(folder, modules, _digest(modules))
+
+
+def _check_config(config: Mapping[str, Any], folder: Path) -> None:
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise NotSupported(f"{folder}: got peft_type={shown(kind)}, want 'LORA'")
+    for name, why in REFUSED.items():
+        if value := config.get(name):
+            raise NotSupported(f"{folder}: got {name}={shown(value)}: {why}; {MERGE}")
+    if (bias := config.get("bias", "none")) != "none":
+        raise NotSupported(f"{folder}: got bias={shown(bias)}: biases are trained too; {MERGE}")
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(CHANGES_THE_BASE):
+        raise NotSupported(
+            f"{folder}: got init_lora_weights={begun!r}, which changes the model's own weights;"
+            " save it with path_initial_model_for_weight_conversion, as a plain adapter"
+        )
+
+
+def _no_weights(folder: Path) -> str:
+    if (folder / PICKLED).is_file():
+        return (
+            f"{folder} has only pickled weights ({PICKLED}), which can run code when read:"
+            " save the adapter with safe_serialization=True"
+        )
+    return f"no {WEIGHTS} in {folder}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """Ranks that the config tells, and what results are multiplied by."""
+
+    rank: int
+    alpha: float
+    is_rank_stabilized: bool
+    ranks: Mapping[str, Any]  # of modules that have their own, by pattern
+    alphas: Mapping[str, Any]
+
+    @staticmethod
+    def of(config: Mapping[str, Any], folder: Path) -> _Scales:
+        rank, alpha = config.get("r"), config.get("lora_alpha")
+        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+            raise CheckpointError(f"{folder / CONFIG}: got r={shown(rank)}, want a rank >= 1")
+        patterns = [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
+        for pattern in patterns:
+            _check_pattern(pattern, folder)
+        is_stabilized = config.get("use_rslora") is True
+        ranks, alphas = patterns
+        return _Scales(rank, _number(alpha, folder), is_stabilized, ranks, alphas)
+
+    def of_module(self, name: str) -> tuple[int, float]:
+        """(rank, scale)"""
+        rank = int(_matched(self.ranks, name, self.rank))
+        alpha = float(_matched(self.alphas, name, self.alpha))
+        return rank, alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+
+def _number(value: object, folder: Path) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise CheckpointError(f"{folder / CONFIG}: got lora_alpha={shown(value)}, want a number")
+    return float(value)
+
+
+def _check_pattern(pattern: object, folder: Path) -> None:
+    if not isinstance(pattern, dict):
+        raise CheckpointError(
+            f"{folder / CONFIG}: got the pattern {shown(pattern)}, want an object"
+        )
+    for key, value in pattern.items():
+        # A pattern comes with the file; one without repetition is matched in no time.
+        if any(sign in key for sign in "*+?{") or len(key) > 300:
+            raise NotSupported(
+                f"{folder / CONFIG}: got the pattern {shown(key)}, want names of modules without"
+                " repetition; write them out"
+            )
+        if _number(value, folder) <= 0:
+            raise CheckpointError(f"{folder / CONFIG}: got {shown(key)}: {value}, want it above 0")
+        try:
+            re.compile(key)
+        except re.error as error:
+            raise CheckpointError(f"{folder / CONFIG}: bad pattern {shown(key)}: {error}") from None
+
+
+def _matched(patterns: Mapping[str, Any], name: str, default: float) -> float:
+    """As PEFT reads them: the first pattern that the end of a module's name matches."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", name):
+            return float(value)
+    return default
+
+
+def _module_names(shard: Shard, folder: Path) -> list[str]:
+    """Of modules that have both halves; anything else in the file is refused."""
+    names: dict[str, set[str]] = {}
+    for tensor in shard.entries:
+        half = next((half for half in (SHRINK, EXPAND) if tensor.endswith(half)), None)
+        if half is None or not tensor.startswith(PREFIX):
+            raise NotSupported(
+                f"{folder}: got the tensor {tensor!r}, want only"
+                f" {PREFIX}MODULE{SHRINK} and {EXPAND}: {_why_not(tensor)}; {MERGE}"
+            )
+        names.setdefault(tensor[len(PREFIX) : -len(half)], set()).add(half)
+    for name, halves in names.items():
+        if len(halves) < 2:
+            lost = EXPAND if SHRINK in halves else SHRINK
+            raise CheckpointError(f"{folder}: the tensor {PREFIX}{name}{lost} is missing")
+    if not names:
+        raise CheckpointError(f"{folder / WEIGHTS} holds no tensors")
+    return sorted(names)
+
+
+def _why_not(tensor: str) -> str:
+    if "lora_magnitude_vector" in tensor:
+        return "DoRA is not done"
+    if "lora_embedding" in tensor or "embed" in tensor:
+        return "adapters of embeddings are not done"
+    return "nothing here adds it"
+
+
+def _pair(shard: Shard, name: str, scales: _Scales, max_rank: int) -> LowRank:
+    rank, scale = scales.of_module(name)
+    shrink, expand = (_tensor(shard, PREFIX + name + half) for half in (SHRINK, EXPAND))
+    got = shrink.shape[0], expand.shape[1]
+    if got != (rank, rank):
+        raise CheckpointError(
+            f"{shard.path}: {name} has A of rank {got[0]} and B of rank {got[1]}, but"
+            f" {CONFIG} says {rank}; the two files do not belong together"
+        )
+    if rank > max_rank:
+        raise NotSupported(
+            f"{shard.path}: {name} has rank {rank}, the most is max_lora_rank={max_rank}; raise it"
+        )
+    return LowRank(shrink, expand, scale)
+
+
+def _tensor(shard: Shard, name: str) -> Tensor:
+    tensor = shard.read(name)
+    if tensor.ndim != 2 or not tensor.dtype.is_floating_point:
+        raise CheckpointError(
+            f"{shard.path}: {name} is {tensor.dtype} of shape {tuple(tensor.shape)},"
+            " want a matrix of floats"
+        )
+    tensor = tensor.clone() if tensor.dtype in KEPT_DTYPES else tensor.float()
+    if not bool(tensor.isfinite().all()):
+        raise CheckpointError(f"{shard.path}: {name} holds NaN or infinity")
+    return tensor
+
+
+def _digest(modules: Mapping[str, LowRank]) -> bytes:
+    digest = blake2b(digest_size=32)
+    for name, pair in modules.items():
+        for tensor in pair.tensors:
+            head = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0{pair.scale!r}\0"
+            digest.update(head.encode())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.digest()
