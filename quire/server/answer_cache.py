@@ -236,11 +236,13 @@ class AnswerCache:
         return self._identity
 
     def _key(self, generation: Generation, model: str) -> bytes:
+        adapter = self.server.link.adapters.get(generation.http.adapter)
         request, params = generation.requests[0], generation.job.params
         seed = "greedy" if params.is_greedy else "drawn" if params.seed is None else params.seed
         prompt = request.tokens[: request.num_prompt].tobytes()
         rest = (settings_bytes(request.params), seed, request.max_tokens, sorted(request.eos_ids))
-        return sha256(self._model() + msgspec.msgpack.encode((model, prompt, *rest))).digest()
+        who = (model, adapter.digest if adapter is not None else b"")
+        return sha256(self._model() + msgspec.msgpack.encode((*who, prompt, *rest))).digest()
 
 
 Work = Callable[[sqlite3.Connection], None]
@@ -261,10 +263,8 @@ def _tenant(generation: Generation) -> str:
 
 
 def _is_plain(generation: Generation) -> bool:
-    """One answer whose tokens are all there is to it, by the model itself."""
+    """One answer whose tokens are all there is to it."""
     params = generation.job.params
-    if generation.http.adapter:  # its name may come to mean other weights
-        return False
     wants_more = params.logprobs is not None or params.prompt_logprobs is not None
     return len(generation.requests) == 1 and not wants_more and params.pooling is None
 
