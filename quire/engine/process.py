@@ -201,9 +201,7 @@ class EngineProcess:
         reports: dict[int, msg.Events] = {}
         for event in events:
             number = event.request_id >> ID_BITS
-            if number not in reports:
-                reports[number] = msg.Events([], [])
-            reports[number].events.append(event)
+            reports.setdefault(number, msg.Events([], [])).events.append(event)
         for one in about:
             reports[one.id >> ID_BITS].about.append(one)
         for number, report in reports.items():
