@@ -31,7 +31,6 @@ class Verb(NamedTuple):
 VERBS = {
     "serve": Verb("quire.cli.serve", "serve a model over HTTP, with a page to watch it work"),
     "router": Verb("quire.cli.router", "one address in front of several servers"),
-    "route": Verb("quire.cli.route", "one address before engines that prefill or decode"),
     "chat": Verb("quire.cli.chat", "talk to a model in the terminal"),
     "generate": Verb("quire.cli.generate", "continue prompts, or answer them with --chat"),
     "batch": Verb("quire.cli.batch", "run a file of requests, one a line; goes on after a kill"),

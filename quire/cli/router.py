@@ -23,6 +23,13 @@ def build_parser() -> VerbParser:
     parser = VerbParser("router", "One address in front of several servers.", EXAMPLES, "")
     add = parser.add_argument
     add("--upstream", action="append", default=[], metavar="[NAME=]URL", help="may repeat")
+    add(
+        "--prefill",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="server of --role prefill, for upstreams of --role decode; may repeat",
+    )
     add("--host", default="127.0.0.1", help="address to listen on")
     add("--port", type=whole(1, 65_535), default=8000, help="port (default: 8000)")
     add("--http-server", choices=("granian", "uvicorn"), default="granian")
@@ -68,6 +75,7 @@ def settings_of(args: Namespace) -> Any:
         template = read_text(args.chat_template, "--chat-template")
     return RouterSettings(
         upstreams=tuple(map(UpstreamAddress.parse, args.upstream)),
+        prefills=tuple(map(UpstreamAddress.parse, args.prefill)),
         host=args.host,
         port=args.port,
         http_server=args.http_server,

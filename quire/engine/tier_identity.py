@@ -30,7 +30,7 @@ from quire.models.spec import ModelSpec
 from quire.nn.ops import Ops
 
 PACKAGE = Path(__file__).parent.parent
-SOURCES = ("attn", "kernels", "load", "models", "native", "nn", "ops", "quant")
+SOURCES = ("attn", "kernels", "load", "lora", "models", "native", "nn", "ops", "quant")
 BY_LENGTH = ("dynamic", "longrope")  # rotations that depend on the longest context
 
 

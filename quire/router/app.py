@@ -25,6 +25,7 @@ import h11
 from quire.router.choose import Prompt
 from quire.router.http_client import Headers, NotAnswered
 from quire.router.metrics import metrics_text
+from quire.router.prefill import Prefiller
 from quire.router.prompt_keys import PromptKeys
 from quire.router.proxy import Asked, Placed, Proxy
 from quire.router.settings import RouterSettings
@@ -46,9 +47,10 @@ class RouterApp:
         upstreams: Sequence[Upstream],
         proxy: Proxy,
         prompts: PromptKeys,
+        prefiller: Prefiller | None = None,
     ) -> None:
         self.settings, self.upstreams, self.proxy = settings, upstreams, proxy
-        self.prompts = prompts
+        self.prompts, self.prefiller = prompts, prefiller
         self.is_draining = False
         self.num_open = 0
 
@@ -143,6 +145,8 @@ class RouterApp:
         return f"{own}/{wanted}" if isinstance(wanted, str) and wanted else own
 
     async def _pass_on(self, asked: Asked, send: Send) -> None:
+        if self.prefiller is not None:
+            asked = await self.prefiller.with_ticket(asked)
         placed = await self.proxy.place(asked)
         if isinstance(placed, NotAnswered):
             return await _refuse(send, 503, f"no upstream answered: {placed}", "no_upstream")

@@ -17,6 +17,7 @@ from quire.obs.log import configure_logging, log_event
 from quire.router.app import RouterApp
 from quire.router.choose import Chooser
 from quire.router.http_client import HttpClient
+from quire.router.prefill import Prefiller
 from quire.router.prompt_keys import PromptKeys, TextKeys, TokenKeys
 from quire.router.proxy import Proxy
 from quire.router.settings import RouterSettings
@@ -55,7 +56,8 @@ async def serve(settings: RouterSettings, prompts: PromptKeys) -> int:
     clients = {one.name: HttpClient(one.address, settings.connect_s) for one in upstreams}
     chooser = Chooser(settings.policy)
     proxy = Proxy(upstreams, clients, chooser, settings.attempts, settings.head_s)
-    app = RouterApp(settings, upstreams, proxy, prompts)
+    prefiller = Prefiller(settings.prefills, settings.connect_s, settings.head_s)
+    app = RouterApp(settings, upstreams, proxy, prompts, prefiller)
     listening = ServeSettings(
         host=settings.host, port=settings.port, http_server=settings.http_server
     )
@@ -80,6 +82,7 @@ async def serve(settings: RouterSettings, prompts: PromptKeys) -> int:
         task.cancel()
     stop_http_server(http)
     await asyncio.wait([serving], timeout=2.0)
+    prefiller.close()
     for client in clients.values():
         client.close()
     return code

@@ -47,6 +47,7 @@ class UpstreamAddress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     upstreams: tuple[UpstreamAddress, ...]
+    prefills: tuple[UpstreamAddress, ...] = ()  # compute prompts for them, and answer nothing
     host: str = "127.0.0.1"
     port: int = 8000
     http_server: str = "granian"  # or "uvicorn"

@@ -76,7 +76,6 @@ TORCH_FREE = [
     "quire.kv.check",
     "quire.tiers.tiers",
     "quire.disagg.sockets",
-    "quire.router.router",
     "quire.text.tokenizer",
     "quire.text.detokenize",
     "quire.text.stops",
