@@ -100,10 +100,11 @@ def _check_ranks(args: EngineArgs, device: str) -> None:
         )
     if args.speculative_config is not None:
         part = parse_speculative(args.speculative_config).model_part
-        if part is not None:
+        if part not in (None, "draft_model"):
             raise NotSupported(
-                f"got {asked} with speculative_config.method={part!r}: a model that drafts runs on"
-                " one rank only so far; use method 'suffix' or 'ngram', or one rank"
+                f"got {asked} with speculative_config.method={part!r}: what drafts with layers or"
+                " states of the model needs all of it on one rank; use method 'draft_model',"
+                " 'suffix' or 'ngram', or one rank"
             )
 
 

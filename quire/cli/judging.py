@@ -16,6 +16,7 @@ from quire.cli.show import note, print_json, print_table
 from quire.errors import NotSupported, QuireError
 
 REPORT, PICTURE = "report.json", "report.png"  # in the folder that was written
+ITEMS = 200  # most questions of a task
 
 
 def add_report_flags(parser: VerbParser) -> None:
@@ -23,6 +24,7 @@ def add_report_flags(parser: VerbParser) -> None:
     parser.flag("--text", "UTF-8 text to judge on (default: newest speeches)", metavar="FILE")
     parser.flag("--tokens", "most tokens of that text", type=positive, default=4096, metavar="N")
     parser.flag("--window", "tokens judged as one", type=positive, default=1024, metavar="N")
+    parser.flag("--tasks", "of arc-easy,piqa,sciq,hellaswag; or none", default="none")
     parser.flag("--beside", "other models to compare with, between commas", metavar="LIST")
 
 
@@ -64,10 +66,15 @@ def _judge(args: Namespace) -> dict[str, Any]:
     from quire.cli.download import download_report
     from quire.compress.beside import Beside
     from quire.evaluate.run import Work
+    from quire.evaluate.tasks import parse_tasks, read_items
     from quire.evaluate.texts import HeldOut
+    from quire.load.known_texts import CHOICES
 
+    names = parse_tasks(args.tasks)
     with download_report() as progress:
         text = HeldOut.file(Path(args.text)) if args.text else HeldOut.known(progress)
-    work = Work(text, args.window, args.tokens, options={"device": args.device})
+        path = CHOICES.fetch(progress) if names else Path()
+    tasks = {name: read_items(path, name, ITEMS) for name in names}
+    work = Work(text, args.window, args.tokens, tasks, {"device": args.device})
     others = tuple(word for word in (args.beside or "").split(",") if word)
     return Beside(args.model, Path(args.out), others).judge(work, note)

@@ -11,45 +11,49 @@ import os
 import re
 import socket
 from argparse import ArgumentTypeError, Namespace
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quire.cli.adapter_flags import adapter_options, add_adapter_flags
+from quire.cli.adapter_flags import add_adapter_flags
 from quire.cli.engine_flags import (
+    MODEL_HELP,
     add_engine_flags,
     add_model,
-    checked_args,
     comma_list,
-    engine_args,
     model_of,
 )
 from quire.cli.parser import VerbParser, whole
 from quire.cli.replicas import add_replica_flag, run_replicas
+from quire.cli.serve_models import add_models_flags, engine_fields, is_several
 from quire.errors import BadRequest
 from quire.obs.log import LEVELS
-
-if TYPE_CHECKING:
-    from quire.config import EngineArgs
 
 EXAMPLES = """
 quire serve                                        the default model, on 127.0.0.1:8000
 quire serve ./my-model --port 9000 --max-num-seqs 64
 quire serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+quire serve small=smollm2-135m-instruct coder.gguf --memory 8GiB --park-after 600
 QUIRE_API_KEY=secret quire serve smollm2-360m-instruct --served-model-name gpt-mini
 """
 LOG_FORMATS = ("auto", "text", "json")
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")  # as browsers send it
 MAX_REQUESTS = 1_000_000
 DAY_S, GIB = 86_400, 1 << 30
+CACHE_FIELDS = ("answer_cache", "answer_cache_error")
 MAX_DAYS, MAX_GIB = 3_650, 1 << 20
 MAX_SECONDS = 31_536_000.0  # a year
 MAX_PROCESSES, MAX_AUTO_PROCESSES, CPUS_PER_PROCESS = 64, 8, 8
 
 
 def build_parser() -> VerbParser:
-    parser = VerbParser("serve", "Serve a model over HTTP.", EXAMPLES, "[MODEL]")
-    add_model(parser)
+    parser = VerbParser("serve", "Serve models over HTTP.", EXAMPLES, "[MODEL ...]")
+    parser.add_argument(
+        "model_words",
+        nargs="*",
+        metavar="MODEL",
+        help=f"{MODEL_HELP}; several, as NAME=MODEL too, or a .toml file of them",
+    )
+    add_model(parser, positional=False)
     http = parser.add_argument_group("http")
     http.add_argument("--host", default="127.0.0.1", help="address to listen on")
     http.add_argument("--port", type=whole(1, 65_535), default=8000, help="port (default: 8000)")
@@ -128,6 +132,7 @@ def _add_model_flags(parser: VerbParser) -> None:
     model.add_argument("--tool-call-parser", metavar="NAME", help="default: from the template")
     model.add_argument("--reasoning-parser", metavar="NAME", help="default: from the template")
     add_adapter_flags(parser)
+    add_models_flags(parser)
 
 
 def _add_store_flags(parser: VerbParser) -> None:
@@ -242,7 +247,6 @@ def run(args: Namespace) -> int:
 
 def settings_of(args: Namespace, download: bool = False) -> Any:
     from quire import env
-    from quire.load.recommended import recommended_sampling
     from quire.server.server import model_name
     from quire.server.settings import Limits, ServeSettings, is_loopback
 
@@ -256,17 +260,13 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
     template = None
     if args.chat_template is not None:
         template = read_text(args.chat_template, "--chat-template")
-    engine = _engine(args, download)
-    sampling = {}
-    if download and args.generation_config == "auto":
-        sampling = recommended_sampling(model_of(args), Path(engine.model))
     return ServeSettings(
-        engine=engine,
-        default_sampling=sampling,
+        **engine_fields(args, download),
+        memory=args.memory or 0,
         host=args.host,
         port=args.port,
         http_server=args.http_server,
-        api_processes=args.api_processes,
+        api_processes=1 if is_several(args.model_words) else args.api_processes,
         served_model_names=tuple(args.served_model_name) or (model_name(model_of(args)),),
         accept_any_model=args.accept_any_model,
         api_keys=keys,
@@ -281,8 +281,7 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         cors_origins=tuple(args.allowed_origins),
         page=not args.no_page,
         store_folder=_store_folder(args),
-        answer_cache=args.answer_cache,
-        answer_cache_error=args.answer_cache_error,
+        **{name: getattr(args, name) for name in CACHE_FIELDS},
         drain_s=args.drain_timeout,
         stall_kill_s=args.stall_timeout,
         stall_s=min(30.0, args.stall_timeout),
@@ -291,20 +290,6 @@ def settings_of(args: Namespace, download: bool = False) -> Any:
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         limits=Limits(**_given_limits(args)),
     )
-
-
-def _engine(args: Namespace, download: bool) -> EngineArgs:
-    from quire.speculative import with_hints
-
-    make = engine_args if download else checked_args
-    made = make(args, seed=args.engine_seed, **adapter_options(args))
-    if args.answer_cache != "off" and args.no_store:
-        raise BadRequest(
-            f"got --answer-cache {args.answer_cache} with --no-store; give one of them"
-        )
-    if args.answer_cache in ("draft", "answer"):
-        made = replace(made, speculative_config=with_hints(made.speculative_config))
-    return made
 
 
 def _store_folder(args: Namespace) -> str:

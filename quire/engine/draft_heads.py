@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,6 +108,18 @@ def open_head(config: SpecConfig, args: EngineArgs, target: TargetModel, cpu: Cp
         ops = _ops(target, cpu)
         return FeaturePart(
             load_eagle3(checkpoint, spec, heads, target.model, wish, ops), heads, backend, cache
+        )
+
+
+def check_is_model(name: str, config: Mapping[str, object]) -> None:
+    """Raises NotSupported for a folder of heads that is given as a model."""
+    kinds = f"{config.get('architectures')} {config.get('speculators_model_type')}".lower()
+    is_medusa = config.get("model_type") == "medusa" or "medusa_num_heads" in config
+    method = "medusa" if is_medusa else "eagle3" if "eagle3" in kinds else None
+    if method is not None:
+        raise NotSupported(
+            f"got speculative_config.model={name!r} for method 'draft_model', but it holds heads;"
+            f" say method {method!r}"
         )
 
 

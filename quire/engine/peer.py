@@ -7,12 +7,14 @@ peer nor a large frame ever holds a step. `process.py` acts on what comes in.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from quire.engine import commands as msg
 from quire.engine.commands import Command, Report
@@ -78,3 +80,13 @@ class Peer:
             with self._counting:
                 self._unsent -= len(frame)
         self._connection.close()
+
+
+def listen(address: Path) -> socket.socket:
+    """A unix socket only this user can reach (its folder is 0700)."""
+    address.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(address))
+    os.chmod(address, 0o600)
+    listener.listen(64)
+    return listener

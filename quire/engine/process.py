@@ -12,7 +12,6 @@ import faulthandler
 import itertools
 import logging
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -27,7 +26,7 @@ from quire.engine.adapter_verbs import AdapterVerbs
 from quire.engine.commands import QUEUE_TIMEOUT
 from quire.engine.guard import Guard
 from quire.engine.lending import ticket_for
-from quire.engine.peer import ID_BITS, Peer
+from quire.engine.peer import ID_BITS, Peer, listen
 from quire.engine.snapshot import Snapshots
 from quire.errors import QuireError
 from quire.kv.cache_news import CacheLog
@@ -82,7 +81,7 @@ class EngineProcess:
         self.engine, self.core, self._loads = engine, engine.core, loads
         self.load_seconds, self.patience = load_seconds, patience
         self._wake = threading.Event()
-        self._listener = _listen(address)
+        self._listener = listen(address)
         self._peers: dict[int, Peer] = {}  # by number; changed by the main thread alone
         self._arriving: deque[Peer] = deque()
         self._requests: dict[RequestId, Request] = {}
@@ -400,13 +399,3 @@ class EngineProcess:
         for peer in self._peers.values():
             if peer.watch_hz > 0:
                 peer.send(picture)
-
-
-def _listen(address: Path) -> socket.socket:
-    """A unix socket only this user can reach (its folder is 0700)."""
-    address.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(address))
-    os.chmod(address, 0o600)
-    listener.listen(64)
-    return listener

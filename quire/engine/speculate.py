@@ -18,7 +18,14 @@ from quire.config import Decision, EngineArgs, EngineConfig
 from quire.engine.cache_form import plain_form
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_exit import ExitPart, open_exit
-from quire.engine.draft_heads import FeaturePart, HeadPart, MedusaPart, TargetModel, open_head
+from quire.engine.draft_heads import (
+    FeaturePart,
+    HeadPart,
+    MedusaPart,
+    TargetModel,
+    check_is_model,
+    open_head,
+)
 from quire.engine.load_model import load_model
 from quire.errors import NotSupported
 from quire.kv.spec import CacheSpec
@@ -151,6 +158,7 @@ def _draft_model(
     own = replace(own, skip_tokenizer_init=args.skip_tokenizer_init or not has_tokenizer(own))
     opened = open_model(own)
     checkpoint = opened.checkpoint
+    check_is_model(config.model, checkpoint.config)
     spec = spec_of(checkpoint.config)
     _check_fits(config.model, spec)
     change = _translation(config.model, spec, opened.tokenizer, target)

@@ -1,8 +1,9 @@
-"""Codebook checkpoints, as `quire quantize` writes them: 4, 8 or 16 values for each few rows.
+"""Codebook checkpoints, as `quire quantize` writes them: 4, 8 or 16 values for every four rows.
 
 A projection is `weight_codes` [out, in * bits / 8] of bytes, a stream of codes for each row, the
-first in the lowest bits, and `weight_values` [out / rows, 2 ** bits], where `rows` outputs share
-their values. `bits` is 2, 3 or 4, the same for all projections.
+first in the lowest bits; `weight_values` [ceil(out / 4), 2 ** bits] of signed bytes; and
+`weight_scale` [out, groups]. A weight is its scale times the value that its code stands for. `bits`
+is 2, 3 or 4, the same for all projections.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from quire.errors import NotSupported
 from quire.load.checkpoint import Checkpoint
@@ -18,10 +20,13 @@ from quire.load.module import FLOATS, Module, Modules
 from quire.load.unpack import Piece
 from quire.load.words import dense_codes
 from quire.models.spec import Config
-from quire.quant.clustered import Clustered
+from quire.quant.coded import Coded
 from quire.quant.methods import said_of
 
 BITS = (2, 3, 4)
+ROWS = 4  # that share their values
+BLOCK = 32
+BESIDE = ("weight_values", "weight_scale")
 
 
 class CodebookReader:
@@ -37,7 +42,7 @@ class CodebookReader:
 
     def __call__(self, name: str) -> Mapping[str, Piece] | None:
         path, _, last = name.rpartition(".")
-        if last == "weight_values" and f"{path}.weight_codes" in self._modules.names:
+        if last in BESIDE and f"{path}.weight_codes" in self._modules.names:
             return {}
         if last != "weight_codes":
             return None
@@ -47,18 +52,24 @@ class CodebookReader:
 def codebook_piece(module: Module, bits: int) -> Piece:
     """Checked by its headers. Raises CheckpointError."""
     num_out, num_bytes = module.matrix("weight_codes", torch.uint8)
-    num_groups, _ = module.matrix("weight_values", *FLOATS)
-    if num_out % num_groups:
-        raise module.error("weight_values", f"a number of rows that {num_out} is a multiple of")
-    module.check("weight_values", (num_groups, 1 << bits), *FLOATS)
     if num_bytes * 8 % bits:
         raise module.error("weight_codes", f"whole codes of {bits} bits a row")
     num_in = num_bytes * 8 // bits
-    pack = partial(_weight, module, bits, num_out // num_groups)
+    module.check("weight_values", (-(-num_out // ROWS), 1 << bits), torch.int8)
+    rows, num_groups = module.matrix("weight_scale", *FLOATS)
+    if rows != num_out or num_in % num_groups:
+        raise module.error("weight_scale", f"{num_out} by a number that {num_in} is a multiple of")
+    pack = partial(_weight, module, bits)
     return Piece((num_out, num_in), lambda: pack().dequantize(), pack)
 
 
-def _weight(module: Module, bits: int, rows: int) -> Clustered:
+def _weight(module: Module, bits: int) -> Coded:
     stored = module.read("weight_codes")
-    values = module.scales("weight_values").repeat_interleave(rows, 0)
-    return Clustered(dense_codes(stored, bits, stored.shape[1] * 8 // bits), values)
+    num_out, num_in = len(stored), stored.shape[1] * 8 // bits
+    values = F.pad(module.read("weight_values"), (0, 16 - (1 << bits)))
+    tables = values.repeat_interleave(ROWS, 0)[:num_out]
+    scales = module.scales("weight_scale")
+    group = num_in // scales.shape[1]
+    block = group if group % BLOCK else BLOCK
+    codes = dense_codes(stored, bits, num_in)
+    return Coded(codes, 4, block, scales, tables=tables, share=group // block)

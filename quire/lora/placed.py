@@ -107,6 +107,11 @@ def check_model(model: Decoder) -> None:
             f"got an adapter on {model.device.type}: low-rank terms are added on CPUs only so far;"
             " merge the adapter into the model, or use device='cpu'"
         )
+    if not model.ranks.is_alone:
+        raise NotSupported(
+            f"got an adapter with tensor_parallel_size={model.ranks.size}: ranks do not share"
+            " adapters so far; merge the adapter into the model, or use one rank"
+        )
     if model.dtype != torch.float32:
         raise NotSupported(
             f"got an adapter with dtype {model.dtype}: low-rank terms are added in fp32, before"

@@ -102,7 +102,9 @@ def can_be_panels(weight: Weight) -> bool:
         return True
     if not isinstance(weight, Coded) or weight.shape[1] % 32:
         return False
-    bits = weight.bits if weight.table is None else TABLE_CODES
+    if weight.tables is not None and not _share_tables(weight.tables):
+        return False
+    bits = TABLE_CODES if _has_table(weight) else weight.bits
     added = "zeros" if weight.zeros is not None else "offsets" if weight.offsets is not None else ""
     return (bits, weight.block, added) in KINDS
 
@@ -132,7 +134,7 @@ def pack_floats(weight: Tensor, bias: Tensor | None = None) -> Panels:
 
 def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
     assert coded.offsets is None or coded.zero == 0, "an offset takes the place of a zero"
-    table = None if coded.table is None else torch.tensor(coded.table, dtype=torch.int8)
+    table = _tables(coded) if _has_table(coded) else None
     tensors = (
         _planes(coded),
         _by_panel(coded.scales),
@@ -148,6 +150,25 @@ def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
     shape = (*coded.shape, bits, coded.block, coded.zero, _scale_kind(coded), coded.super_size)
     rules = (coded.share, 1 if coded.inputs == "int8-row" else 2)
     return Panels.of(tensors, (*shape, *rules))
+
+
+def _has_table(coded: Coded) -> bool:
+    return coded.table is not None or coded.tables is not None
+
+
+def _share_tables(tables: Tensor) -> bool:
+    """Whether every four rows have one table: a lookup is for four."""
+    whole = tables[: len(tables) // 4 * 4].view(-1, 4, tables.shape[1])
+    rest = tables[len(whole) * 4 :]
+    return bool((whole == whole[:, :1]).all()) and bool((rest == rest[:1]).all())
+
+
+def _tables(coded: Coded) -> Tensor:
+    """[panels, 4, 16] int8."""
+    if coded.tables is not None:
+        return _padded(coded.tables)[::4].contiguous().view(-1, 4, 16)
+    table = torch.tensor(coded.table, dtype=torch.int8)
+    return table.expand(-(-coded.shape[0] // PANEL), 4, 16).contiguous()
 
 
 def _planes(coded: Coded) -> Tensor:

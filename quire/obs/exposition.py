@@ -86,3 +86,33 @@ def _buckets(histogram: Histogram, edges: Sequence[float] | None) -> list[tuple[
 
     names = [floatToGoString(edge) for edge in edges or histogram.edges]
     return list(zip([*names, "+Inf"], histogram.cumulative(edges), strict=True))
+
+
+def merged(texts: Mapping[str, bytes]) -> bytes:
+    """Texts of several models, by name, as one: each family once, every series with its model."""
+    families: dict[bytes, tuple[list[bytes], list[bytes]]] = {}  # what is said of it, its series
+    for model, text in texts.items():
+        name, is_new = b"", False
+        for line in text.splitlines(keepends=True):
+            if line.startswith(b"# HELP "):
+                name = line.split(b" ", 3)[2]
+                is_new = name not in families
+                families.setdefault(name, ([], []))
+            if not line.startswith(b"#"):
+                families[name][1].append(_labelled(line, model))
+            elif is_new:
+                families[name][0].append(line)
+    return b"".join(b"".join((*said, *series)) for said, series in families.values())
+
+
+def _labelled(line: bytes, model: str) -> bytes:
+    """A series with its model's name, unless it has one."""
+    head, brace, rest = line.partition(b"{")
+    if b'model_name="' in rest:
+        return line
+    quoted = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    label = f'model_name="{quoted}"'.encode()
+    if brace:
+        return head + b"{" + label + b"," + rest
+    name, _, value = line.partition(b" ")
+    return name + b"{" + label + b"} " + value

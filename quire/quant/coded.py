@@ -2,7 +2,8 @@
 
     weight = scale * (code - zero) + offset
 
-with one scale (and zero or offset) for each row and `share` blocks of inputs. Formats with two
+with one scale (and zero or offset) for each row and `share` blocks of inputs. A code may also stand
+for a number in a table. Formats with two
 levels of scales keep small whole numbers for blocks and an fp16 for each `super_size` of them. The
 zero is one for all, or one for each scale. Where inputs of one scale are no neighbours, columns of
 codes are sorted and `order` says which inputs they are for. `dequantize` is the reference that
@@ -37,6 +38,7 @@ class Coded:
     super_scales: Tensor | None = None  # [out, groups / super_size] fp16
     super_offsets: Tensor | None = None
     table: tuple[int, ...] | None = None  # what codes of 4 bits stand for: 16 signed bytes
+    tables: Tensor | None = None  # [out, 16] int8: the same for each row; four share theirs
     are_powers: bool = False  # scales are uint8 exponents: 2**(e - 128)
     inputs: Inputs = "float"
     share: int = 1  # blocks that share a scale
@@ -50,10 +52,11 @@ class Coded:
     @property
     def num_bytes(self) -> int:
         """Codes lie one to a byte here, and are counted in their bits."""
-        others = [t for name, t in self._tensors().items() if name != "codes"]
+        others = [t for name, t in self._tensors().items() if name not in ("codes", "tables")]
         others += [] if self.order is None else [self.order]
         beside: int = sum(t.numel() * t.element_size() for t in others)
-        return self.codes.numel() * self.bits // 8 + beside
+        tables = 0 if self.tables is None else self.tables.numel() // 4
+        return self.codes.numel() * self.bits // 8 + tables + beside
 
     def pick(self, rows: Tensor | slice) -> Coded:
         """Some rows, or all in another order."""
@@ -68,6 +71,8 @@ class Coded:
             )
         cut: dict[str, Any] = {}
         for name, tensor in self._tensors().items():
+            if name == "tables":  # of whole rows
+                continue
             width = self.shape[1] // tensor.shape[1]  # inputs that one of its columns is for
             if begin % width or end % width:
                 raise ValueError(
@@ -116,7 +121,10 @@ class Coded:
         places = None if self.order is None else self.order.argsort()
         for start in range(0, len(out), num_rows):
             rows = slice(start, start + num_rows)
-            self._put_values(self.codes[rows], out[rows])
+            if self.tables is not None:
+                out[rows] = self.tables[rows].gather(1, self.codes[rows].long())
+            else:
+                self._put_values(self.codes[rows], out[rows])
             if zeros is not None:
                 weight[rows] -= zeros[rows]
             weight[rows] *= scales[rows]

@@ -34,7 +34,8 @@ class FirstRunner(ModelRunner):
 
     def __init__(self, others: Others, comm: Comm, *parts: Any) -> None:
         super().__init__(*parts)
-        self._others, self.sampler = others, TellingSampler(self.sampler.ops, comm)
+        self._others, self._comm = others, comm
+        self.sampler = TellingSampler(self.sampler.ops, comm)
 
     def execute(self, plan: StepPlan) -> PendingStep:
         if self.prompt_reader is not None:
@@ -51,11 +52,40 @@ class FirstRunner(ModelRunner):
                 raise
             raise lost from error
 
+    def _make_drafts(self, plan: StepPlan, sent: dict[str, Tensor]) -> Tensor | None:
+        made = super()._make_drafts(plan, sent)
+        if made is not None:
+            self._comm.tell(self.rows.tokens[drafted(plan)])
+        return made
+
 
 class OtherRunner(ModelRunner):
     def __init__(self, comm: Comm, *parts: Any) -> None:
         super().__init__(*parts)
-        self.sampler = ToldSampler(self.sampler.ops, comm)
+        self._comm, self.sampler = comm, ToldSampler(self.sampler.ops, comm)
+
+    def _make_drafts(self, plan: StepPlan, sent: dict[str, Tensor]) -> Tensor | None:
+        """The first rank has a model that makes them."""
+        at = drafted(plan)
+        if len(at[0]):
+            tokens = torch.empty(len(at[0]), dtype=torch.int32, device=self.rows.tokens.device)
+            self._comm.tell(tokens)
+            self.rows.tokens.index_put_(at, tokens)
+        return None
+
+
+def drafted(plan: StepPlan) -> tuple[Tensor, Tensor]:
+    """Rows and positions of all drafts that the plan leaves to the runner."""
+    places = [
+        (work.row, position)
+        for work in plan.works
+        if work.num_drafts and not work.drafts
+        for position in range(
+            work.start + work.num_tokens - work.num_drafts, work.start + work.num_tokens
+        )
+    ]
+    rows, positions = zip(*places, strict=True) if places else ((), ())
+    return torch.tensor(rows, dtype=torch.int64), torch.tensor(positions, dtype=torch.int64)
 
 
 class TellingSampler(Sampler):

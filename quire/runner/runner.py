@@ -19,7 +19,6 @@ from quire.attn.backend import AttentionBackend, AttnSpec, prompt_planner
 from quire.forward import Batch, ForwardContext, Tail, Taps
 from quire.grammar.live import LiveMatchers
 from quire.lora.bank import AdapterBank
-from quire.lora.step import StepAdapters
 from quire.memory.pool import PagePool
 from quire.memory.transfer import PageTransfer
 from quire.models.decoder import Decoder
@@ -100,7 +99,6 @@ class ModelRunner:
             return PendingStep(())
         made = self._make_drafts(plan, sent)
         read: StepRead | None = None
-        adapted = adapted_of(self.adapters, self.rows, shape)
         if self.graphs is not None and shape.is_padded_decode:
             logits = self.graphs.replay(
                 sent["rows"],
@@ -115,7 +113,7 @@ class ModelRunner:
             logits = self.prompt_graphs.replay(sent, int(shape.context_lens[0]))
         else:
             forward = self._on_tape if self.tapes is not None else self._by_layer
-            read = self._read(plan, shape, sent, forward(plan, shape, sent, adapted))
+            read = self._read(plan, shape, sent, forward(plan, shape, sent))
             logits = self.model.logits(read.sampled)
         # What only sampling reads goes up while the device runs the forward.
         self.rows.set_wishes(plan.admissions, self.uploader)
@@ -253,26 +251,15 @@ class ModelRunner:
 
     # ------------------------------------------------------------ forward
 
-    def _on_tape(
-        self,
-        plan: StepPlan,
-        shape: StepShape,
-        sent: dict[str, Tensor],
-        adapted: StepAdapters | None,
-    ) -> Forwarded:
+    def _on_tape(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:
         assert self.tapes is not None
         has_tail = self._has_tail(plan, shape)
+        adapted = adapted_of(self.adapters, self.rows, shape)
         hidden = self.tapes.run(self._batches(shape, sent), sent, has_tail, adapted)
         return Forwarded(hidden, self.tapes.streams(shape.num_tokens), has_tail)
 
-    def _by_layer(
-        self,
-        plan: StepPlan,
-        shape: StepShape,
-        sent: dict[str, Tensor],
-        adapted: StepAdapters | None,
-    ) -> Forwarded:
-        ctx, q, residual = self._queries(shape, sent, adapted)
+    def _by_layer(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:
+        ctx, q, residual = self._queries(shape, sent)
         tail = self._tail(plan, shape, sent, ctx.batch)
         hidden = self.model.read_out(q, residual, ctx, tail)
         return Forwarded(hidden, ctx.taps.taken() if ctx.taps else (), tail is not None)
@@ -333,13 +320,12 @@ class ModelRunner:
         taps = Taps(self.taps) if self.taps else None
         return ForwardContext(batches[0], self.backend, plans, self.pool, taps)
 
-    def _queries(
-        self, shape: StepShape, sent: dict[str, Tensor], adapted: StepAdapters | None
-    ) -> Queries:
+    def _queries(self, shape: StepShape, sent: dict[str, Tensor]) -> Queries:
         """The step up to its last layer's attention."""
         if shape.mixed_size is not None:
             assert self.mixed_graphs is not None
             return self.mixed_graphs.replay(sent, shape.mixed_size)
+        adapted = adapted_of(self.adapters, self.rows, shape)
         ctx = replace(self._planned(self._batches(shape, sent)), adapted=adapted)
         return Queries(ctx, *self.model.queries(ctx))
 

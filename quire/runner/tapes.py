@@ -43,9 +43,9 @@ class Tapes:
         tape = partial(Tape, attention.library, max_tokens)
         self._record = partial(_Recording, model, attention, pool, tape, taps)
         self.whole, self.tail = self._record(False), self._record(True)
+        self._last = self.whole  # the recording that ran last
         self.adapters: RecordedAdapters | None = None  # set by the engine
         self._adapted: dict[bool, _Recording] = {}  # with a tail or not; from the first step on
-        self._last = self.whole  # that ran
 
     def run(
         self,

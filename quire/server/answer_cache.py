@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.answers.bound import Seen, error_bound
-from quire.answers.entries import Entries, Entry, NewEntry
+from quire.answers.entries import Entries, Entry, Keeping, NewEntry
 from quire.answers.features import Vector, anchors, features, says_the_same
 from quire.answers.index import Candidate, SimilarIndex
 from quire.obs.log import log_event
 from quire.server.cache_probe import gap_of
-from quire.server.cache_wish import ANSWER, EXACT, settings_bytes
+from quire.server.cache_wish import ANSWER, EXACT, OFF, settings_bytes
 from quire.server.link import Tap
 from quire.step import TokenEvent
 from quire.version import __version__
@@ -77,7 +77,7 @@ class AnswerCache:
         wish = generation.job.cache
         if wish is None or not _is_plain(generation):
             return None
-        looked = generation.looked = Looked(self._key(generation))
+        looked = generation.looked = Looked(self._key(generation, wish.model))
         if _repeats(generation):
             entry = await self.entries.get(_tenant(generation), looked.key)
             if entry is not None:
@@ -229,15 +229,24 @@ class AnswerCache:
             self._identity = sha256(msgspec.json.encode(told, order="sorted")).digest()
         return self._identity
 
-    def _key(self, generation: Generation) -> bytes:
+    def _key(self, generation: Generation, model: str) -> bytes:
         request, params = generation.requests[0], generation.job.params
         seed = "greedy" if params.is_greedy else "drawn" if params.seed is None else params.seed
         prompt = request.tokens[: request.num_prompt].tobytes()
         rest = (settings_bytes(request.params), seed, request.max_tokens, sorted(request.eos_ids))
-        return sha256(self._model() + msgspec.msgpack.encode((prompt, *rest))).digest()
+        return sha256(self._model() + msgspec.msgpack.encode((model, prompt, *rest))).digest()
 
 
 Work = Callable[[sqlite3.Connection], None]
+
+
+def cache_of(server: Server) -> AnswerCache | None:
+    """As the settings want it; None: every answer is made anew."""
+    limits, shelf = server.limits, server.shelf
+    if shelf is None or server.settings.answer_cache == OFF:
+        return None
+    entries = Entries(shelf.database, Keeping(limits.max_cached_answers_per_key, limits.stored_s))
+    return AnswerCache(server, entries, server.settings.answer_cache_error)
 
 
 def _tenant(generation: Generation) -> str:
@@ -246,8 +255,10 @@ def _tenant(generation: Generation) -> str:
 
 
 def _is_plain(generation: Generation) -> bool:
-    """One answer whose tokens are all there is to it."""
+    """One answer whose tokens are all there is to it, by the model itself."""
     params = generation.job.params
+    if generation.http.adapter:  # its name may come to mean other weights
+        return False
     wants_more = params.logprobs is not None or params.prompt_logprobs is not None
     return len(generation.requests) == 1 and not wants_more and params.pooling is None
 

@@ -14,11 +14,13 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from quire.answers.entries import Entries, Keeping
 from quire.config import Decision
 from quire.engine.commands import Hello
 from quire.errors import BadRequest, CheckpointError, QuireError
@@ -29,15 +31,16 @@ from quire.load.verdict import open_verdict
 from quire.models.sequence_head import Verdict
 from quire.obs.log import configure_logging, log_event
 from quire.obs.trace import make_tracer
-from quire.server.answer_cache import AnswerCache
+from quire.server.answer_cache import cache_of
 from quire.server.app import App
 from quire.server.background_responses import BackgroundResponses
 from quire.server.batch_runner import BatchRunner
-from quire.server.engine_main import SOCKET
 from quire.server.http_servers import make_http_server, stop_http_server
 from quire.server.inside import Inside
 from quire.server.lifeline import begin
 from quire.server.link import EngineLink
+from quire.server.model_files import SOCKET, ModelFolder, folder_of
+from quire.server.models import Models
 from quire.server.problems import Problem
 from quire.server.responses import make_response
 from quire.server.routes import batch_handlers, routes
@@ -56,11 +59,7 @@ def main() -> int:
     secrets = [*settings.api_keys, *settings.admin_keys]
     configure_logging(settings.log_format, settings.log_level, secrets)
     try:
-        tokenizer, verdict = open_tokenizer(settings.engine), open_verdict(settings.engine)
-        card = open_card(settings.engine)
-        if settings.chat_template is not None:
-            tokenizer = tokenizer.with_chat_template(settings.chat_template)
-        check_templates(tokenizer)
+        opened = open_all(settings)
     except QuireError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return BAD_INPUT
@@ -73,10 +72,51 @@ def main() -> int:
     else:
         run = uvloop.run
     try:
-        return int(run(_serve(settings, tokenizer, card, verdict)))
+        return int(run(_serve(settings, opened)))
     except BadRequest as error:  # a store that cannot be used
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return BAD_INPUT
+
+
+class Opened(NamedTuple):
+    """The text side of one model."""
+
+    settings: ServeSettings
+    tokenizer: Tokenizer
+    card: ModelCard
+    verdict: Verdict | None
+
+    @staticmethod
+    def of(settings: ServeSettings) -> Opened:
+        tokenizer, verdict = open_tokenizer(settings.engine), open_verdict(settings.engine)
+        card = open_card(settings.engine)
+        if settings.chat_template is not None:
+            tokenizer = tokenizer.with_chat_template(settings.chat_template)
+        check_templates(tokenizer)
+        return Opened(settings, tokenizer, card, verdict)
+
+
+class AllOpened(NamedTuple):
+    models: list[Opened]
+    broken: dict[str, str]  # of several models those that cannot be read, and why
+
+
+def open_all(settings: ServeSettings) -> AllOpened:
+    """Raises QuireError when there is no model at all."""
+    if not settings.models:
+        return AllOpened([Opened.of(settings)], {})
+    opened, broken = [], {}
+    for index, own in enumerate(settings.models):
+        folder = folder_of(settings, index)
+        try:
+            opened.append(Opened.of(settings.of_model(index, str(folder.path))))
+        except QuireError as error:  # the others are none the worse
+            broken[own.name] = " ".join(str(error).split())
+            folder.ask("unload")
+            log_event("model_failed", severity=logging.ERROR, name=own.name, reason=str(error))
+    if not opened:
+        raise CheckpointError("; ".join(f"{name}: {why}" for name, why in broken.items()))
+    return AllOpened(opened, broken)
 
 
 def check_templates(tokenizer: Tokenizer) -> None:
@@ -104,33 +144,42 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def build_server(
-    settings: ServeSettings, tokenizer: Tokenizer, card: ModelCard, verdict: Verdict | None
-) -> Server:
-    """Composition root of this process."""
+def build_servers(settings: ServeSettings, opened: AllOpened) -> list[Server]:
+    """One for each model; what is stored, and who watches, is the first one's."""
+    servers = [build_server(opened.models[0])]
+    for other in opened.models[1:]:
+        made = build_server(other._replace(settings=replace(other.settings, store_folder="")))
+        made.shelf, made.watchman = servers[0].shelf, servers[0].watchman
+        servers.append(made)
+    if settings.models:
+        folders = [ModelFolder(Path(server.settings.runtime_folder)) for server in servers]
+        Models(servers, folders, opened.broken)
+    return servers
+
+
+def build_server(opened: Opened) -> Server:
+    """Composition root of this process, for one model."""
+    settings = opened.settings
     link = EngineLink(Path(settings.runtime_folder) / SOCKET, settings.stall_s)
     tracer = make_tracer(settings.otlp_traces_endpoint)
-    server = Server(settings, tokenizer, link, tracer=tracer, verdict=verdict)
-    server.inside, server.card = Inside(server), card
+    server = Server(settings, opened.tokenizer, link, tracer=tracer, verdict=opened.verdict)
+    server.inside, server.card = Inside(server), opened.card
     limits = settings.limits
     if settings.store_folder:
         bounds = Bounds(limits.stored_s, limits.max_stored_bytes_per_key)
         server.shelf = Shelf(Path(settings.store_folder), bounds)
-    if server.shelf is not None and settings.answer_cache != "off":
-        keeping = Keeping(limits.max_cached_answers_per_key, limits.stored_s)
-        entries = Entries(server.shelf.database, keeping)
-        server.answers = AnswerCache(server, entries, settings.answer_cache_error)
+    server.answers = cache_of(server)
     if settings.api_processes > 1:
         server.siblings = Siblings(server, server.abort)
         server.siblings.restore()
     return server
 
 
-async def _serve(
-    settings: ServeSettings, tokenizer: Tokenizer, card: ModelCard, verdict: Verdict | None
-) -> int:
-    server = build_server(settings, tokenizer, card, verdict)
-    server.link.on_hello.append(lambda hello: _banner(settings, server, hello))
+async def _serve(settings: ServeSettings, opened: AllOpened) -> int:
+    servers = build_servers(settings, opened)
+    server = servers[0]
+    for one in servers:
+        one.link.on_hello.append(partial(_banner, one.settings, one))
     app = App(server, routes(settings))
     http = make_http_server(settings, app)
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -142,9 +191,11 @@ async def _serve(
     # none. The supervisor starts a whole one.
     tasks = {
         asyncio.ensure_future(http.serve()): "http server",
-        asyncio.ensure_future(server.link.run()): "engine link",
+        **{asyncio.ensure_future(one.link.run()): "engine link" for one in servers},
         asyncio.ensure_future(server.watchman.run()): "watchman",
     }
+    if server.models is not None:
+        tasks[asyncio.ensure_future(server.models.run())] = "models"
     if server.shelf is not None:
         runner = BatchRunner(server, server.shelf, batch_handlers())
         tasks[asyncio.ensure_future(runner.run())] = "batches"
@@ -157,10 +208,11 @@ async def _serve(
     for task in done - {stopping}:
         log_event("ended", severity=logging.ERROR, what=tasks[task], error=repr(task.exception()))
         return FAILED
-    await _drain(server, settings.drain_s, hurry)
+    await _drain(servers, settings.drain_s, hurry)
     stop_http_server(http)
     await asyncio.wait(tasks, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
-    await server.aclose()
+    for one in servers:
+        await one.aclose()
     if server.siblings is not None:
         server.siblings.save()
     # Idle connections would keep some servers waiting; everything that matters is done.
@@ -180,17 +232,23 @@ async def _until(event: asyncio.Event) -> None:
     await event.wait()
 
 
-async def _drain(server: Server, seconds: float, hurry: asyncio.Event) -> None:
+async def _drain(servers: Sequence[Server], seconds: float, hurry: asyncio.Event) -> None:
     """Let what runs finish, until the deadline or a second signal; tell the rest why it ends."""
-    server.is_draining = True
+
+    def num_open() -> int:
+        return sum(server.admission.num_open for server in servers)
+
+    for server in servers:
+        server.is_draining = True
     deadline = time.monotonic() + seconds
-    while server.admission.num_open and time.monotonic() < deadline and not hurry.is_set():
+    while num_open() and time.monotonic() < deadline and not hurry.is_set():
         await asyncio.sleep(POLL_S)
-    for generation in list(server.watchman.generations):
+    for generation in list(servers[0].watchman.generations):
         generation.tap.fail(Problem(503, "the server is shutting down", code="draining"))
     await asyncio.sleep(POLL_S)
-    if server.link.num_restarts >= 0:  # else there was nothing to drain: no model, no requests
-        log_event("drained", unfinished=server.admission.num_open)
+    # Else there was nothing to drain: no model, no requests.
+    if any(server.link.num_restarts >= 0 for server in servers):
+        log_event("drained", unfinished=num_open())
 
 
 # ------------------------------------------------------------ banner

@@ -216,7 +216,9 @@ class Exchange:
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _answer(self, request: HttpRequest, route: Route) -> int:
-        answer = await route.handler(request, self.server)
+        models = self.server.models
+        server = self.server if models is None else await models.serving(request)
+        answer = await route.handler(request, server)
         if isinstance(answer, Reply):
             return await self._reply(answer)
         if request.method == "HEAD":

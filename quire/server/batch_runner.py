@@ -256,7 +256,9 @@ class BatchRunner:
             caller=Caller(batch.tenant, is_admin=False),
             is_background=True,
         )
-        reply = await self.handlers[batch.endpoint](request, self.server)
+        models = self.server.models
+        server = self.server if models is None else await models.serving(request)
+        reply = await self.handlers[batch.endpoint](request, server)
         assert isinstance(reply, Reply), "lines that stream were refused"
         return reply.status, reply.body
 

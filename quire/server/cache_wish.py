@@ -29,6 +29,7 @@ class CacheWish(NamedTuple):
     frame: bytes = b""
     text: str = ""  # the last message; "": nothing is similar to this
     may_answer: bool = False  # no call of a tool can be in the answer
+    model: str = ""  # as it was named: several may be served
 
 
 def mode_of(asked: str | None, server: Server) -> str:
@@ -49,30 +50,34 @@ def mode_of(asked: str | None, server: Server) -> str:
     return asked
 
 
-def chat_wish(
-    mode: str,
-    messages: list[dict[str, Any]],
-    params: SamplingParams,
-    surroundings: object,
-    may_answer: bool,
-) -> CacheWish | None:
-    """`surroundings`: tools and values of the template, as they came."""
+class Asked(NamedTuple):
+    """A conversation, and the rest of what the answer depends on."""
+
+    messages: list[dict[str, Any]]
+    surroundings: list[Any]  # tools and values of the template, as they came
+    params: SamplingParams
+    model: str | None
+
+
+def chat_wish(mode: str, asked: Asked, may_answer: bool) -> CacheWish | None:
     if mode == OFF:
         return None
+    model, messages = asked.model or "", asked.messages
     last = messages[-1] if messages else {}
     text = last.get("content") if last.get("role") == "user" else None
     if not isinstance(text, str):
-        return CacheWish(mode)
-    frame = sha256(_encode([messages[:-1], surroundings, settings_bytes(params)])).digest()
-    return CacheWish(mode, frame, text, may_answer)
+        return CacheWish(mode, model=model)
+    around = [model, messages[:-1], asked.surroundings, settings_bytes(asked.params)]
+    return CacheWish(mode, sha256(_encode(around)).digest(), text, may_answer, model)
 
 
-def text_wish(mode: str, text: str | None, params: SamplingParams) -> CacheWish | None:
+def text_wish(mode: str, asked: Asked, text: str | None) -> CacheWish | None:
     """Of a plain prompt, which has no last message: all of it is the text."""
     if mode == OFF:
         return None
-    frame = sha256(settings_bytes(params)).digest()
-    return CacheWish(mode, frame, text or "", may_answer=True)
+    model = asked.model or ""
+    frame = sha256(_encode([model, settings_bytes(asked.params)])).digest()
+    return CacheWish(mode, frame, text or "", True, model)
 
 
 def settings_bytes(params: SamplingParams) -> bytes:

@@ -14,7 +14,7 @@ from quire.obs.log import log_event
 from quire.outputs import StreamEvent
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.server import sse
-from quire.server.cache_wish import mode_of, text_wish
+from quire.server.cache_wish import Asked, mode_of, text_wish
 from quire.server.fields import CompletionFields, decode
 from quire.server.generation import Generation, Job
 from quire.server.http import EventStream, HttpRequest, Reply
@@ -35,11 +35,11 @@ async def completions(request: HttpRequest, server: Server) -> Reply | EventStre
         await check_grammar(request, server, params.structured_outputs)
     prompts = await _prompts(fields, request, server)
     answer = Completion(request, server, model, fields, params)
-    mode = mode_of(fields.answer_cache, server)
+    mode, asked = mode_of(fields.answer_cache, server), Asked([], [], params, fields.model)
     jobs = [
         Job(
             *(prompt, params, fields.priority or 0, fields.timeout),
-            text_wish(mode, prompt.get("prompt"), params),
+            text_wish(mode, asked, prompt.get("prompt")),
         )
         for prompt in prompts
     ]

@@ -9,6 +9,7 @@ import faulthandler
 import gc
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -16,11 +17,12 @@ from types import FrameType
 from quire.errors import BadRequest, CheckpointError, NotSupported, OutOfMemory, QuireError
 from quire.obs.log import configure_logging
 from quire.server.lifeline import begin
+from quire.server.model_files import ModelFolder
 from quire.server.settings import ServeSettings
 
-SOCKET = "engine.sock"
 BAD_INPUT, FAILED = 2, 1
 FLUSH_S = 2.0  # to write pages that wait for the disk
+WAKE_LOOK_S = 0.02
 
 
 def main() -> int:
@@ -32,7 +34,11 @@ def main() -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the supervisor asks for stacks before it kills
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; parent decides
+    folder = ModelFolder(Path(settings.runtime_folder))
     try:
+        if settings.is_parked:
+            wait_to_load(folder)
+            begun = time.monotonic()
         from quire.load.open import open_model
 
         opened = open_model(settings.engine)
@@ -41,7 +47,7 @@ def main() -> int:
         from quire.runner.expert_loads import LoadReader
 
         engine = build_engine(settings.engine, opened.checkpoint, opened.tokenizer)
-        address = Path(settings.runtime_folder) / SOCKET
+        address = folder.socket
         patience = Patience(
             settings.stall_s, settings.stall_kill_s, settings.limits.queue_timeout_s
         )
@@ -49,6 +55,7 @@ def main() -> int:
         process = EngineProcess(engine, address, time.monotonic() - begun, patience, loads)
     except QuireError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        folder.fail(" ".join(str(error).split()))
         final = isinstance(error, (BadRequest, CheckpointError, NotSupported, OutOfMemory))
         return BAD_INPUT if final else FAILED
     # What start-up made lives as long as the process: no full collection shall walk it again, which
@@ -68,6 +75,18 @@ def main() -> int:
 def _leave(number: int, frame: FrameType | None) -> None:
     """What the supervisor asks for when the API processes are gone."""
     sys.exit(0)
+
+
+def wait_to_load(folder: ModelFolder) -> None:
+    """Import what loading takes, and wait to be told."""
+    woken = threading.Event()
+    signal.signal(signal.SIGUSR2, lambda number, frame: woken.set())
+    import quire.engine.build
+    import quire.engine.process  # noqa: F401
+
+    folder.set_parked(True)
+    while not woken.wait(WAKE_LOOK_S):  # a signal does not end a wait
+        pass
 
 
 if __name__ == "__main__":

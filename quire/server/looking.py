@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.errors import BadRequest
+from quire.obs.exposition import merged
 from quire.server import sse
 from quire.server.fields import DetokenizeFields, TokenizeFields, decode
 from quire.server.http import HttpRequest, Reply
@@ -21,7 +22,9 @@ async def live(request: HttpRequest, server: Server) -> Reply:
 
 async def ready(request: HttpRequest, server: Server) -> Reply:
     """The engine is loaded and making progress, and we are taking requests."""
-    why = "draining" if server.is_draining else server.link.why_not_ready()
+    models = server.models
+    why = server.link.why_not_ready() if models is None else models.why_not_ready()
+    why = "draining" if server.is_draining else why
     if why is None:
         return Reply(sse.encode({"status": "ready"}))
     return Reply(sse.encode({"status": "not ready", "reason": why}), 503)
@@ -32,14 +35,31 @@ async def version(request: HttpRequest, server: Server) -> Reply:
 
 
 async def models(request: HttpRequest, server: Server) -> Reply:
-    names = (*server.model_names, *server.link.adapters)
-    return Reply(sse.encode({"object": "list", "data": [_model(n, server) for n in names]}))
+    return Reply(sse.encode({"object": "list", "data": list(_listed(server).values())}))
 
 
 async def model(request: HttpRequest, server: Server) -> Reply:
     """Whatever requests may name, it is there; `root` is what answers."""
-    server.check_model(request.path_value, request)
-    return Reply(sse.encode(_model(request.path_value, server)))
+    name = request.path_value
+    found = _listed(server).get(name)
+    if found is None:
+        server.check_model(name, request)
+        found = _model(name, server)
+    return Reply(sse.encode(found))
+
+
+def _listed(server: Server) -> dict[str, dict[str, Any]]:
+    """Models and adapters by name; of several models with their states."""
+    if server.models is None:
+        names = (*server.model_names, *server.link.adapters)
+        return {name: _model(name, server) for name in names}
+    found: dict[str, dict[str, Any]] = {}
+    for one in server.models.servers:
+        found |= {name: _model(name, one) for name in (*one.model_names, *one.link.adapters)}
+    for name, state in server.models.states().items():
+        listed = found.setdefault(name, {"id": name, "object": "model", "owned_by": "quire"})
+        listed |= {"state": state.state, "reason": state.reason or None, "memory": state.memory}
+    return found
 
 
 def _model(name: str, server: Server) -> dict[str, Any]:
@@ -56,8 +76,12 @@ def _model(name: str, server: Server) -> dict[str, Any]:
 
 
 async def metrics(request: HttpRequest, server: Server) -> Reply:
-    found = await server.all_metrics()
-    return Reply(found.exposition(), content_type="text/plain; version=0.0.4")
+    if server.models is None:
+        text = (await server.all_metrics()).exposition()
+    else:
+        several = server.models.servers
+        text = merged({one.model_names[0]: one.metrics.exposition() for one in several})
+    return Reply(text, content_type="text/plain; version=0.0.4")
 
 
 async def metrics_summary(request: HttpRequest, server: Server) -> Reply:

@@ -19,6 +19,7 @@ from quire.server.conversations import ConversationFields
 from quire.server.files import PURPOSES
 from quire.server.http import JSON_TYPE, NDJSON_TYPE, HttpRequest, Reply
 from quire.server.messages_input import CountTokensFields, MessagesFields
+from quire.server.model_verbs import ModelFields
 from quire.server.openapi_schemas import INSIDES, Schema, narrow
 from quire.server.responses_input import ResponsesFields
 from quire.server.server import PLACEHOLDERS, Server
@@ -45,11 +46,12 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/classify": fields.ClassifyFields,
     "/pooling": fields.PoolingFields,
     "/v1/batches": BatchFields,
+    "/v1/load_lora_adapter": LoadFields,
+    "/v1/unload_lora_adapter": UnloadFields,
+    **{f"/admin/models/{verb}": ModelFields for verb in ("load", "park", "unload")},
     "/v1/conversations": ConversationFields,
     "/v1/conversations/{}": ConversationFields,
     "/v1/chat/completions/{}": MetadataFields,
-    "/v1/load_lora_adapter": LoadFields,
-    "/v1/unload_lora_adapter": UnloadFields,
     "/tokenize": fields.TokenizeFields,
     "/detokenize": fields.DetokenizeFields,
     "/api/generate": ollama_input.OllamaGenerateFields,

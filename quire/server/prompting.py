@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from quire.errors import BadRequest, CheckpointError
 from quire.outputs import StreamEvent
 from quire.params import SamplingParams, StructuredOutputsParams
-from quire.server.cache_wish import chat_wish, mode_of
+from quire.server.cache_wish import Asked, chat_wish, mode_of
 from quire.server.completions import cache_salt, check_grammar, check_length
 from quire.server.fields import SamplingFields
 from quire.server.generation import Generation, Job
@@ -167,7 +167,8 @@ async def prepare(server: Server, request: HttpRequest, ask: ChatAsk) -> ChatPla
     prompt = {"prompt": text, "prompt_token_ids": ids, "cache_salt": salt}
     mode = mode_of(ask.fields.answer_cache, server)
     around = [ask.tools, ask.tool_choice, ask.template_values, ask.chat_template]
-    wish = chat_wish(mode, ask.messages, params, around, may_answer=not tools)
+    asked = Asked(ask.messages, around, params, ask.fields.model)
+    wish = chat_wish(mode, asked, may_answer=not tools)
     job = Job(prompt, params, ask.fields.priority or 0, ask.fields.timeout, wish)
     if ask.prediction:
         job = job._replace(hint=tuple(await _hint(server, request, ask.prediction)))

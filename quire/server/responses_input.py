@@ -132,6 +132,7 @@ def _sampling(fields: ResponsesFields) -> SamplingFields:
         cache_salt=fields.cache_salt,
         timeout=fields.timeout,
         answer_cache=fields.answer_cache,
+        model=fields.model,
         response_format=_response_format(fields.text),
     )
 

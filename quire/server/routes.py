@@ -9,6 +9,7 @@ from quire.server import (
     conversations,
     files,
     looking,
+    model_verbs,
     ollama,
     ollama_models,
     page_files,
@@ -69,6 +70,9 @@ def routes(settings: ServeSettings) -> list[Route]:
         Route("POST", "/admin/resume", admin.resume, ADMIN),
         Route("POST", "/admin/abort", admin.abort, ADMIN),
         Route("POST", "/admin/profile", admin.profile, ADMIN),
+        Route("POST", "/admin/models/load", model_verbs.load_model, ADMIN),
+        Route("POST", "/admin/models/park", model_verbs.park_model, ADMIN),
+        Route("POST", "/admin/models/unload", model_verbs.unload_model, ADMIN),
         Route("GET", "/", page_files.index, PUBLIC),
         Route("GET", "/page/{}", page_files.asset, PUBLIC),
     ]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from quire.server.answer_cache import AnswerCache
     from quire.server.http import HttpRequest
     from quire.server.inside import Inside
+    from quire.server.models import Models
     from quire.server.shelf import Shelf
     from quire.server.siblings import Siblings
     from quire.text.tokenizer import Tokenizer
@@ -79,6 +80,7 @@ class Server:
         self.siblings: Siblings | None = None  # the same; None: there is one API process
         self.card: ModelCard | None = None  # the same
         self.shelf: Shelf | None = None  # the same; None: nothing is stored
+        self.models: Models | None = None  # the same; None: there is one model
         self.answers: AnswerCache | None = None  # the same; None: every answer is made anew
         self._intake: Intake | None = None
         self._ids = itertools.count(1)
@@ -155,9 +157,10 @@ class Server:
                 warning = f"model {name!r} is a placeholder; {self.model_names[0]} answers"
                 request.warnings.append(warning)
             return self.model_names[0]
+        served = self.model_names if self.models is None else self.models.names
         raise Problem(
             404,
-            f"the model {name[:200]!r} is not served here; served: {', '.join(self.model_names)}",
+            f"the model {name[:200]!r} is not served here; served: {', '.join(served)}",
             param="model",
             code="model_not_found",
         )

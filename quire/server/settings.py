@@ -7,7 +7,7 @@ client from hurting the others are here too, so that a reader finds them in one 
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from quire.config import EngineArgs
@@ -49,6 +49,17 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """One of several models behind a server."""
+
+    name: str
+    engine: EngineArgs
+    default_sampling: dict[str, int | float] = field(default_factory=dict)
+    at_start: bool = True  # False: at the first request
+    park_after_s: float = 0.0  # without a request for this long its weights go; 0: they stay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
     engine: EngineArgs = field(default_factory=EngineArgs)
     host: str = "127.0.0.1"
@@ -68,6 +79,8 @@ class ServeSettings:
     default_sampling: dict[str, int | float] = field(default_factory=dict)
     tool_call_parser: str | None = None  # None: from the model's template
     reasoning_parser: str | None = None
+    models: tuple[ModelSettings, ...] = ()  # several; none: `engine` alone
+    memory: int = 0  # bytes that the engines of several models may take together; 0: no limit
     store_folder: str = ""  # files, batches and responses; "": none are kept
     answer_cache: str = "off"  # the most that requests may ask of it: exact, draft or answer
     answer_cache_error: float = 0.05  # chance that an answer by `answer` is wrong, at most
@@ -83,6 +96,19 @@ class ServeSettings:
     limits: Limits = field(default_factory=Limits)
     runtime_folder: str = ""  # filled in by the supervisor
     api_index: int = 0  # the same: which of the API processes reads this
+    is_parked: bool = False  # the same: an engine that waits for SIGUSR2 before it loads weights
+
+    def of_model(self, index: int, runtime_folder: str) -> ServeSettings:
+        """As a server of one of its models reads them."""
+        own = self.models[index]
+        return replace(
+            self,
+            engine=own.engine,
+            served_model_names=(own.name,),
+            default_sampling=own.default_sampling,
+            runtime_folder=runtime_folder,
+            models=(),
+        )
 
     @property
     def is_local(self) -> bool:

@@ -2,6 +2,7 @@
 
     supervisor ── api      HTTP, text; one or several on one port; restarted at once
                └─ engine   the model; restarted with growing pauses, given up after too many crashes
+                           (of several models one each, which come and go: `fleet.py`)
 
 Children die with this process (see `lifeline.py`). SIGTERM drains: the API processes finish what
 they have and exit, then the engine goes, then we do, with 0. A second SIGTERM does not wait. Ctrl-C
@@ -11,16 +12,11 @@ and a terminal that is closed (SIGHUP) mean the same; under nohup the latter mea
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -28,70 +24,17 @@ import msgspec
 
 from quire.obs.log import log_event
 from quire.server.board import SharedBoard
+from quire.server.child import Child
+from quire.server.fleet import Fleet
 from quire.server.keys import KeyRing
 from quire.server.settings import ServeSettings
 
 TICK_S = 0.05
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
-MAX_CRASHES, CRASH_WINDOW_S = 5, 600.0
+MAX_CRASHES = 5
 SILENT_S = 60.0  # a child that has not beaten for this long is taken for dead
 STOP_S = 5.0
 BAD_INPUT, FAILED = 2, 1
-
-
-@dataclass(slots=True)
-class Child:
-    """A process we keep alive, and what we know of it."""
-
-    name: str
-    module: str
-    process: subprocess.Popen[bytes] | None = None
-    beat_fd: int = -1
-    beaten: float = 0.0
-    crashes: deque[float] = field(default_factory=deque)
-    not_before: float = 0.0
-    settings: bytes = b""  # what it is told at each start
-
-    def start(self) -> None:
-        beat_read, beat_write = os.pipe()
-        os.set_blocking(beat_read, False)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", self.module, str(beat_write)],
-            stdin=subprocess.PIPE,
-            pass_fds=(beat_write,),
-            start_new_session=True,  # Ctrl-C is ours to pass on
-        )
-        os.close(beat_write)
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it died already; its exit code will say so
-            self.process.stdin.write(self.settings + b"\n")
-            self.process.stdin.flush()
-        self.beat_fd, self.beaten = beat_read, time.monotonic()
-
-    def listen(self) -> None:
-        if self.beat_fd < 0:
-            return
-        try:
-            if os.read(self.beat_fd, 4096):
-                self.beaten = time.monotonic()
-        except BlockingIOError:
-            pass
-
-    def signal(self, number: signal.Signals) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(number)
-
-    def exit_code(self) -> int | None:
-        return None if self.process is None else self.process.poll()
-
-    def clear(self) -> None:
-        """Forget the process that ended."""
-        if self.process is not None and self.process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self.process.stdin.close()
-        if self.beat_fd >= 0:
-            os.close(self.beat_fd)
-        self.process, self.beat_fd = None, -1
 
 
 class Supervisor:
@@ -108,6 +51,7 @@ class Supervisor:
         if len(self.apis) > 1:
             salts = KeyRing(settings.api_keys, settings.admin_keys).salts
             self._board = SharedBoard(Path(self._folder.name), len(self.apis), -1, salts)
+        self.fleet = Fleet(settings) if settings.models else None
         self._terms = 0
         self._was_up = False
 
@@ -129,13 +73,14 @@ class Supervisor:
         finally:
             for child in self.apis:
                 child.signal(signal.SIGTERM)
-            for child in (*self.apis, self.engine):
+            for child in (*self.apis, self.engine, *(self.fleet.children if self.fleet else ())):
                 self._kill(child)
             self._folder.cleanup()
 
     @property
     def _children(self) -> list[Child]:
-        return [self.engine, *self.apis]
+        """One engine, or as many as a fleet looks after itself."""
+        return [*([] if self.fleet else [self.engine]), *self.apis]
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self._terms += 1
@@ -143,6 +88,8 @@ class Supervisor:
     # ------------------------------------------------------------ alive
 
     def _tick(self) -> int | None:
+        if self.fleet is not None:
+            self.fleet.tick()
         self._was_up = self._was_up or self._marker.exists()
         for child in self._children:
             child.listen()
@@ -154,7 +101,7 @@ class Supervisor:
                     child.start()
             elif time.monotonic() - child.beaten > SILENT_S:
                 log_event("child_silent", child=child.name, seconds=SILENT_S)
-                self._dump_and_kill(child)
+                child.dump_and_kill()
         return None
 
     @property
@@ -171,10 +118,7 @@ class Supervisor:
         if is_first or (code == BAD_INPUT and child is not self.engine):
             return BAD_INPUT if code == BAD_INPUT else FAILED
         now = time.monotonic()
-        child.crashes.append(now)
-        while child.crashes and now - child.crashes[0] > CRASH_WINDOW_S:
-            child.crashes.popleft()
-        if len(child.crashes) > MAX_CRASHES:
+        if child.count_crash() > MAX_CRASHES:
             log_event(
                 "gave_up",
                 severity=logging.ERROR,
@@ -192,11 +136,6 @@ class Supervisor:
             self._board.clear(self.apis.index(child))
         log_event("child_ended", child=child.name, exit_code=code, restart_in_s=pause)
         return None
-
-    def _dump_and_kill(self, child: Child) -> None:
-        child.signal(signal.SIGUSR1)
-        time.sleep(0.2)
-        child.signal(signal.SIGKILL)
 
     # ------------------------------------------------------------ going
 

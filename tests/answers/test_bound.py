@@ -18,9 +18,9 @@ def test_the_promise_is_kept(lapse: float, limit: float) -> None:
     """Red when the bound is below the truth more often than its confidence allows."""
     rng = random.Random(f"{lapse} {limit}")
     num_given = num_wrong = 0
-    for _ in range(4):  # entries
+    for _ in range(3):  # entries
         seen: list[Seen] = []
-        for _ in range(80):
+        for _ in range(60):
             gap = rng.expovariate(1.0)
             chance = (1.0 - lapse) / (1.0 + math.exp(2.0 * (gap - limit)))
             agreed = rng.random() < chance
@@ -31,7 +31,7 @@ def test_the_promise_is_kept(lapse: float, limit: float) -> None:
                 seen.append(Seen(gap, agreed))
     assert num_wrong <= PROMISE * num_given + 2 * math.sqrt(num_given * PROMISE)
     if lapse == 0.0 and limit == 4.0:
-        assert num_given > 100  # it does learn
+        assert num_given > 60  # it does learn
     if lapse == 0.2:
         assert num_given < 20  # and sees that no gap helps
 

@@ -25,7 +25,7 @@ def small(folder: Path, family: str = "llama", **changes: object) -> Path:
 
 
 def job(model: Path, out: Path, method: str, **changes: object) -> Job:
-    fields = {"group": 32} if method in ("rtn", "gptq", "awq") else {}
+    fields = {"group": 32} if method in ("rtn", "gptq", "awq", "codebook") else {}
     keep = changes.pop("keep", () if method == "gguf" else ("lm_head",))
     recipe = Recipe(method, **{**fields, **changes})  # type: ignore[arg-type]
     text = model.parent / "calibration.txt"

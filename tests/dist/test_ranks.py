@@ -101,6 +101,18 @@ def test_grammars_and_drafts_need_one_rank_alone(group: RankGroup, tmp_path: Pat
         assert answers(llm, prompts, params) == expected
 
 
+def test_a_model_that_drafts_stays_on_the_first_rank(group: RankGroup, tmp_path: Path) -> None:
+    """Red when ranks behind the first verify other drafts than the first one made."""
+    folder = tiny_model("qwen2", tmp_path / "target", num_hidden_layers=1)
+    draft = tiny_model("llama", tmp_path / "draft", seed=3, num_hidden_layers=1)
+    said = {"method": "draft_model", "model": str(draft), "adaptive": False}
+    args: dict[str, Any] = {"speculative_config": said | {"num_speculative_tokens": 3}}
+    expected = answers(alone(folder))
+    with model_on(group, folder, **args) as llm:
+        assert answers(llm) == expected
+        assert llm.stats().num_drafted_tokens > 0
+
+
 def test_random_weights_are_shared_out(group: RankGroup, tmp_path: Path) -> None:
     """Red when ranks draw other random weights than one rank does."""
     folder = tiny_model("qwen2_moe", tmp_path)

@@ -69,6 +69,26 @@ def test_every_process_answers_for_all(several: Served) -> None:
     assert len(apis(several)) == 2
 
 
+def test_what_is_remembered_is_known_to_all(several: Served) -> None:
+    """Each call may reach either process. Red when one does not know what the other stored, or
+    cannot stop what runs there."""
+    last: str | None = None
+    for number in range(8):
+        body = {"input": f"turn {number}", "max_output_tokens": 2, "previous_response_id": last}
+        status, made = several.post("/v1/responses", body, KEY)
+        assert status == 200
+        last = made["id"]
+    items = several.get(f"/v1/responses/{last}/input_items?limit=100", KEY)[1]["data"]
+    assert len(items) == 15
+    for _ in range(4):
+        body = {"input": "hi", "background": True, "max_output_tokens": 3_000}
+        _, made = several.post("/v1/responses", body, KEY)
+        path = f"/v1/responses/{made['id']}"
+        wait_until(lambda path=path: several.get(path, KEY)[1]["status"] != "queued", 20, "begun")
+        several.post(f"{path}/cancel", {}, KEY)
+    several.wait_idle()
+
+
 def test_places_are_counted_together_and_a_pause_is_known_to_all(several: Served) -> None:
     """Ten places for both. Red when each process has ten, or one does not know of the pause."""
     boss = {"authorization": "Bearer boss"}

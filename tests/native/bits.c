@@ -178,7 +178,7 @@ static qn_weight weight_of(const form *f, int num_out, int num_in) {
     w.share = 1;
     w.super = blocks % 2 ? 1 : 2;
     w.codes = bytes(size * (f->bits == CODES_TABLE4 ? 4 : f->bits) / 8);
-    w.table = (int8_t *)bytes(16);
+    w.table = (int8_t *)bytes(height * 4); /* every four outputs have their own */
     w.scales = scales_of(f->scale_kind, height * blocks);
     w.super_scales = halves(height * blocks / w.super);
     if (f->has_offset) {

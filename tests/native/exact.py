@@ -52,6 +52,9 @@ def of_blocks(given: Tensor, above: Tensor | None, coded: Coded) -> Floats:
 
 def whole_codes(coded: Coded) -> Whole:
     """Codes less their zeros: [out, in]."""
+    if coded.tables is not None:
+        found = np.take_along_axis(coded.tables.numpy(), coded.codes.numpy().astype(np.int64), 1)
+        return found.astype(np.int64)
     if coded.table is not None:
         return np.array(coded.table, dtype=np.int64)[coded.codes.numpy()]
     signed = coded.codes.numpy().view(np.int8) if coded.bits == 8 else coded.codes.numpy()

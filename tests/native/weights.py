@@ -86,6 +86,14 @@ def table(num_out: int, num_in: int, block: int = 32) -> Coded:
     return Coded(codes(4, num_out, num_in), 4, block, scales, table=values)
 
 
+def own_tables(num_out: int, num_in: int) -> Coded:
+    """Every four rows have values of their own; a row has one scale."""
+    values = torch.randint(-127, 128, (-(-num_out // 4), 16), dtype=torch.int8)
+    tables = values.repeat_interleave(4, 0)[:num_out]
+    scales = halves(num_out, 1)
+    return Coded(codes(4, num_out, num_in), 4, 32, scales, tables=tables, share=num_in // 32)
+
+
 def powers(num_out: int, num_in: int) -> Coded:
     values = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
     exponents = torch.randint(110, 135, (num_out, num_in // 32), dtype=torch.uint8)
@@ -152,6 +160,7 @@ FORMS: dict[str, Form] = {
     "4 bits, zeros, int8 inputs": groups(4, 2, True, "int8-row"),
     "table": table,
     "table, powers": powers,
+    "tables of four rows": own_tables,
     "e4m3, rows": eight_bits(torch.float8_e4m3fn, (1, 0)),
     "e4m3, blocks": eight_bits(torch.float8_e4m3fn, (32, 48)),
     "e4m3, narrow blocks": eight_bits(torch.float8_e4m3fn, (24, 16)),

@@ -36,7 +36,7 @@ SPAWNERS = {
     "quire/load/wheels.py",
     "quire/native/build.py",
     "quire/router/replicas.py",
-    "quire/server/supervisor.py",
+    "quire/server/child.py",
 }
 
 

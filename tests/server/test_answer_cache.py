@@ -133,6 +133,7 @@ def test_the_same_again_is_not_made_again(bench: Bench) -> None:
         {"messages": [{"role": "user", "content": "hi "}]},
         {"response_format": {"type": "json_object"}},
         {"min_tokens": 2},
+        {"model": "default"},  # several models, or adapters, may be served under names
     ],
 )
 def test_whatever_changes_the_answer_changes_the_key(bench: Bench, change: dict[str, Any]) -> None:

@@ -194,6 +194,13 @@ def test_heads_of_other_models_are_refused(
         open_tiny(folder, "llama", speculative_config={"method": "mtp"})
 
 
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_heads_are_no_models(folder: Path, method: str) -> None:
+    """Red when a script that leaves out the method is told of an unknown architecture."""
+    with pytest.raises(NotSupported, match=f"say method '{method}'"):
+        open_tiny(folder, "llama", speculative_config={"model": str(folder / method)})
+
+
 def test_no_more_drafts_than_heads(folder: Path) -> None:
     """Red when places that no head fills are fed as guesses."""
     config = {"method": "medusa", "model": str(folder / "medusa"), "num_speculative_tokens": 4}

@@ -1,8 +1,10 @@
-"""Codebook: 4, 8 or 16 values of its own for each few rows, where the weights that matter lie.
+"""Codebook: 4, 8 or 16 values of their own for every four rows, where the weights that matter lie.
 
 Values are found by k-means, each weight counting as much as its input's Hessian diagonal: how far
-an error of it moves the output (SqueezeLLM's idea, arXiv 2306.07629). Two to four bits a weight;
-NF4's sixteen values are the same everywhere. The layout is our own; `load/codebook.py` reads it.
+an error of it moves the output (SqueezeLLM's idea, arXiv 2306.07629). Groups of inputs have scales,
+and values are whole numbers below them, so kernels of whole numbers look four rows up at a time.
+Two to four bits a weight; NF4's sixteen values are the same everywhere. The layout is our own;
+`load/codebook.py` reads it.
 """
 
 from __future__ import annotations
@@ -10,72 +12,107 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.compress.block import BlockTensors, Matrix
+from quire.compress.grid import Grid
 from quire.compress.layouts.words import to_bytes
-from quire.compress.passes.recipe import Kept, Pass
+from quire.compress.passes.recipe import Kept, Pass, Recipe, check_groups
 from quire.compress.seen import Needs, Seen
 from quire.errors import NotSupported
+from quire.load.codebook import ROWS
 
-ROWS = 1  # that share their values
+MOST = 127  # of a value
 ROUNDS = 25
+TURNS = 2  # of scales after values, and codes after scales
 AT_ONCE = 1 << 22  # weights clustered at once
 
 
 class CodebookPass(Pass):
     needs = Needs(rows=True)
     widths = (4, 2, 3)
+    takes = ("group",)
+
+    def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
+        super().__init__(recipe, dtype)
+        self.grid = Grid(self.bits, recipe.group_size(), dtype=torch.float16)
 
     def check(self, module: str, shape: tuple[int, int]) -> None:
+        check_groups(module, shape[1], self.grid)
         size = 8 // math.gcd(8, self.bits)  # codes that fill bytes
-        if shape[0] % ROWS or shape[1] % size:
+        if shape[1] % size:
             raise NotSupported(
-                f"{module} is {shape[0]} by {shape[1]}, codebooks of {self.bits} bits want rows in"
-                f" multiples of {ROWS} and inputs in multiples of {size}; name it in --keep"
+                f"{module} has {shape[1]} inputs, codebooks of {self.bits} bits want multiples of"
+                f" {size}; name it in --keep"
             )
 
     def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
         weight = block.tensors[matrix.name]
-        energy = torch.ones(weight.shape[1], device=weight.device)
+        num_out, num_in = weight.shape
+        energy = torch.ones(num_in, device=weight.device)
         if seen is not None and seen.num_tokens:
-            energy = seen.energy / seen.energy.mean().clamp(min=1e-30)
-        energy = energy.clamp(min=1e-4).repeat(ROWS)
-        grouped = weight.view(-1, ROWS * weight.shape[1])
-        some = grouped.split(max(1, AT_ONCE // grouped.shape[1]))
-        values = torch.cat([cluster(part, energy, 1 << self.bits) for part in some])
-        codes = torch.cat(
-            [nearest(part, own) for part, own in zip(some, values.split(len(some[0])), strict=True)]
-        )
+            energy = (seen.energy / seen.energy.mean().clamp(min=1e-30)).clamp(min=1e-4)
+        padded = F.pad(weight, (0, 0, 0, -num_out % ROWS))
+        some = padded.split(max(ROWS, AT_ONCE // num_in // ROWS * ROWS))
+        made = [self._clustered(part, energy) for part in some]
+        codes, values, scales = (torch.cat(tensors) for tensors in zip(*made, strict=True))
         return {
-            "weight_codes": to_bytes(codes.view(weight.shape), self.bits),
-            "weight_values": values.half(),
+            "weight_codes": to_bytes(codes[:num_out], self.bits),
+            "weight_values": values.to(torch.int8),
+            "weight_scale": scales[:num_out].half(),
         }
 
     def said(self, kept: Kept) -> dict[str, object]:
         modules = list(kept.modules)
         return {"quant_method": "codebook", "bits": self.bits, "modules_to_not_convert": modules}
 
+    def _clustered(self, weight: Tensor, energy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes [out, in], values [out / 4, 2**bits] and scales [out, groups]."""
+        split = self.grid.split(weight)  # [out, groups, group]
+        scales = _half(split.abs().amax(-1) / MOST)
+        counts = energy.view(split.shape[1:])  # [groups, group]
+        # An error in units of a scale moves the output by so much.
+        weights = counts * scales.unsqueeze(-1).square()
+        by_four = weights.reshape(len(weight) // ROWS, -1)
+        points = (split / scales.unsqueeze(-1)).reshape(by_four.shape)
+        values = cluster(points, by_four, 1 << self.bits)
+        values = values.round().clamp(-MOST, MOST).sort(1).values
+        codes = nearest(points, values)
+        for _ in range(TURNS):
+            near = values.gather(1, codes.long()).view_as(split)
+            above = (counts * split * near).sum(-1)
+            below = (counts * near.square()).sum(-1)
+            scales = torch.where((above > 0) & (below > 0), _half(above / below), scales)
+            codes = nearest((split / scales.unsqueeze(-1)).reshape(by_four.shape), values)
+        return codes.view(weight.shape), values, scales
+
+
+def _half(scales: Tensor) -> Tensor:
+    """As they are stored; never 0."""
+    finfo = torch.finfo(torch.float16)
+    return scales.nan_to_num(0.0, 0.0, 0.0).clamp(finfo.tiny, finfo.max).half().float()
+
 
 def cluster(points: Tensor, energy: Tensor, count: int = 16) -> Tensor:
-    """[groups, points] with weights [points] -> [groups, count] values, fp16 numbers, rising.
+    """[groups, points], weighted by the same or by [points] -> [groups, count] values, rising.
 
-    Lloyd's rounds from quantiles of the weighted points; the last values are rounded to fp16."""
+    Lloyd's rounds from quantiles of the weighted points."""
+    weights = energy.expand_as(points).contiguous()
     ordered, order = points.sort(1)
-    share = energy[order].double().cumsum(1)
+    share = weights.gather(1, order).double().cumsum(1)
     share = share / share[:, -1:]
     places = (torch.arange(count, device=points.device) + 0.5) / count
     at = torch.searchsorted(share, places.double().expand(len(points), -1).contiguous())
     values = ordered.gather(1, at.clamp(max=points.shape[1] - 1))
     if count > 4:  # outliers have values of their own, where there are enough
         values[:, 0], values[:, -1] = ordered[:, 0], ordered[:, -1]
-    weights = energy.expand_as(points).contiguous()
     for _ in range(ROUNDS):
         codes = nearest(points, values).long()
         mass = torch.zeros_like(values).scatter_add_(1, codes, weights)
         total = torch.zeros_like(values).scatter_add_(1, codes, weights * points)
         values = torch.where(mass > 0, total / mass.clamp(min=1e-30), values).sort(1).values
-    return values.half().float()
+    return values
 
 
 def nearest(points: Tensor, values: Tensor) -> Tensor:

@@ -20,6 +20,11 @@ INLINE int block_bytes(const int bits, const int block) {
     return (bits == CODES_TABLE4 ? 4 : bits) * block * PANEL / 8;
 }
 
+/* What codes of CODES_TABLE4 stand for: 16 bytes for every four outputs, from `lane` on. */
+INLINE vb tables_at(const qn_weight *w, int64_t panel, int lane) {
+    return vb_load((const uint8_t *)w->table + (panel * PANEL + lane) * 4);
+}
+
 /* The codes of inputs 4 j to 4 j + 3 of a block, from its planes of 4, 2 and 1 bits. */
 INLINE vb codes_of(const uint8_t *p, const int bits, const int block, const int j, vb table) {
     const int n = block / 4; /* vectors of the block */

@@ -3,7 +3,7 @@
 #include "kernels.h"
 #include "sparse.h"
 
-static int code_at(const qn_weight *w, const uint8_t *block, int input, int lane) {
+static int code_at(const qn_weight *w, int64_t panel, const uint8_t *block, int input, int lane) {
     const int n = w->block / 4, j = input / 4, at = lane * 4 + input % 4;
     switch (w->bits) {
     case 8: return (int8_t)block[64 * j + at];
@@ -11,7 +11,7 @@ static int code_at(const qn_weight *w, const uint8_t *block, int input, int lane
     }
     int code = block[64 * (j % (n / 2)) + at] >> (j < n / 2 ? 0 : 4) & 15;
     const uint8_t *high = block + 64 * (n / 2);
-    if (w->bits == CODES_TABLE4) return w->table[code];
+    if (w->bits == CODES_TABLE4) return w->table[(panel * PANEL + lane / 4 * 4) * 4 + code];
     if (w->bits == 5) code |= (high[at] >> j & 1) << 4;
     if (w->bits == 6) code |= (high[64 * (j % (n / 4)) + at] >> 2 * (j / (n / 4)) & 3) << 4;
     return code;
@@ -57,7 +57,7 @@ void KERNEL(expand_row)(const qn_weight *w, int64_t row, float *out) {
         float offset = 0.0f;
         if (w->offsets) offset = scale_of(w, (qn_scales){w->offsets, w->super_offsets}, at, lane);
         for (int i = 0; i < w->block; i++) {
-            const float value = scale * (float)(code_at(w, codes, i, lane) - zero);
+            const float value = scale * (float)(code_at(w, panel, codes, i, lane) - zero);
             out[b * w->block + i] = w->offsets ? value + offset : value;
         }
     }

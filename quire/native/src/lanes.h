@@ -85,9 +85,7 @@ static inline vb vb_and(vb a, vb b) { return _mm512_and_si512(a, b); }
 static inline vb vb_or(vb a, vb b) { return _mm512_or_si512(a, b); }
 #define vb_shr(a, n) _mm512_srli_epi16((a), (n)) /* bits cross bytes: mask them off */
 #define vb_shl(a, n) _mm512_slli_epi16((a), (n))
-static inline vb vb_table(const int8_t *t) {
-    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t));
-}
+/* every 16 bytes look among the 16 beside them */
 static inline vb vb_look(vb table, vb index) { return _mm512_shuffle_epi8(table, index); }
 static inline vb vb_four(const int8_t *p) {
     int32_t w;
@@ -181,9 +179,6 @@ static inline vb vb_and(vb a, vb b) { return _mm256_and_si256(a, b); }
 static inline vb vb_or(vb a, vb b) { return _mm256_or_si256(a, b); }
 #define vb_shr(a, n) _mm256_srli_epi16((a), (n))
 #define vb_shl(a, n) _mm256_slli_epi16((a), (n))
-static inline vb vb_table(const int8_t *t) {
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t));
-}
 static inline vb vb_look(vb table, vb index) { return _mm256_shuffle_epi8(table, index); }
 static inline vb vb_four(const int8_t *p) {
     int32_t w;
@@ -317,8 +312,7 @@ static inline vb vb_and(vb a, vb b) { EACH_BYTE(a.at[i] & b.at[i]); }
 static inline vb vb_or(vb a, vb b) { EACH_BYTE(a.at[i] | b.at[i]); }
 static inline vb vb_shr(vb a, int n) { EACH_BYTE(a.at[i] >> n); }
 static inline vb vb_shl(vb a, int n) { EACH_BYTE(a.at[i] << n); }
-static inline vb vb_table(const int8_t *t) { EACH_BYTE(t[i & 15]); }
-static inline vb vb_look(vb table, vb index) { EACH_BYTE(table.at[index.at[i] & 15]); }
+static inline vb vb_look(vb table, vb index) { EACH_BYTE(table.at[i / 16 * 16 + (index.at[i] & 15)]); }
 static inline vb vb_four(const int8_t *p) { EACH_BYTE(p[i & 3]); }
 static inline vi vi_dot(vi acc, vb codes, vb x) {
     for (int i = 0; i < 4 * LANES; i++) acc.at[i / 4] += (int)codes.at[i] * (int8_t)x.at[i];

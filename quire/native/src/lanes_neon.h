@@ -112,7 +112,6 @@ static inline vb vb_and(vb a, vb b) { BOTH(vb, vandq_u8(a.val[i], b.val[i])); }
 static inline vb vb_or(vb a, vb b) { BOTH(vb, vorrq_u8(a.val[i], b.val[i])); }
 static inline vb vb_shr(vb a, int n) { BOTH(vb, a.val[i] >> (uint8_t)n); }
 static inline vb vb_shl(vb a, int n) { BOTH(vb, a.val[i] << (uint8_t)n); }
-static inline vb vb_table(const int8_t *t) { BOTH(vb, vreinterpretq_u8_s8(vld1q_s8(t))); }
 static inline vb vb_look(vb table, vb index) {
     BOTH(vb, vqtbl1q_u8(table.val[i], index.val[i]));
 }

@@ -40,11 +40,11 @@ INLINE void unpack_as(const qn_weight *w, int64_t panel, const int bits, const i
                       int8_t *into) {
     const int blocks = w->num_in / block;
     const int zero = bits == CODES_TABLE4 || w->offsets ? 0 : w->zero; /* as in tile */
-    const vb table = bits == CODES_TABLE4 ? vb_table(w->table) : vb_set(0);
     const uint8_t *from = w->codes + panel * blocks * block_bytes(bits, block);
     for (int b = 0; b < blocks; b++, from += block_bytes(bits, block), into += block * PANEL) {
         for (int j = 0; j < block / 4; j++)
             for (int lane = 0; lane < PANEL; lane += LANES) {
+                const vb table = bits == CODES_TABLE4 ? tables_at(w, panel, lane) : vb_set(0);
                 const vb v = codes_of(from + 4 * lane, bits, block, j, table);
                 memcpy(into + 64 * j + 4 * lane, &v, sizeof v);
             }

@@ -20,7 +20,7 @@ INLINE void tile(const qn_weight *w, const int8_t *x, int64_t panel, const int l
     const int has_offset = added_kind == OFFSETS;
     const int has_zero = !has_offset && (!signed8 || DOT8_BIAS); /* offsets: zero is 0 */
     const int32_t zero = signed8 ? DOT8_BIAS : w->zero;
-    const vb table = bits == CODES_TABLE4 ? vb_table(w->table) : vb_set(0);
+    const vb table = bits == CODES_TABLE4 ? tables_at(w, panel, lane) : vb_set(0);
     const qn_scales small = {w->scales, w->super_scales}, added = {w->offsets, w->super_offsets};
     const int64_t blocks = w->num_in / block, groups = blocks / w->share;
     const int64_t ahead = AHEAD / size * scale_bytes(w) / w->share;

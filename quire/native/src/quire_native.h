@@ -39,7 +39,8 @@ typedef struct {
     const uint16_t *super_scales; /* [panels, groups / super, 16] fp16 */
     const uint16_t *super_offsets;
     const float *bias;            /* [outputs rounded up to panels] or NULL */
-    const int8_t *table;          /* of CODES_TABLE4: 16 values; of CODES_VALUES4: 16 floats */
+    const int8_t *table;          /* of CODES_TABLE4: 16 values for every 4 outputs, [panels, 4, 16];
+                                     of CODES_VALUES4: 16 floats */
     const int32_t *order;         /* [inputs] the input of each column, for OP_REORDER; or NULL */
     int32_t num_out, num_in;      /* num_in is a multiple of the block */
     int32_t bits, block, zero;

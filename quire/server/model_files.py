@@ -1,0 +1,108 @@
+"""ModelFolder: how the API process and the supervisor speak of one model among several.
+
+Small files in the model's folder below the runtime folder, each replaced as a whole. `state` is the
+supervisor's word, `want` a wish of the API process, and the time of `used` is when a request last
+named the model. The engine adds its socket, `parked` when it waits without weights, and `failed`
+with the reason when it could not start.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from quire.server.settings import ServeSettings
+
+SOCKET = "engine.sock"
+State = Literal["unloaded", "loading", "ready", "parked", "failed"]
+Wish = Literal["load", "park", "unload"]
+WISHES: tuple[Wish, ...] = ("load", "park", "unload")
+MAX_REASON = 500
+
+
+class ModelState(msgspec.Struct, frozen=True):
+    state: State = "unloaded"
+    reason: str = ""  # why it failed, or what it waits for
+    memory: int = 0  # bytes of its process, when it was last looked at
+
+
+class ModelFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def socket(self) -> Path:
+        return self.path / SOCKET
+
+    # ------------------------------------------------------------ supervisor
+
+    def tell(self, state: ModelState) -> None:
+        self._write("state", msgspec.json.encode(state))
+
+    def take_wish(self) -> Wish | None:
+        try:
+            wish = (self.path / "want").read_text()
+        except FileNotFoundError:
+            return None
+        (self.path / "want").unlink(missing_ok=True)
+        return next((known for known in WISHES if known == wish), None)
+
+    def idle_s(self) -> float:
+        """Since a request last named the model."""
+        with suppress(FileNotFoundError):
+            return max(0.0, time.time() - (self.path / "used").stat().st_mtime)
+        return 0.0
+
+    def clear(self) -> None:
+        """What the last engine left."""
+        for name in (SOCKET, "parked", "failed"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def reason(self) -> str:
+        with suppress(OSError):
+            return (self.path / "failed").read_text()[:MAX_REASON]
+        return ""
+
+    # ------------------------------------------------------------ engine
+
+    @property
+    def is_parked(self) -> bool:
+        return (self.path / "parked").exists()
+
+    def set_parked(self, is_parked: bool) -> None:
+        if is_parked:
+            self._write("parked", b"")
+        else:
+            (self.path / "parked").unlink(missing_ok=True)
+
+    def fail(self, reason: str) -> None:
+        self._write("failed", reason.encode())
+
+    # ------------------------------------------------------------ API process
+
+    def read(self) -> ModelState:
+        try:
+            return msgspec.json.decode((self.path / "state").read_bytes(), type=ModelState)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return ModelState()
+
+    def ask(self, wish: Wish) -> None:
+        self._write("want", wish.encode())
+
+    def touch(self) -> None:
+        self._write("used", b"")
+
+    def _write(self, name: str, data: bytes) -> None:
+        made = self.path / f".{name}.{os.getpid()}"
+        made.write_bytes(data)
+        made.replace(self.path / name)
+
+
+def folder_of(settings: ServeSettings, index: int) -> ModelFolder:
+    """Of one of several models."""
+    return ModelFolder(Path(settings.runtime_folder) / f"model-{index}")

@@ -1,0 +1,161 @@
+"""Models: several models behind one port, by name. Each has a `Server` of its own.
+
+A request goes to the server of the model it names: by `model` in its body, or by `?model=` where
+the body has none. If that model is not loaded, the request asks for it and waits. Keys, the
+watchman and what is stored are shared; links, tokenizers, limits and metrics are each model's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from quire.server.http import HttpRequest
+from quire.server.model_files import ModelFolder, ModelState
+from quire.server.problems import Problem
+from quire.server.server import Server
+
+LOOK_S = 0.05
+TOUCH_S = 1.0
+# Paths whose body says which model is meant, and in which field.
+BODY_FIELDS = {
+    **dict.fromkeys(
+        (
+            *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),
+            *("/v1/messages", "/v1/messages/count_tokens", "/v1/generate", "/score", "/v1/score"),
+            *("/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/pooling"),
+            *("/tokenize", "/detokenize", "/api/generate", "/api/chat", "/api/embed"),
+            *("/api/embeddings", "/api/show"),
+        ),
+        "model",
+    ),
+    "/v1/load_lora_adapter": "base_model_name",
+    "/v1/unload_lora_adapter": "base_model_name",
+}
+TAG = ":latest"  # Ollama's clients add it
+
+
+class Named(msgspec.Struct):
+    model: object = None
+    base_model_name: object = None
+
+
+class Models:
+    def __init__(
+        self, servers: Sequence[Server], folders: Sequence[ModelFolder], broken: Mapping[str, str]
+    ) -> None:
+        """`broken`: models whose text side cannot be read, and why; they have no server."""
+        self.servers = list(servers)
+        self._folders = {
+            server.model_names[0]: folder for server, folder in zip(servers, folders, strict=True)
+        }
+        self._broken = dict(broken)
+        self._decoder = msgspec.json.Decoder(Named)
+        self._loading = {s.model_names[0] for s in servers}  # of those at start, still to settle
+        for server in servers:
+            server.models = self
+
+    # ------------------------------------------------------------ states
+
+    @property
+    def names(self) -> list[str]:
+        return [server.model_names[0] for server in self.servers]
+
+    def state_of(self, name: str) -> ModelState:
+        if name in self._broken:
+            return ModelState("failed", self._broken[name])
+        return self._folders[name].read()
+
+    def states(self) -> dict[str, ModelState]:
+        return {name: self.state_of(name) for name in (*self.names, *self._broken)}
+
+    def folder(self, name: object) -> ModelFolder:
+        """Raises Problem 404."""
+        if not isinstance(name, str) or name not in self._folders:
+            known = ", ".join(self._folders)
+            raise Problem(
+                404, f"there is no model {str(name)[:200]!r}; there are: {known}", param="model"
+            )
+        return self._folders[name]
+
+    def why_not_ready(self) -> str | None:
+        """Until all that are loaded at start have come up or failed."""
+        for name in list(self._loading):
+            if self.state_of(name).state != "loading":
+                self._loading.discard(name)
+        return f"loading: {', '.join(sorted(self._loading))}" if self._loading else None
+
+    # ------------------------------------------------------------ requests
+
+    async def serving(self, request: HttpRequest) -> Server:
+        """The server that answers it, its engine there. Raises Problem."""
+        field = BODY_FIELDS.get(request.path) if request.method == "POST" else None
+        if field is None:
+            return self._find(request.query.get("model"), request)
+        server = self._find(self._named(request, field), request)
+        await self._bring(server)
+        return server
+
+    def _named(self, request: HttpRequest, field: str) -> object:
+        try:
+            return getattr(self._decoder.decode(request.body), field)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None  # the handler says what is wrong with it
+
+    def _find(self, name: object, request: HttpRequest) -> Server:
+        if not isinstance(name, str):
+            return self.servers[0]
+        plain = name.removesuffix(TAG) if request.path.startswith("/api/") else name
+        if plain in self._broken:
+            raise _failed(plain, self._broken[plain])
+        for server in self.servers:
+            if plain in server.model_names:
+                return server
+        for server in self.servers:
+            if plain in server.link.adapters:
+                return server
+        self.servers[0].check_model(plain)  # takes placeholders, and refuses what nobody has
+        return self.servers[0]
+
+    async def _bring(self, server: Server) -> None:
+        name = server.model_names[0]
+        folder = self._folders[name]
+        folder.touch()
+        if server.link.is_up:
+            return
+        deadline = time.monotonic() + server.limits.queue_timeout_s
+        while not server.link.is_up:
+            state = folder.read()
+            if state.state == "failed":
+                raise _failed(name, state.reason)
+            if time.monotonic() > deadline:
+                why = state.reason or "it is being loaded"
+                raise Problem(
+                    503,
+                    f"the model {name!r} is not there yet: {why}; try again",
+                    code="model_loading",
+                    retry_after_s=5,
+                )
+            if state.state != "loading":  # or it is ready, and about to go
+                folder.ask("load")
+            folder.touch()
+            await asyncio.sleep(LOOK_S)
+
+    async def run(self) -> None:
+        """Keep models with open requests from being taken for idle."""
+        while True:
+            await asyncio.sleep(TOUCH_S)
+            for server in self.servers:
+                if server.link.num_open:
+                    self._folders[server.model_names[0]].touch()
+
+
+def _failed(name: str, reason: str) -> Problem:
+    return Problem(
+        503,
+        f"the model {name!r} could not be loaded: {reason}; POST /admin/models/load tries again",
+        code="model_failed",
+    )

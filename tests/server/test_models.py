@@ -1,0 +1,139 @@
+"""Several models behind one port: who answers, who waits, and what is told of their states."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from quire.config import EngineArgs
+from quire.obs.exposition import merged
+from quire.server.link import EngineLink
+from quire.server.model_files import ModelFolder, ModelState
+from quire.server.models import Models
+from quire.server.server import Server
+from quire.server.settings import Limits, ModelSettings, ServeSettings
+from tests.server.fakes import Bench, FakeLink, OpenChecker
+
+BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+class Two(Bench):
+    """`tiny`, which is loaded, and `other`, which is not; `lost` cannot be read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(limits=Limits(queue_timeout_s=0.4))
+        other = replace(self.settings, served_model_names=("other",))
+        self.other = FakeLink(self.link.tokenizer)
+        link = cast("EngineLink", self.other)
+        made = Server(other, self.link.tokenizer, link, cast("Any", OpenChecker()))
+        self.folders = [ModelFolder(folder / name) for name in ("tiny", "other")]
+        for each in self.folders:
+            each.path.mkdir()
+        self.folders[0].tell(ModelState("ready", memory=5))
+        self.models = Models([self.server, made], self.folders, {"lost": "no config.json"})
+
+    def chat(self, model: str | None) -> Any:
+        return self.post("/v1/chat/completions", BODY | ({"model": model} if model else {}))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    yield Two(tmp_path)
+
+
+def test_a_request_goes_to_the_model_it_names(two: Two) -> None:
+    """Red when a request is answered by another model than the one it names."""
+    two.other.greet()
+    for name, link in (("other", two.other), ("tiny", two.link), (None, two.link)):
+        before = len(link.submitted)
+        reply = two.chat(name)
+        assert reply.status_code == 200 and reply.json()["model"] == (name or "tiny")
+        assert len(link.submitted) == before + 1
+    reply = two.chat("nobody")
+    assert reply.status_code == 404 and "served: tiny, other" in reply.text
+    assert two.folders[1].take_wish() is None  # nobody had to be loaded
+
+
+def test_a_model_that_is_not_there_is_asked_for(two: Two) -> None:
+    """Red when a request for an unloaded model fails at once, or does not ask for it."""
+
+    async def work() -> Any:
+        async def load() -> None:
+            while two.folders[1].take_wish() != "load":
+                await asyncio.sleep(0.01)
+            two.folders[1].tell(ModelState("loading"))
+            two.other.greet()
+
+        loading = asyncio.ensure_future(load())
+        reply = await two.send("/v1/chat/completions", BODY | {"model": "other"})
+        await loading
+        return reply
+
+    assert asyncio.run(work()).json()["model"] == "other"
+
+
+def test_who_waits_too_long_is_told_why(two: Two) -> None:
+    two.folders[1].tell(ModelState("loading", "waits for memory that other models have"))
+    reply = two.chat("other")
+    assert reply.status_code == 503 and "waits for memory" in reply.text
+    assert reply.headers["retry-after"] == "5"
+    two.folders[1].tell(ModelState("failed", "no tensors"))
+    reply = two.chat("other")
+    assert reply.status_code == 503 and reply.json()["error"]["code"] == "model_failed"
+    assert "no tensors" in reply.text and "/admin/models/load" in reply.text
+    reply = two.chat("lost")
+    assert reply.status_code == 503 and "no config.json" in reply.text
+    assert two.chat("tiny").status_code == 200  # none the worse
+
+
+def test_states_are_listed(two: Two) -> None:
+    listed = {m["id"]: m for m in two.get("/v1/models").json()["data"]}
+    assert {name: m["state"] for name, m in listed.items()} == {
+        "tiny": "ready",
+        "other": "unloaded",
+        "lost": "failed",
+    }
+    assert listed["tiny"]["memory"] == 5 and listed["lost"]["reason"] == "no config.json"
+    assert two.get("/v1/models/other").json()["state"] == "unloaded"
+    assert two.get("/ready").status_code == 200
+    two.models._loading.add("other")
+    two.folders[1].tell(ModelState("loading"))
+    reply = two.get("/ready")
+    assert reply.status_code == 503 and reply.json()["reason"] == "loading: other"
+
+
+def test_verbs(two: Two) -> None:
+    for verb in ("load", "park", "unload"):
+        reply = two.post(f"/admin/models/{verb}", {"model": "other"})
+        assert reply.json() == {"model": "other", "asked": verb, "was": "unloaded"}
+        assert two.folders[1].take_wish() == verb
+    assert two.post("/admin/models/load", {"model": "nobody"}).status_code == 404
+    alone = Bench()
+    assert alone.post("/admin/models/load", {"model": "tiny"}).status_code == 400
+
+
+def test_metrics_of_all(two: Two) -> None:
+    """Red when a scrape has a family twice, or a series without its model."""
+    text = two.get("/metrics").text
+    kinds = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(kinds) == len(set(kinds))
+    series = [line.rsplit(" ", 1)[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(series) == len(set(series))
+    assert all('model_name="' in line for line in series)
+    said = b"# HELP a b\n# TYPE a gauge\na 1\n"
+    assert merged({"x": said, 'y"': said}) == (
+        b'# HELP a b\n# TYPE a gauge\na{model_name="x"} 1\na{model_name="y\\""} 1\n'
+    )
+
+
+def test_settings_of_one_of_them() -> None:
+    engines = [EngineArgs(model=name) for name in "ab"]
+    models = tuple(ModelSettings(name=e.model, engine=e) for e in engines)
+    own = ServeSettings(engine=engines[0], models=models).of_model(1, "/run/b")
+    assert (own.engine, own.served_model_names) == (engines[1], ("b",))
+    assert (own.runtime_folder, own.models) == ("/run/b", ())
