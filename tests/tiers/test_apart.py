@@ -39,12 +39,11 @@ class Apart:
             request.id, request.tokens, request.params, cache_salt=request.cache_salt
         )
         made.kv_lease, made.max_tokens = True, 1
-        core, tiers = self.prefill.core, self.prefill.tiers
-        core.add(made)
-        while core.has_work:
-            core.step()
-        assert tiers is not None
-        return ticket_for(made, core, tiers)
+        self.prefill.core.add(made)
+        events = []
+        while self.prefill.core.has_work:
+            events += self.prefill.core.step()
+        return ticket_for(made, events[-1], self.prefill)
 
     def run(self, asked: list[Request]) -> dict[int, list[TokenLogprobs]]:
         for request in asked:
