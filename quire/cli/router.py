@@ -14,6 +14,7 @@ from quire.obs.log import LEVELS
 EXAMPLES = """
 quire router --upstream http://10.0.0.5:8000 --upstream http://10.0.0.6:8000 --tokenizer MODEL
 quire router --upstream a=http://127.0.0.1:8001 --upstream b=http://127.0.0.1:8002 --port 9000
+quire router --prefill http://127.0.0.1:8001 --upstream http://127.0.0.1:8002   roles apart
 curl -X POST localhost:9000/router/drain/a         send it nothing more
 """
 POLICIES = ("prefix", "least-loaded", "round-robin")
@@ -23,13 +24,7 @@ def build_parser() -> VerbParser:
     parser = VerbParser("router", "One address in front of several servers.", EXAMPLES, "")
     add = parser.add_argument
     add("--upstream", action="append", default=[], metavar="[NAME=]URL", help="may repeat")
-    add(
-        "--prefill",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="server of --role prefill, for upstreams of --role decode; may repeat",
-    )
+    add("--prefill", action="append", default=[], metavar="[NAME=]URL", help="of --role prefill")
     add("--host", default="127.0.0.1", help="address to listen on")
     add("--port", type=whole(1, 65_535), default=8000, help="port (default: 8000)")
     add("--http-server", choices=("granian", "uvicorn"), default="granian")
@@ -75,7 +70,7 @@ def settings_of(args: Namespace) -> Any:
         template = read_text(args.chat_template, "--chat-template")
     return RouterSettings(
         upstreams=tuple(map(UpstreamAddress.parse, args.upstream)),
-        prefills=tuple(map(UpstreamAddress.parse, args.prefill)),
+        prefill=tuple(map(UpstreamAddress.parse, args.prefill)),
         host=args.host,
         port=args.port,
         http_server=args.http_server,

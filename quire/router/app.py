@@ -25,10 +25,10 @@ import h11
 from quire.router.choose import Prompt
 from quire.router.http_client import Headers, NotAnswered
 from quire.router.metrics import metrics_text
-from quire.router.prefill import Prefiller
 from quire.router.prompt_keys import PromptKeys
 from quire.router.proxy import Asked, Placed, Proxy
 from quire.router.settings import RouterSettings
+from quire.router.tickets import OWN_HEADERS, Tickets
 from quire.router.upstream import Upstream
 from quire.server.http import Receive, Scope, Send, wait_gone
 from quire.server.keys import KeyRing, presented_key
@@ -47,10 +47,10 @@ class RouterApp:
         upstreams: Sequence[Upstream],
         proxy: Proxy,
         prompts: PromptKeys,
-        prefiller: Prefiller | None = None,
+        tickets: Tickets | None = None,
     ) -> None:
         self.settings, self.upstreams, self.proxy = settings, upstreams, proxy
-        self.prompts, self.prefiller = prompts, prefiller
+        self.prompts, self.tickets = prompts, tickets
         self.is_draining = False
         self.num_open = 0
 
@@ -110,26 +110,21 @@ class RouterApp:
         raw = scope.get("raw_path") or path.encode()
         target = raw.decode("latin-1").partition("?")[0] + (f"?{query}" if query else "")
         is_stored = path.startswith(STORED)
-        prompt = Prompt() if has_more else self._prompt(path, body, headers)
+        fields = None if has_more or path not in PROMPT_PATHS else _fields(body)
         return Asked(
             scope["method"],
             target,
             _forwarded(headers, scope),
             body,
-            prompt,
+            self._prompt(fields, headers),
             more=_rest(receive) if has_more else None,
             may_repeat=not is_stored or scope["method"] == "GET",
             needs_home=is_stored,
+            fields=fields,
         )
 
-    def _prompt(self, path: str, body: bytes, headers: Headers) -> Prompt:
-        if self.settings.policy != "prefix" or path not in PROMPT_PATHS:
-            return Prompt()
-        try:
-            fields = json.loads(body)
-        except (ValueError, RecursionError):
-            return Prompt()  # whoever gets it will say so
-        if not isinstance(fields, dict):
+    def _prompt(self, fields: dict[str, Any] | None, headers: Headers) -> Prompt:
+        if self.settings.policy != "prefix" or fields is None:
             return Prompt()
         sizes = [one.index.page_size for one in self.upstreams if one.is_usable()]
         return self.prompts.prompt_of(fields, self._salt(fields, headers), max(sizes, default=0))
@@ -145,8 +140,8 @@ class RouterApp:
         return f"{own}/{wanted}" if isinstance(wanted, str) and wanted else own
 
     async def _pass_on(self, asked: Asked, send: Send) -> None:
-        if self.prefiller is not None:
-            asked = await self.prefiller.with_ticket(asked)
+        if self.tickets is not None:
+            asked = await self.tickets.with_ticket(asked)
         placed = await self.proxy.place(asked)
         if isinstance(placed, NotAnswered):
             return await _refuse(send, 503, f"no upstream answered: {placed}", "no_upstream")
@@ -194,6 +189,10 @@ class RouterApp:
 
     # ------------------------------------------------------------ the router's own
 
+    @property
+    def _everyone(self) -> list[Upstream]:
+        return [*self.upstreams, *(self.tickets.engines if self.tickets else ())]
+
     async def _own(self, scope: Scope, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         if path in ("/health", "/live"):
@@ -204,22 +203,22 @@ class RouterApp:
         if not self._is_admin(scope):
             return await _refuse(send, 401, "this needs the admin key", "invalid_api_key")
         if path == "/metrics":
-            text = metrics_text(self.upstreams, self.proxy.num_retried)
+            text = metrics_text(self._everyone, self.proxy.num_retried)
             return await _send(send, 200, text, (b"content-type", b"text/plain; version=0.0.4"))
         if path == "/router/upstreams" and method == "GET":
             now = time.monotonic()
-            return await _reply(send, 200, {"data": [one.shape(now) for one in self.upstreams]})
+            return await _reply(send, 200, {"data": [one.shape(now) for one in self._everyone]})
         for verb, leaves in (("/router/drain/", True), ("/router/resume/", False)):
             if path.startswith(verb) and method == "POST":
                 return await self._set_leaving(path.removeprefix(verb), leaves, send)
         return await _refuse(send, 404, f"there is no {method} {path}", "not_found")
 
     async def _set_leaving(self, name: str, leaves: bool, send: Send) -> None:
-        for one in self.upstreams:
+        for one in self._everyone:
             if one.name == name:
                 one.is_leaving = leaves
                 return await _reply(send, 200, one.shape(time.monotonic()))
-        names = ", ".join(one.name for one in self.upstreams)
+        names = ", ".join(one.name for one in self._everyone)
         return await _refuse(
             send, 404, f"no upstream {name[:80]!r}; there are {names}", "not_found"
         )
@@ -236,6 +235,14 @@ class RouterApp:
 OWN = frozenset(("/health", "/live", "/ready", "/metrics"))
 
 
+def _fields(body: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return None  # whoever gets it will say so
+    return found if isinstance(found, dict) else None
+
+
 async def _rest(receive: Receive) -> AsyncIterator[bytes]:
     while True:
         message = await receive()
@@ -250,7 +257,7 @@ def _forwarded(headers: Headers, scope: Scope) -> Headers:
     client = scope.get("client")
     before = b", ".join(v for n, v in headers if n == b"x-forwarded-for")
     address = str(client[0]).encode() if client else b"unknown"
-    kept = [(n, v) for n, v in headers if n != b"x-forwarded-for"]
+    kept = [(n, v) for n, v in headers if n not in (b"x-forwarded-for", *OWN_HEADERS)]
     return [*kept, (b"x-forwarded-for", before + b", " + address if before else address)]
 
 

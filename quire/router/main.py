@@ -9,6 +9,7 @@ import asyncio
 import logging
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from quire.config import EngineArgs
@@ -17,10 +18,10 @@ from quire.obs.log import configure_logging, log_event
 from quire.router.app import RouterApp
 from quire.router.choose import Chooser
 from quire.router.http_client import HttpClient
-from quire.router.prefill import Prefiller
 from quire.router.prompt_keys import PromptKeys, TextKeys, TokenKeys
 from quire.router.proxy import Proxy
 from quire.router.settings import RouterSettings
+from quire.router.tickets import Tickets
 from quire.router.upstream import Upstream
 from quire.router.watch import Watcher
 from quire.server.http_servers import make_http_server, stop_http_server
@@ -52,12 +53,18 @@ def prompt_keys_of(settings: RouterSettings) -> PromptKeys:
 
 
 async def serve(settings: RouterSettings, prompts: PromptKeys) -> int:
-    upstreams = [Upstream(address) for address in settings.upstreams]
-    clients = {one.name: HttpClient(one.address, settings.connect_s) for one in upstreams}
-    chooser = Chooser(settings.policy)
-    proxy = Proxy(upstreams, clients, chooser, settings.attempts, settings.head_s)
-    prefiller = Prefiller(settings.prefills, settings.connect_s, settings.head_s)
-    app = RouterApp(settings, upstreams, proxy, prompts, prefiller)
+    upstreams, helpers = (
+        [Upstream(address) for address in group] for group in (settings.upstreams, settings.prefill)
+    )
+    everyone = [*upstreams, *helpers]
+    clients = {one.name: HttpClient(one.address, settings.connect_s) for one in everyone}
+
+    def proxy_of(some: Sequence[Upstream]) -> Proxy:
+        chooser = Chooser(settings.policy)
+        return Proxy(some, clients, chooser, settings.attempts, settings.head_s)
+
+    tickets = Tickets(proxy_of(helpers)) if helpers else None
+    app = RouterApp(settings, upstreams, proxy_of(upstreams), prompts, tickets)
     listening = ServeSettings(
         host=settings.host, port=settings.port, http_server=settings.http_server
     )
@@ -66,7 +73,7 @@ async def serve(settings: RouterSettings, prompts: PromptKeys) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    watchers = [Watcher(one, clients[one.name], settings) for one in upstreams]
+    watchers = [Watcher(one, clients[one.name], settings) for one in everyone]
     tasks = [asyncio.ensure_future(watcher.run()) for watcher in watchers]
     serving = asyncio.ensure_future(http.serve())
     stopped = asyncio.ensure_future(stop.wait())
@@ -82,7 +89,6 @@ async def serve(settings: RouterSettings, prompts: PromptKeys) -> int:
         task.cancel()
     stop_http_server(http)
     await asyncio.wait([serving], timeout=2.0)
-    prefiller.close()
     for client in clients.values():
         client.close()
     return code

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from quire.router.choose import Chooser, Prompt
 from quire.router.http_client import Answer, Headers, HttpClient, NotAnswered
@@ -32,6 +32,7 @@ class Asked:
     more: AsyncIterator[bytes] | None = None  # the rest of a body too long to be kept
     may_repeat: bool = True  # it computes and stores nothing
     needs_home: bool = False  # it is about something that one upstream keeps
+    fields: dict[str, Any] | None = None  # of a body with a prompt
 
 
 class Placed(NamedTuple):

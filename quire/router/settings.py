@@ -47,7 +47,7 @@ class UpstreamAddress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     upstreams: tuple[UpstreamAddress, ...]
-    prefills: tuple[UpstreamAddress, ...] = ()  # compute prompts for them, and answer nothing
+    prefill: tuple[UpstreamAddress, ...] = ()  # engines that compute prompts for the others
     host: str = "127.0.0.1"
     port: int = 8000
     http_server: str = "granian"  # or "uvicorn"
@@ -65,7 +65,7 @@ class RouterSettings:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        names = [one.name for one in self.upstreams]
+        names = [one.name for one in (*self.upstreams, *self.prefill)]
         for name in names:
             if names.count(name) > 1:
                 raise BadRequest(f"two upstreams are called {name!r}; name them with NAME=URL")

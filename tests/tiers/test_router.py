@@ -40,20 +40,20 @@ class Apart:
         for server in (self.prefill, self.decode):
             server.__enter__()
         self.direct, self.decode.url = self.decode.url, f"http://127.0.0.1:{self.port}"
-        wait_until(self._is_routed, 20, "the router answers")
+        wait_until(self.are_up, 20, "the router knows both")
         return self
+
+    def are_up(self) -> bool:
+        if not self.decode.is_ready():
+            return False
+        known = self.decode.get("/router/upstreams")[1]["data"]
+        return [one["state"] for one in known] == ["up", "up"]
 
     def __exit__(self, *_: object) -> None:
         self.router.terminate()
         assert self.router.wait(10) == 0
         for server in (self.prefill, self.decode):
             server.stop()
-
-    def _is_routed(self) -> bool:
-        try:
-            return bool(self.decode.get("/ready")[0] == 200)
-        except OSError:
-            return False
 
     def ask(self, **fields: Any) -> Any:
         """Through the router, which has taken the decoding server's address here."""
@@ -62,7 +62,7 @@ class Apart:
         return answer
 
     def metric(self, name: str) -> float:
-        with urllib.request.urlopen(f"{self.direct}/metrics") as answer:
+        with urllib.request.urlopen(self.direct + "/metrics") as answer:
             text = answer.read().decode()
         lines = [line for line in text.splitlines() if line.startswith(f"quire:{name}")]
         return float(lines[0].split()[-1])
