@@ -7,6 +7,7 @@ An option that was not given stays None and is not passed on, so the one list of
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -81,17 +82,7 @@ def add_engine_flags(parser: VerbParser) -> None:
         const=False,
         help="compute every prompt in full",
     )
-    add("--kv-cache-memory", type=size_bytes, metavar="SIZE", help="such as 4GiB or 512MiB")
-    add("--kv-cache-dtype", metavar="NAME", help="auto, int8, fp8 or int4: more tokens in memory")
-    add(
-        "--kv-cache-dtype-skip-layers",
-        type=comma_list,
-        metavar="LIST",
-        help="layers that keep floats, such as 0,29 or sliding_window",
-    )
-    add("--kv-host-memory", type=size_bytes, metavar="SIZE", help="for pages that left the cache")
-    add("--kv-disk", metavar="DIR", help="keep pages there: restarts remember conversations")
-    add("--kv-disk-size", type=size_bytes, metavar="SIZE", help="most bytes there (default: 8GiB)")
+    _add_cache_flags(add)
     add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
     add("--scheduling-policy", metavar="NAME", help="fcfs, priority, or fair among keys")
     add("--target-gap-ms", type=float, metavar="MS", help="most that prompts may hold up a token")
@@ -122,6 +113,20 @@ def _add_rank_flags(parser: VerbParser) -> None:
         help="processes that hold the model together, to the same bits",
     )
     add("--rank-timeout-s", type=float, metavar="S", help="most that they wait for one another")
+
+
+def _add_cache_flags(add: Callable[..., object]) -> None:
+    add("--kv-cache-memory", type=size_bytes, metavar="SIZE", help="such as 4GiB or 512MiB")
+    add("--kv-cache-dtype", metavar="NAME", help="auto, int8, fp8 or int4: more tokens in memory")
+    add(
+        "--kv-cache-dtype-skip-layers",
+        type=comma_list,
+        metavar="LIST",
+        help="layers that keep floats, such as 0,29 or sliding_window",
+    )
+    add("--kv-host-memory", type=size_bytes, metavar="SIZE", help="for pages that left the cache")
+    add("--kv-disk", metavar="DIR", help="keep pages there: restarts remember conversations")
+    add("--kv-disk-size", type=size_bytes, metavar="SIZE", help="most bytes there (default: 8GiB)")
 
 
 def comma_list(text: str) -> tuple[str, ...]:

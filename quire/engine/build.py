@@ -110,13 +110,9 @@ def build_engine(
     balance_keys(model, cache)
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
-    decisions = [
-        *config.decisions,
-        Decision("attention", name, f"first that can do {dtype} on {device.type}"),
-        *cpu.decisions(ops),
-        *cache_decisions(cache),
-        *_group_decisions(cache.groups),
-    ]
+    attention = Decision("attention", name, f"first that can do {dtype} on {device.type}")
+    of_cache = [*cache_decisions(cache), *_group_decisions(cache.groups)]
+    decisions = [*config.decisions, attention, *cpu.decisions(ops), *of_cache]
     runs = Runs(model, backend, cache, rows)
     pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
