@@ -7,7 +7,6 @@ An option that was not given stays None and is not passed on, so the one list of
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +61,8 @@ def add_model(parser: VerbParser, *, positional: bool = True) -> None:
 
 def add_engine_flags(parser: VerbParser) -> None:
     _add_rank_flags(parser)
-    group = parser.add_argument_group("engine")
-    add = group.add_argument
+    _add_cache_flags(parser)
+    add = parser.add_argument_group("engine").add_argument
     add("--device", metavar="NAME", help="auto, cpu or cuda")
     add("--dtype", metavar="NAME", help="auto, float32, bfloat16 or float16")
     add(
@@ -74,15 +73,6 @@ def add_engine_flags(parser: VerbParser) -> None:
     add("--max-model-len", type=positive, metavar="N", help="most tokens of prompt and answer")
     add("--max-num-seqs", type=positive, metavar="N", help="most requests running at once")
     add("--max-num-batched-tokens", type=positive, metavar="N", help="most tokens fed in one step")
-    add("--page-size", type=positive, metavar="N", help="tokens in a page, a power of two")
-    add(
-        "--no-prefix-caching",
-        dest="prefix_caching",
-        action="store_const",
-        const=False,
-        help="compute every prompt in full",
-    )
-    _add_cache_flags(add)
     add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
     add("--scheduling-policy", metavar="NAME", help="fcfs, priority, or fair among keys")
     add("--target-gap-ms", type=float, metavar="MS", help="most that prompts may hold up a token")
@@ -103,19 +93,16 @@ def add_engine_flags(parser: VerbParser) -> None:
     )
 
 
-def _add_rank_flags(parser: VerbParser) -> None:
-    add = parser.add_argument_group("ranks").add_argument
+def _add_cache_flags(parser: VerbParser) -> None:
+    add = parser.add_argument_group("cache of keys and values").add_argument
+    add("--page-size", type=positive, metavar="N", help="tokens in a page, a power of two")
     add(
-        "--tensor-parallel-size",
-        "-tp",
-        type=positive,
-        metavar="N",
-        help="processes that hold the model together, to the same bits",
+        "--no-prefix-caching",
+        dest="prefix_caching",
+        action="store_const",
+        const=False,
+        help="compute every prompt in full",
     )
-    add("--rank-timeout-s", type=float, metavar="S", help="most that they wait for one another")
-
-
-def _add_cache_flags(add: Callable[..., object]) -> None:
     add("--kv-cache-memory", type=size_bytes, metavar="SIZE", help="such as 4GiB or 512MiB")
     add("--kv-cache-dtype", metavar="NAME", help="auto, int8, fp8 or int4: more tokens in memory")
     add(
@@ -127,6 +114,18 @@ def _add_cache_flags(add: Callable[..., object]) -> None:
     add("--kv-host-memory", type=size_bytes, metavar="SIZE", help="for pages that left the cache")
     add("--kv-disk", metavar="DIR", help="keep pages there: restarts remember conversations")
     add("--kv-disk-size", type=size_bytes, metavar="SIZE", help="most bytes there (default: 8GiB)")
+
+
+def _add_rank_flags(parser: VerbParser) -> None:
+    add = parser.add_argument_group("ranks").add_argument
+    add(
+        "--tensor-parallel-size",
+        "-tp",
+        type=positive,
+        metavar="N",
+        help="processes that hold the model together, to the same bits",
+    )
+    add("--rank-timeout-s", type=float, metavar="S", help="most that they wait for one another")
 
 
 def comma_list(text: str) -> tuple[str, ...]:

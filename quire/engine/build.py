@@ -111,8 +111,7 @@ def build_engine(
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
     attention = Decision("attention", name, f"first that can do {dtype} on {device.type}")
-    of_cache = [*cache_decisions(cache), *_group_decisions(cache.groups)]
-    decisions = [*config.decisions, attention, *cpu.decisions(ops), *of_cache]
+    decisions = [*config.decisions, attention, *cpu.decisions(ops), *_about_cache(cache)]
     runs = Runs(model, backend, cache, rows)
     pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
@@ -127,12 +126,17 @@ def build_engine(
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows, secret)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
-    adapters = open_adapters(args, runner, names_of(checkpoint.config, spec), decisions)
+    names = names_of(checkpoint.config, spec)
+    adapters = open_adapters(args, runner, names, decisions, seat.group)
     core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts, adapters)
     connect_tiers(tiers, core, runner)
     sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
     config = replace(config, cache=sized, decisions=tuple(decisions))
     return Engine(core, runner, config, spec, seat.group, tiers)
+
+
+def _about_cache(cache: CacheSpec) -> list[Decision]:
+    return [*cache_decisions(cache), *_group_decisions(cache.groups)]
 
 
 def _wish(

@@ -45,7 +45,7 @@ BEAT_S = 1.0
 IDLE_WAIT_S = 0.5
 CHECK_EVERY_S = 10.0  # idle bookkeeping checks walk every page: not after each short request
 CHECK_LATEST_S = 60.0  # a check this late does not stop when a command arrives
-STUCK, RANK_LOST = 71, 72  # exit codes
+STUCK = 71  # exit code
 NO_EXPERTS: Mapping[int, list[int]] = MappingProxyType({})
 
 
@@ -194,9 +194,7 @@ class EngineProcess:
         reports: dict[int, msg.Events] = {}
         for event in events:
             number = event.request_id >> ID_BITS
-            if number not in reports:
-                reports[number] = msg.Events([], [])
-            reports[number].events.append(event)
+            reports.setdefault(number, msg.Events([], [])).events.append(event)
         for one in about:
             reports[one.id >> ID_BITS].about.append(one)
         for number, report in reports.items():
@@ -351,9 +349,8 @@ class EngineProcess:
         while True:
             time.sleep(BEAT_S)
             stalled = time.monotonic() - self._turned if self._can_step else 0.0
-            if self.engine.group is not None and (why := self.engine.group.trouble()):
-                log_event("rank_lost", severity=logging.ERROR, why=why)
-                os._exit(RANK_LOST)
+            if self.engine.group is not None:
+                self.engine.group.exit_if_lost()
             if stalled > self.patience.exit_s:
                 log_event("engine_stuck", severity=logging.ERROR, seconds=round(stalled))
                 os._exit(STUCK)
