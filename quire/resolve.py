@@ -98,6 +98,12 @@ def _check_ranks(args: EngineArgs, device: str) -> None:
             f"got {asked} on {device}: ranks hold a model together on CPUs only so far; start one"
             " engine for each device, or use device='cpu'"
         )
+    if args.kv_host_memory or args.kv_disk or args.kv_role != "both":
+        raise NotSupported(
+            f"got {asked} with pages kept or offered outside the pool (kv_host_memory, kv_disk,"
+            " kv_role): a page is in parts on all ranks, and tiers keep those of one only so far;"
+            " leave them out, or use one rank"
+        )
     if args.speculative_config is not None:
         part = parse_speculative(args.speculative_config).model_part
         if part not in (None, "draft_model"):
@@ -109,6 +115,11 @@ def _check_ranks(args: EngineArgs, device: str) -> None:
 
 
 def _check_tiers(args: EngineArgs, device: str) -> None:
+    if args.tensor_parallel_size > 1 and has_tiers(args):
+        raise NotSupported(
+            f"got {tier_asked(args)} with tensor_parallel_size={args.tensor_parallel_size}: pages"
+            " are moved out of one process's pool only; drop one of the two"
+        )
     if device != "cpu" and has_tiers(args):
         raise NotSupported(
             f"got {tier_asked(args)} on {device}: pages are moved out of the pool on CPUs only so"

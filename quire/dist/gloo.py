@@ -41,7 +41,7 @@ class GlooComm:
         own = x if widths[self.rank] == widest else F.pad(x, (0, widest - widths[self.rank]))
         every = self._all(own)  # [ranks, rows, widest]
         if min(widths) == widest:
-            return every.transpose(0, 1).reshape(len(x), -1)
+            return every.transpose(0, 1).reshape(len(x), sum(widths))
         return torch.cat([each[:, :width] for each, width in zip(every, widths, strict=True)], 1)
 
     def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:

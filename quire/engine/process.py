@@ -45,7 +45,7 @@ BEAT_S = 1.0
 IDLE_WAIT_S = 0.5
 CHECK_EVERY_S = 10.0  # idle bookkeeping checks walk every page: not after each short request
 CHECK_LATEST_S = 60.0  # a check this late does not stop when a command arrives
-STUCK, RANK_LOST = 71, 72  # exit codes
+STUCK = 71  # exit code
 NO_EXPERTS: Mapping[int, list[int]] = MappingProxyType({})
 
 
@@ -180,7 +180,7 @@ class EngineProcess:
                 continue
             # Also at the first token: a stop string ends a request on the other side.
             if event.finish is not None or request.num_output <= len(event.tokens):
-                about.append(msg.about(request, self._ticket(request, event)))
+                about.append(msg.about(request, ticket_for(request, event, self.engine)))
             if event.finish is not None:
                 del self._requests[event.request_id]
         if len(self._peers) == 1:
@@ -188,13 +188,6 @@ class EngineProcess:
                 peer.send(msg.Events(events, about))
         else:
             self._share_out(events, about)
-
-    def _ticket(self, request: Request, event: TokenEvent) -> str:
-        """What another engine takes the pages of a finished prompt with, where that was asked."""
-        is_over = event.finish in ("stop", "length")
-        if not request.kv_lease or not is_over or self.engine.tiers is None:
-            return ""
-        return ticket_for(request, self.core, self.engine.tiers)
 
     def _share_out(self, events: list[TokenEvent], about: list[msg.About]) -> None:
         """To each its own."""
@@ -356,9 +349,8 @@ class EngineProcess:
         while True:
             time.sleep(BEAT_S)
             stalled = time.monotonic() - self._turned if self._can_step else 0.0
-            if self.engine.group is not None and (why := self.engine.group.trouble()):
-                log_event("rank_lost", severity=logging.ERROR, why=why)
-                os._exit(RANK_LOST)
+            if self.engine.group is not None:
+                self.engine.group.exit_if_lost()
             if stalled > self.patience.exit_s:
                 log_event("engine_stuck", severity=logging.ERROR, seconds=round(stalled))
                 os._exit(STUCK)

@@ -7,6 +7,7 @@ hears why. `rank_worker.py` is the far end.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import tempfile
@@ -26,12 +27,14 @@ from quire.engine.wire import receive
 from quire.errors import RankLost
 from quire.native.exchange import SharedComm, make_memory
 from quire.native.library import find_library
+from quire.obs.log import log_event
 from quire.step import StepPlan
 
 WORKER = "quire.engine.rank_worker"
 LOOK_S = 0.2  # between looks at whether processes that we wait for are alive
 START_S = 120.0  # for a process to import what it needs
 LAST_WORDS_S = 1.0
+LOST = 72  # exit code
 
 
 class RankGroup:
@@ -60,7 +63,7 @@ class RankGroup:
         if args.num_threads is None:
             args = replace(args, num_threads=max(1, usable_cpus() // self.size))
         self._num_models += 1
-        meeting = Path(self._folder.name) / f"model-{self._num_models}"
+        meeting = self._meeting
         if self.comm == "shared":
             make_memory(meeting, self.size)
         for other in self._others:
@@ -73,10 +76,22 @@ class RankGroup:
         """Raises RankLost. Loading takes as long as it takes."""
         self._send(msg.Pages(count))
         self._await(msg.Ready, None)
+        if self.comm == "shared":
+            self._meeting.unlink()  # everybody has it mapped; whatever kills us, none is left
 
     def announce(self, plan: StepPlan) -> None:
         """Everybody executes this plan next. Raises RankLost."""
         self._send(msg.Step(plan))
+
+    def put_adapter(self, number: int, path: str) -> None:
+        self._send(msg.PutAdapter(number, path))
+
+    def drop_adapter(self, number: int) -> None:
+        self._send(msg.DropAdapter(number))
+
+    @property
+    def _meeting(self) -> Path:
+        return Path(self._folder.name) / f"model-{self._num_models}"
 
     def forget(self) -> None:
         """The model's runner must not be used again."""
@@ -96,6 +111,12 @@ class RankGroup:
             if said:
                 return "; ".join(said)
         return self._why
+
+    def exit_if_lost(self) -> None:
+        """For a process that is started anew when it ends, even where nobody waits for a step."""
+        if (why := self.trouble()) is not None:
+            log_event("rank_lost", severity=logging.ERROR, why=why)
+            os._exit(LOST)
 
     def _lives(self) -> bool:
         return self.trouble() is None

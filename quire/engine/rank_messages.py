@@ -33,6 +33,17 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     plan: StepPlan
 
 
+class PutAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read an adapter from a folder, under a number that admissions name."""
+
+    number: int
+    path: str
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag=True):
+    number: int
+
+
 class End(msgspec.Struct, frozen=True, tag=True):
     """Forget the model; another may follow."""
 
@@ -51,7 +62,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Order = Begin | Pages | Step | End
+Order = Begin | Pages | Step | PutAdapter | DropAdapter | End
 Report = Here | Ready | Failed
 
 

@@ -59,13 +59,22 @@ def _serve(begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.s
         return pages.count
 
     # What the first rank measures and drafts reaches us in its plans.
-    args = replace(begin.args, skip_tokenizer_init=True, target_gap_ms=0.0, speculative_config=None)
+    args = replace(begin.args, skip_tokenizer_init=True, target_gap_ms=0.0, lora=None)
+    args = replace(args, speculative_config=None)
     seat = OtherSeat(args, ranks_of(begin), await_pages)
     runner = build_engine(args, open_model(args).checkpoint, seat=seat).runner
     link.sendall(msg.reports().frame(msg.Ready()))
-    while isinstance(order := inbox.get(), msg.Step):
-        runner.execute(order.plan).result()
-    assert isinstance(order, msg.End), f"got {order}, want a step"
+    assert runner.adapters is not None
+    while not isinstance(order := inbox.get(), msg.End):
+        match order:
+            case msg.Step(plan):
+                runner.execute(plan).result()
+            case msg.PutAdapter(number, path):
+                runner.adapters.put(number, path)
+            case msg.DropAdapter(number):
+                runner.adapters.drop(number)
+            case _:
+                raise AssertionError(f"got {order}, want a step")
 
 
 if __name__ == "__main__":

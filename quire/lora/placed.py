@@ -9,6 +9,7 @@ those of a step.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -84,7 +85,7 @@ def place(folder: AdapterFolder, model: Decoder, names: Mapping[str, Target]) ->
         if target is None or linear is None:
             raise _refusal(folder, module, target, model)
         begin, end = columns = _columns(linear, target.part)
-        num_out, num_in = end - begin, linear.weight.shape[1]
+        num_out, num_in = linear.weight.stored_shape(target.part)
         got = pair.expand.shape[0], pair.shrink.shape[1]
         if got != (num_out, num_in):
             raise CheckpointError(
@@ -94,7 +95,7 @@ def place(folder: AdapterFolder, model: Decoder, names: Mapping[str, Target]) ->
         own = found.setdefault(linear, {})
         if any(begin < other_end and other < end for other, other_end in own):
             raise CheckpointError(f"{folder.path}: {module} is there under two names")
-        own[columns] = pair
+        own[columns] = _own_outputs(pair, linear, target.part)
     deltas = {linear: Delta(pairs, model.ops) for linear, pairs in found.items()}
     sizes = (t.numel() * t.element_size() for p in folder.modules.values() for t in p.tensors)
     return Adapter(deltas, folder.digest, folder.rank, sum(sizes))
@@ -106,11 +107,6 @@ def check_model(model: Decoder) -> None:
         raise NotSupported(
             f"got an adapter on {model.device.type}: low-rank terms are added on CPUs only so far;"
             " merge the adapter into the model, or use device='cpu'"
-        )
-    if not model.ranks.is_alone:
-        raise NotSupported(
-            f"got an adapter with tensor_parallel_size={model.ranks.size}: ranks do not share"
-            " adapters so far; merge the adapter into the model, or use one rank"
         )
     if model.dtype != torch.float32:
         raise NotSupported(
@@ -147,6 +143,12 @@ def _refusal(
         f"{folder.path}: got an adapter of {module}: {what} are not adapted; train without it, or"
         " merge the adapter into the model"
     )
+
+
+def _own_outputs(pair: LowRank, linear: Linear, part: str | None) -> LowRank:
+    """Where other ranks have some outputs of the product, what adds to ours."""
+    rows = linear.weight.own_rows(part)
+    return pair if rows is None else replace(pair, expand=pair.expand[rows].contiguous())
 
 
 def _columns(linear: Linear, part: str | None) -> Columns:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from quire.config import EngineArgs
 from quire.dist.cuts import Cut, head_cuts, row_cuts, width_cuts
 from quire.errors import NotSupported
+from quire.models.registry import spec_of
+from quire.models.tiny_configs import tiny_config
+from quire.resolve import resolve
 
 
 @pytest.mark.parametrize("num_ranks", range(1, 7))
@@ -42,3 +48,20 @@ def test_more_ranks_than_heads_are_refused() -> None:
     """Red when ranks without a head are started."""
     with pytest.raises(NotSupported, match="tensor_parallel_size=4"):
         head_cuts(4, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "way_out"),
+    [
+        ({"kv_host_memory": 1 << 20}, "one rank"),
+        ({"kv_role": "prefill"}, "one rank"),
+        ({"speculative_config": {"method": "early_exit"}}, "draft_model"),
+        ({"tensor_parallel_size": 0}, "from 1 to"),
+        ({"rank_timeout_s": -1.0}, "above 0"),
+    ],
+)
+def test_what_ranks_cannot_do_is_said(changes: dict[str, Any], way_out: str) -> None:
+    """Red when ranks start with something that only one of them would take part in."""
+    args = EngineArgs(**{"device": "cpu", "tensor_parallel_size": 2, **changes})
+    with pytest.raises(NotSupported, match=way_out):
+        resolve(args, spec_of(tiny_config("llama")))

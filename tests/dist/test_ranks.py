@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from quire import LLM, SamplingParams
 from quire.engine.rank_group import RankGroup
+from quire.lora.request import LoRARequest
 from quire.models.tiny import tiny_model
-from tests.dist.group import PARAMS, alone, answers, model_on
+from tests.dist.group import PARAMS, PROMPTS, alone, answers, model_on, said
+from tests.lora.cases import write_adapter
 
 IS_LONG = bool(os.environ.get("QUIRE_LONG_TESTS"))
 
@@ -69,6 +72,20 @@ def test_two_ranks_give_the_bits_of_one(name: str, group: RankGroup, tmp_path: P
 
 
 @pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
+@pytest.mark.parametrize("name", ["uneven", "int8", "latents"])
+def test_ranks_over_sockets(name: str, tmp_path: Path) -> None:
+    """Red as above, where memory cannot be shared."""
+    family, changes, args = CASES[name]
+    folder = tiny_model(family, tmp_path, **changes)
+    group = RankGroup(2, comm="gloo")
+    try:
+        with model_on(group, folder, **args) as llm:
+            assert answers(llm) == answers(alone(folder, **args))
+    finally:
+        group.close()
+
+
+@pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
 def test_four_ranks_give_the_bits_of_one(tmp_path: Path) -> None:
     """Red as above, and where ranks outnumber key heads."""
     group = RankGroup(4)
@@ -111,6 +128,27 @@ def test_a_model_that_drafts_stays_on_the_first_rank(group: RankGroup, tmp_path:
     with model_on(group, folder, **args) as llm:
         assert answers(llm) == expected
         assert llm.stats().num_drafted_tokens > 0
+
+
+def test_adapters_are_shared_out(group: RankGroup, tmp_path: Path) -> None:
+    """Red when a rank adds what another rank's outputs get, or misses that an adapter came."""
+    folder = tiny_model("qwen3", tmp_path / "model", num_hidden_layers=1, hidden_size=64)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    first, second = (
+        str(write_adapter(tmp_path / name, theirs, seed=seed))
+        for seed, name in enumerate(("first", "second"))
+    )
+    asked = [LoRARequest("first"), None, LoRARequest("second", 2, second), LoRARequest("first")]
+
+    def adapted(llm: LLM) -> list[object]:
+        made = llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=asked)
+        return [said(output) for output in made]
+
+    args = {"lora": {"first": first}, "quantization": "rtn-int4-g32"}
+    expected = adapted(alone(folder, **args))
+    assert expected != answers(alone(folder, quantization="rtn-int4-g32"))
+    with model_on(group, folder, **args) as llm:
+        assert adapted(llm) == expected
 
 
 def test_random_weights_are_shared_out(group: RankGroup, tmp_path: Path) -> None:
