@@ -70,6 +70,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "layer by layer": {"enforce_eager": True},
     "few in memory": {"max_loras": 1},
     "drafts": {"speculative_config": {"method": "suffix", "num_speculative_tokens": 3}},
+    "drafts by its own layers": {
+        "speculative_config": {"method": "early_exit", "num_speculative_tokens": 2}
+    },
 }
 
 
