@@ -34,13 +34,15 @@ WORKER = "quire.engine.rank_worker"
 LOOK_S = 0.2  # between looks at whether processes that we wait for are alive
 START_S = 120.0  # for a process to import what it needs
 LAST_WORDS_S = 1.0
+DEADLINE_S = 60.0
 LOST = 72  # exit code
 
 
 class RankGroup:
-    def __init__(self, size: int, comm: str = "auto") -> None:
-        """`comm`: how ranks talk in a step, "shared" or "gloo"; "auto": the first that can be."""
-        self.size = size
+    def __init__(self, size: int, comm: str = "auto", deadline_s: float = DEADLINE_S) -> None:
+        """`comm`: how ranks talk in a step, "shared" or "gloo"; "auto": the first that can be.
+        `deadline_s`: how long they wait for one another there."""
+        self.size, self.deadline_s = size, deadline_s
         if comm == "auto":
             comm = "gloo" if find_library().library is None else "shared"
         self.comm = comm
@@ -66,11 +68,14 @@ class RankGroup:
         meeting = self._meeting
         if self.comm == "shared":
             make_memory(meeting, self.size)
+
+        def order(rank: int) -> msg.Begin:
+            return msg.Begin(args, rank, self.size, str(meeting), self.comm, self.deadline_s)
+
         for other in self._others:
-            order = msg.Begin(args, other.rank, self.size, str(meeting), self.comm)
-            self._send(order, (other,))
-            other.link.settimeout(args.rank_timeout_s)
-        return args, ranks_of(msg.Begin(args, 0, self.size, str(meeting), self.comm), self._lives)
+            self._send(order(other.rank), (other,))
+            other.link.settimeout(self.deadline_s)
+        return args, ranks_of(order(0), self._lives)
 
     def set_pages(self, count: int) -> None:
         """Raises RankLost. Loading takes as long as it takes."""
@@ -175,7 +180,7 @@ class RankGroup:
 
 def ranks_of(begin: msg.Begin, lives: Callable[[], bool] = lambda: True) -> Ranks:
     """The place of a rank among those that were told the same; `lives`: whether they still do."""
-    meeting, deadline_s = Path(begin.meeting), begin.args.rank_timeout_s
+    meeting, deadline_s = Path(begin.meeting), begin.deadline_s
     library = find_library().library
     if begin.comm == "shared" and library is not None:
         place = begin.rank, begin.size
