@@ -47,6 +47,7 @@ class Plan:
     threads: int
     num_requests: int
     num_tokens: int
+    num_streams: int
 
     def body(self, number: int, **fields: Any) -> dict[str, Any]:
         """One of the requests; prompts differ from their first word on, so none is cached."""
@@ -185,10 +186,11 @@ def overhead(plan: Plan) -> dict[str, Any]:
     }
 
 
-def idle(plan: Plan, num_streams: int = 1_000) -> dict[str, Any]:
+def idle(plan: Plan) -> dict[str, Any]:
     """Memory of the API process for each stream that is open and waits; the engine is paused."""
+    num_streams = plan.num_streams
     limits = ("--max-queued-requests", str(2 * num_streams), "--queue-timeout", "600")
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1_000}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300}
 
     async def work(served: Served) -> dict[str, Any]:
         api = served.api
@@ -207,7 +209,9 @@ def idle(plan: Plan, num_streams: int = 1_000) -> dict[str, Any]:
         assert status == 200 and all(client.seen.status == 200 for client in clients)
         for client in clients:
             client.hang_up()
-        await asyncio.to_thread(served.wait_idle)
+        begun = time.perf_counter()
+        await asyncio.to_thread(served.wait_idle, 180.0)
+        left = time.perf_counter() - begun
         await asyncio.sleep(1.0)
         return {
             "streams": num_streams,
@@ -215,6 +219,7 @@ def idle(plan: Plan, num_streams: int = 1_000) -> dict[str, Any]:
             "kb_per_stream_after": round((api.memory_info().rss - before) / num_streams / 1024, 1),
             "open_s": round(opened, 2),
             "health_ms_meanwhile": round(health * 1e3, 1),
+            "all_gone_s": round(left, 2),
         }
 
     with plan.served(*limits) as served:
@@ -327,11 +332,13 @@ def make_plan(args: argparse.Namespace, folder: Path) -> Plan:
     if args.model is None:
         model = write_tiny_folder(folder, max_position_embeddings=4_096)
         flags = ("--device", "cpu", "--load-format", "dummy", *http)
-        return Plan(model, flags, True, args.threads, args.requests or 64, args.tokens or 200)
+        load = (args.requests or 64, args.tokens or 200, args.streams)
+        return Plan(model, flags, True, args.threads, *load)
     from quire.load.hub import resolve_model
 
     model = Path(resolve_model(args.model))
-    return Plan(model, http, False, args.threads, args.requests or 64, args.tokens or 48)
+    load = (args.requests or 64, args.tokens or 48, args.streams)
+    return Plan(model, http, False, args.threads, *load)
 
 
 def main() -> None:
@@ -341,6 +348,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of the engine (default: 1)")
     parser.add_argument("--requests", type=int, help="in one round of load")
     parser.add_argument("--tokens", type=int, help="generated for each")
+    parser.add_argument("--streams", type=int, default=1_000, help="held open by idle")
     parser.add_argument("--http-server", choices=("granian", "uvicorn"), default="granian")
     args = parser.parse_args()
     if unknown := set(args.modes) - MODES.keys():

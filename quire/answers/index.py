@@ -64,20 +64,18 @@ class SimilarIndex:
         self._keys.pop()
         self._frames.pop()
 
-    def nearest(self, features: Vector, frame: bytes) -> Candidate | None:
-        """The most similar entry; among equals one that was asked in the same way."""
-        if not self._keys:
-            return None
+    def nearest(self, features: Vector, frame: bytes, count: int = 1) -> list[Candidate]:
+        """The most similar entries, best first; among equals those asked in the same way."""
         found = self._rows[: len(self._keys)] @ features  # [entries]
         same = np.fromiter((f == frame for f in self._frames), bool, len(self._frames))
-        at = int(np.argmax(found + 1e-3 * same))
-        return Candidate(self._keys[at], float(found[at]), bool(same[at]))
+        order = np.argsort(-(found + 1e-3 * same), kind="stable")[:count]
+        return [Candidate(self._keys[at], float(found[at]), bool(same[at])) for at in order]
 
-    def nearest_framed(self, features: Vector, frame: bytes) -> Candidate | None:
+    def nearest_framed(self, features: Vector, frame: bytes) -> list[Candidate]:
         """The most similar entry that was asked in the same way."""
         same = [at for at, other in enumerate(self._frames) if other == frame]
         if not same:
-            return None
+            return []
         found = self._rows[same] @ features
         best = int(np.argmax(found))
-        return Candidate(self._keys[same[best]], float(found[best]), True)
+        return [Candidate(self._keys[same[best]], float(found[best]), True)]

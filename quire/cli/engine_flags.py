@@ -60,6 +60,7 @@ def add_model(parser: VerbParser, *, positional: bool = True) -> None:
 
 def add_engine_flags(parser: VerbParser) -> None:
     _add_rank_flags(parser)
+    _add_cache_flags(parser)
     add = parser.add_argument_group("engine").add_argument
     add("--device", metavar="NAME", help="auto, cpu or cuda")
     add("--dtype", metavar="NAME", help="auto, float32, bfloat16 or float16")
@@ -71,6 +72,28 @@ def add_engine_flags(parser: VerbParser) -> None:
     add("--max-model-len", type=positive, metavar="N", help="most tokens of prompt and answer")
     add("--max-num-seqs", type=positive, metavar="N", help="most requests running at once")
     add("--max-num-batched-tokens", type=positive, metavar="N", help="most tokens fed in one step")
+    add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
+    add("--scheduling-policy", metavar="NAME", help="fcfs, priority, or fair among keys")
+    add("--target-gap-ms", type=float, metavar="MS", help="most that prompts may hold up a token")
+    add("--seed", dest="engine_seed", type=int, metavar="N", help="makes what is drawn repeat")
+    add("--load-format", metavar="NAME", help="auto, or dummy for random weights")
+    add("--threads", type=positive, metavar="N", help="CPU threads")
+    add(
+        "--enforce-eager",
+        action="store_const",
+        const=True,
+        help="layer by layer: no CUDA graphs, no recorded steps",
+    )
+    add(
+        "--speculative-config",
+        type=json_object,
+        metavar="JSON",
+        help="""who drafts, such as '{"method": "suffix"}'""",
+    )
+
+
+def _add_cache_flags(parser: VerbParser) -> None:
+    add = parser.add_argument_group("cache of keys and values").add_argument
     add("--page-size", type=positive, metavar="N", help="tokens in a page, a power of two")
     add(
         "--no-prefix-caching",
@@ -90,24 +113,6 @@ def add_engine_flags(parser: VerbParser) -> None:
     add("--kv-host-memory", type=size_bytes, metavar="SIZE", help="for pages that left the cache")
     add("--kv-disk", metavar="DIR", help="keep pages there: restarts remember conversations")
     add("--kv-disk-size", type=size_bytes, metavar="SIZE", help="most bytes there (default: 8GiB)")
-    add("--gpu-memory-utilization", type=float, metavar="X", help="share of GPU memory to use")
-    add("--scheduling-policy", metavar="NAME", help="fcfs, priority, or fair among keys")
-    add("--target-gap-ms", type=float, metavar="MS", help="most that prompts may hold up a token")
-    add("--seed", dest="engine_seed", type=int, metavar="N", help="makes what is drawn repeat")
-    add("--load-format", metavar="NAME", help="auto, or dummy for random weights")
-    add("--threads", type=positive, metavar="N", help="CPU threads")
-    add(
-        "--enforce-eager",
-        action="store_const",
-        const=True,
-        help="layer by layer: no CUDA graphs, no recorded steps",
-    )
-    add(
-        "--speculative-config",
-        type=json_object,
-        metavar="JSON",
-        help="""who drafts, such as '{"method": "suffix"}'""",
-    )
 
 
 def _add_rank_flags(parser: VerbParser) -> None:

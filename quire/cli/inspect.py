@@ -81,6 +81,7 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     from quire.engine.build import max_inflight
     from quire.engine.cache_form import cache_decisions, cache_wish, plain_form
     from quire.engine.cpu_path import CpuPath
+    from quire.engine.tier_parts import planned_tiers
     from quire.kv.groups import PageNeeds, layer_groups
     from quire.load.fit import check_fit
     from quire.models.kv_cache import cache_of
@@ -111,7 +112,7 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     bandwidth, step = bandwidth_of(device), step_weights(held, spec.tied)
     rates = decode_rates(spec, context or longest, step, cache, bandwidth)
     decisions = [*config.decisions, *cpu.kernel_decisions(), *cache_decisions(cache)]
-    decisions += _pack_decisions(args, opened, cpu, device)
+    decisions += [*_pack_decisions(args, opened, cpu, device), *planned_tiers(args, cache)]
     decisions.append(_cache_decision(config, device, plan, weights, needs))
     forms = by_part(held)
     return Inspection(facts, context or longest, plan, forms, bandwidth, rates, decisions)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.main import did_you_mean
 from quire.cli.parser import VerbParser, positive
 from quire.cli.show import note, print_json, print_table
+from quire.errors import BadRequest
 
 if TYPE_CHECKING:
     from quire.compress.calibration import Calibration
@@ -49,6 +51,11 @@ def share(text: str) -> float:
     if not 0.0 < value < 1.0:
         raise ArgumentTypeError(f"got {text!r}, want a share above 0 and below 1, such as 0.5")
     return value
+
+
+def check_method(method: str, known: Sequence[str]) -> None:
+    if method not in known:
+        raise BadRequest(f"unknown method {method!r}{did_you_mean(method, known)}")
 
 
 def kept_of(words: str | None, method: str) -> tuple[str, ...]:

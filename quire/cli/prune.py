@@ -5,10 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 
 from quire.cli.judging import add_report_flags, judge_and_show
-from quire.cli.main import did_you_mean
 from quire.cli.parser import VerbParser
-from quire.cli.passes import add_keep, add_pass_flags, kept_of, run_pass, share
-from quire.errors import BadRequest
+from quire.cli.passes import add_keep, add_pass_flags, check_method, kept_of, run_pass, share
 
 EXAMPLES = """
 quire prune smollm2-135m-instruct --method sparsegpt --pattern 2:4 --out smollm2-24
@@ -43,9 +41,7 @@ def build_parser() -> VerbParser:
 def run(args: Namespace) -> int:
     from quire.compress.methods import PRUNERS
 
-    known = list(PRUNERS.entries)
-    if args.method not in known:
-        raise BadRequest(f"unknown method {args.method!r}{did_you_mean(args.method, known)}")
+    check_method(args.method, list(PRUNERS.entries))
     from quire.compress.passes.recipe import Recipe
 
     recipe = Recipe(

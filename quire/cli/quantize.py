@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from quire.cli.main import did_you_mean
 from quire.cli.parser import VerbParser, whole
-from quire.cli.passes import add_keep, add_pass_flags, kept_of, run_pass, show
-from quire.errors import BadRequest
+from quire.cli.passes import add_keep, add_pass_flags, check_method, kept_of, run_pass, show
 
 EXAMPLES = """
 quire quantize qwen2.5-coder-0.5b-instruct --method gptq --out qwen-gptq
@@ -46,8 +44,7 @@ def build_parser() -> VerbParser:
 def run(args: Namespace) -> int:
     from quire.compress.methods import METHODS
 
-    if args.method not in METHODS:
-        raise BadRequest(f"unknown method {args.method!r}{did_you_mean(args.method, METHODS)}")
+    check_method(args.method, METHODS)
     from quire.compress.passes.recipe import Recipe
 
     recipe = Recipe(

@@ -91,14 +91,17 @@ def engine_fields(args: Namespace, download: bool) -> dict[str, Any]:
 
 
 def _engine(args: Namespace, download: bool) -> EngineArgs:
+    make = engine_args if download else checked_args
+    return _hinted(args, make(args, seed=args.engine_seed, **adapter_options(args)))
+
+
+def _hinted(args: Namespace, engine: EngineArgs) -> EngineArgs:
+    """With hints, where answers that were given before may be such."""
     from quire.speculative import with_hints
 
-    made = (engine_args if download else checked_args)(
-        args, seed=args.engine_seed, **adapter_options(args)
-    )
-    if args.answer_cache in ("draft", "answer"):
-        made = replace(made, speculative_config=with_hints(made.speculative_config))
-    return made
+    if args.answer_cache not in ("draft", "answer"):
+        return engine
+    return replace(engine, speculative_config=with_hints(engine.speculative_config))
 
 
 def model_settings(args: Namespace, wanted: Wanted, download: bool) -> ModelSettings:
@@ -111,7 +114,7 @@ def model_settings(args: Namespace, wanted: Wanted, download: bool) -> ModelSett
     options = engine_options(args) | {"seed": args.engine_seed} | wanted.options
     model = str(fetch(wanted.model)) if download else wanted.model
     try:
-        engine = EngineArgs(model=model, **options)
+        engine = _hinted(args, EngineArgs(model=model, **options))
     except TypeError as error:
         raise BadRequest(f"models.{wanted.name}: {error}") from None
     check_args(engine)

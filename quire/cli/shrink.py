@@ -11,7 +11,8 @@ from quire.cli.passes import add_pass_flags, run_pass
 EXAMPLES = """
 quire shrink smollm2-135m-instruct --layers 24 --out smollm2-24-layers
 quire shrink MODEL --mlp 1024 --kv-heads 2 --out DIR
-quire shrink MODEL --hidden 512 --out DIR                then quire distill, with DIR as student
+quire shrink MODEL --hidden 512 --out DIR
+quire distill MODEL --kind student --from DIR --out student
 """
 
 

@@ -24,9 +24,10 @@ class AdapterVerbs:
     def listed(self) -> list[msg.AdapterInfo]:
         if self._adapters is None:
             return []
+        found = ((entry, entry.facts) for entry in self._adapters.entries())
         return [
-            msg.AdapterInfo(entry.name, entry.path, entry.facts.rank, entry.facts.num_bytes)
-            for entry in self._adapters.entries()
+            msg.AdapterInfo(entry.name, entry.path, facts.rank, facts.num_bytes, facts.digest)
+            for entry, facts in found
         ]
 
     def greet(self, peer: Peer) -> None:

@@ -110,9 +110,8 @@ def build_engine(
     balance_keys(model, cache)
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
-    why = f"first that can do {dtype} on {device.type}"
-    decisions = [*config.decisions, Decision("attention", name, why), *cpu.decisions(ops)]
-    decisions += [*cache_decisions(cache), *_group_decisions(cache.groups)]
+    attention = Decision("attention", name, f"first that can do {dtype} on {device.type}")
+    decisions = [*config.decisions, attention, *cpu.decisions(ops), *_about_cache(cache)]
     runs = Runs(model, backend, cache, rows)
     pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
@@ -134,6 +133,10 @@ def build_engine(
     sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
     config = replace(config, cache=sized, decisions=tuple(decisions))
     return Engine(core, runner, config, spec, seat.group, tiers)
+
+
+def _about_cache(cache: CacheSpec) -> list[Decision]:
+    return [*cache_decisions(cache), *_group_decisions(cache.groups)]
 
 
 def _wish(

@@ -126,6 +126,7 @@ class AdapterInfo(msgspec.Struct, frozen=True, array_like=True):
     path: str
     rank: int
     num_bytes: int
+    digest: bytes = b""  # of its weights: cached answers are found by it
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

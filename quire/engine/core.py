@@ -26,6 +26,8 @@ from quire.step import Pending, Runner, StepPlan, TokenEvent
 ARRIVAL_NAP_S = 0.001  # the same, for pages on their way
 COMPILE_NAP_S = 0.005  # how long a step with nothing else to do waits for a grammar
 
+OnStep = Callable[[int, float], None]  # tokens of a step, and its seconds
+
 
 class EngineCore:
     def __init__(
@@ -41,7 +43,7 @@ class EngineCore:
         self.drafts, self.adapters = drafts, adapters
         self.lag = 1 if overlap else 0
         self.last_plan = StepPlan()  # for whoever watches
-        self.on_step: Callable[[int, float], None] | None = None  # told of tokens and seconds
+        self.on_step: OnStep | None = None  # where pages are kept outside the pool
         self._inflight: deque[tuple[StepPlan, Pending]] = deque()
 
     def add(self, request: Request) -> None:
@@ -104,10 +106,8 @@ class EngineCore:
             if self.drafts is not None:
                 self.drafts.learn(settled, news)
             events += news
-        if launched and self.on_step is not None:
-            self.on_step(plan.num_tokens, time.perf_counter() - begun)
-        if not self.scheduler.has_work:
-            self.save_now()
+        if self.on_step is not None:
+            self._tend_tiers(self.on_step, plan, time.perf_counter() - begun)
         if self.grammars is not None:
             events += self._tend(self.grammars, events)
         if self.adapters is not None:
@@ -128,6 +128,13 @@ class EngineCore:
             if event.finish is not None:
                 adapters.leave(event.request_id)
         return adapters.collect(self._pass_on) if len(adapters) else []
+
+    def _tend_tiers(self, tell: OnStep, plan: StepPlan, seconds: float) -> None:
+        """Say how long a step took; save the last pages when nobody is left to plan a step for."""
+        if plan.works:
+            tell(plan.num_tokens, seconds)
+        if not self.scheduler.has_work:
+            self.save_now()
 
     def save_now(self) -> None:
         """Save pages that were published last, and do not wait for the next step."""

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from quire.engine.core import EngineCore
+from typing import TYPE_CHECKING
+
 from quire.request import Request
-from quire.tiers.tiers import Tiers
+from quire.step import TokenEvent
+
+if TYPE_CHECKING:
+    from quire.engine.build import Engine
 
 
-def ticket_for(request: Request, core: EngineCore, tiers: Tiers) -> str:
-    """A ticket for all full pages of the prompt; empty: there is nothing to lend."""
-    transfers = core.scheduler.kv.transfers
-    if transfers is None:
+def ticket_for(request: Request, event: TokenEvent, engine: Engine) -> str:
+    """What another engine takes all full pages of a prompt with; empty: nobody asked for them, or
+    there are none."""
+    is_over = event.finish in ("stop", "length")
+    if not request.kv_lease or not is_over or engine.tiers is None:
         return ""
+    transfers = engine.core.scheduler.kv.transfers
+    assert transfers is not None, "tiers that nobody connected"
     nodes = transfers.lend(request)
-    core.save_now()
-    ticket = tiers.offer(nodes)
+    engine.core.save_now()
+    ticket = engine.tiers.offer(nodes)
     transfers.let_go(request)
     return ticket

@@ -180,7 +180,7 @@ class EngineProcess:
                 continue
             # Also at the first token: a stop string ends a request on the other side.
             if event.finish is not None or request.num_output <= len(event.tokens):
-                about.append(msg.about(request, self._ticket(request, event)))
+                about.append(msg.about(request, ticket_for(request, event, self.engine)))
             if event.finish is not None:
                 del self._requests[event.request_id]
         if len(self._peers) == 1:
@@ -189,21 +189,12 @@ class EngineProcess:
         else:
             self._share_out(events, about)
 
-    def _ticket(self, request: Request, event: TokenEvent) -> str:
-        """What another engine takes the pages of a finished prompt with, where that was asked."""
-        is_over = event.finish in ("stop", "length")
-        if not request.kv_lease or not is_over or self.engine.tiers is None:
-            return ""
-        return ticket_for(request, self.core, self.engine.tiers)
-
     def _share_out(self, events: list[TokenEvent], about: list[msg.About]) -> None:
         """To each its own."""
         reports: dict[int, msg.Events] = {}
         for event in events:
             number = event.request_id >> ID_BITS
-            if number not in reports:
-                reports[number] = msg.Events([], [])
-            reports[number].events.append(event)
+            reports.setdefault(number, msg.Events([], [])).events.append(event)
         for one in about:
             reports[one.id >> ID_BITS].about.append(one)
         for number, report in reports.items():

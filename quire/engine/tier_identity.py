@@ -30,7 +30,7 @@ from quire.models.spec import ModelSpec
 from quire.nn.ops import Ops
 
 PACKAGE = Path(__file__).parent.parent
-SOURCES = ("attn", "kernels", "load", "models", "native", "nn", "ops", "quant")
+SOURCES = ("attn", "kernels", "load", "lora", "models", "native", "nn", "ops", "quant")
 BY_LENGTH = ("dynamic", "longrope")  # rotations that depend on the longest context
 
 
@@ -92,6 +92,7 @@ def _files_digest(paths: Sequence[Path], memo: Path) -> str:
         # Two changes this close may leave the same times behind.
         if max(facts.st_mtime, facts.st_ctime) < time.time() - SETTLED_S:
             kept[name] = digests[-1]
+    memo.touch(mode=0o600)
     memo.write_text(json.dumps(kept), encoding="utf-8")
     return "\n".join(digests)
 

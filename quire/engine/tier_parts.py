@@ -23,6 +23,7 @@ from quire.disagg.sockets import SocketConnector
 from quire.engine.core import EngineCore
 from quire.engine.tier_identity import PageMakers, fingerprint
 from quire.errors import NotSupported, TransferError
+from quire.kv.spec import CacheSpec
 from quire.memory.sizing import size_text
 from quire.memory.transfer import PageTransfer
 from quire.obs.log import log_event
@@ -58,12 +59,10 @@ def open_tiers(
 ) -> TierParts:
     if not has_tiers(args):
         return TierParts(None, None)
-    limit = args.kv_host_memory or (LENT_MEMORY if args.kv_role == "prefill" else 0)
+    limit = _memory_limit(args)
     memory = MemoryShelf(limit)
     if limit:
-        holds = limit // node_bytes * made.cache.page_size
-        why = f"{holds:,} tokens that the pool may forget"
-        decisions.append(Decision("kv host memory", size_text(limit), why))
+        decisions.append(_holds("kv host memory", limit, made.cache))
     secret = None
     if args.kv_role != "both" or args.kv_secret:
         secret = _common_secret(args)
@@ -84,6 +83,23 @@ def open_tiers(
         assert secret is not None
         tiers.remote = _connector(args, tiers, secret, made, decisions)
     return TierParts(tiers, secret)
+
+
+def planned_tiers(args: EngineArgs, cache: CacheSpec) -> list[Decision]:
+    """What each tier would hold, before anything is opened: for `quire inspect`."""
+    sizes = {"kv host memory": _memory_limit(args)}
+    if args.kv_disk:
+        sizes["kv disk"] = args.kv_disk_size or DISK_SIZE
+    return [_holds(what, size, cache) for what, size in sizes.items() if size]
+
+
+def _memory_limit(args: EngineArgs) -> int:
+    return args.kv_host_memory or (LENT_MEMORY if args.kv_role == "prefill" else 0)
+
+
+def _holds(what: str, size: int, cache: CacheSpec) -> Decision:
+    tokens = size // (len(cache.groups) * cache.page_bytes) * cache.page_size
+    return Decision(what, size_text(size), f"{tokens:,} tokens that the pool may forget")
 
 
 def connect_tiers(tiers: Tiers | None, core: EngineCore, runner: ModelRunner) -> None:

@@ -31,7 +31,7 @@ from quire.runner.upload import IntArray, Uploader
 from quire.spec.speculation import SpecCounts
 from quire.step import Admission, Work
 
-WAITING = 64  # positions of a request that are read at once if no drafts are asked for before
+WAITING = 32  # positions of a request that are read at once if no drafts are asked for before
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ class FeatureDrafter:
             assert states.every is not None, "a step without the states asked for"
             whole = states.every.clone()
         ends = shape.query_ends.tolist()
+        due: list[tuple[Work, int]] = []
         for work, end in zip(works, ends, strict=False):  # what pads a step comes last
             if not self._target.rows.may_draft(work.row):
                 continue
@@ -81,7 +82,8 @@ class FeatureDrafter:
             # Of the last position the next token is not known, of drafts nothing is.
             stop = work.start + (0 if work.num_drafts else work.num_tokens - 1)
             if self._kept.num_before(work.row, stop) >= WAITING:
-                self._read(work, stop)
+                due.append((work, stop))
+        self._read(due)
         self.counts.seconds += time.perf_counter() - begun
 
     def fill(self, works: Sequence[Work]) -> None:
@@ -100,7 +102,7 @@ class FeatureDrafter:
         for work in works:
             count = self._kept.num_before(work.row, work.start)
             if count > self.max_tokens:
-                self._read(work, work.start - 1)
+                self._read([(work, work.start - 1)])
                 count = 1
             if batch and num_tokens + count > self.max_tokens:
                 yield batch
@@ -125,13 +127,21 @@ class FeatureDrafter:
             works = [works[i] for i in on]
             fed = [Work(w.request_id, w.row, w.start + depth, 1, True) for w in works]
 
-    def _read(self, work: Work, stop: int) -> None:
-        """Positions before `stop`, for their keys and values alone."""
-        start, states = self._kept.take(work.row, stop)
-        for part in states.split(self.max_tokens):
-            fed = Work(work.request_id, work.row, start, len(part), False)
-            self._store([fed], self.layer.head.features(part))
-            start += len(part)
+    def _read(self, due: Iterable[tuple[Work, int]]) -> None:
+        """Positions of these works' rows before the numbers beside them, for keys and values."""
+        fed: list[Work] = []
+        parts: list[Tensor] = []
+        for work, stop in due:
+            start, states = self._kept.take(work.row, stop)
+            for part in states.split(self.max_tokens):
+                if sum(map(len, parts)) + len(part) > self.max_tokens:
+                    self._store(fed, self.layer.head.features(torch.cat(parts)))
+                    fed, parts = [], []
+                fed.append(Work(work.request_id, work.row, start, len(part), False))
+                parts.append(part)
+                start += len(part)
+        if fed:
+            self._store(fed, self.layer.head.features(torch.cat(parts)))
 
     def _store(self, fed: Sequence[Work], features: Tensor) -> tuple[Stored, LayerContext]:
         """Keys and values of all; what comes back is of those that something is drawn from."""

@@ -15,11 +15,12 @@ comes from the key that runs most, the last to start first; so the first to star
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from quire.request import Request, RequestId
-from quire.sched.queue import BEHIND_ALL, WaitingLine
+from quire.sched.queue import BEHIND_ALL, Place, WaitingLine, take_out
 
 BACKGROUND = "\0background"  # a line of its own, behind all; no key is called so
 
@@ -27,14 +28,14 @@ BACKGROUND = "\0background"  # a line of its own, behind all; no key is called s
 class FairLine(WaitingLine):
     def __init__(self) -> None:
         super().__init__(lambda r: r.turn + (BEHIND_ALL if r.is_background else 0.0))
-        self._lines: dict[str, list[tuple[float, int, Request]]] = {}  # heaps, none empty
+        self._lines: dict[str, list[Place]] = {}  # sorted, none empty
         self._served: dict[str, float] = {}  # tokens over weight, by key
         self._clock = 0.0  # service of the key that was next last time
         self._promised: str | None = None  # the line that somebody made room for
 
     def __iter__(self) -> Iterator[Request]:
         """In order of service, as if every request cost its prompt and nothing else."""
-        lines = {name: sorted(line, reverse=True) for name, line in self._lines.items()}
+        lines = {name: line[::-1] for name, line in self._lines.items()}
         heads = [(*self._place(name, line[-1][2]), name) for name, line in lines.items()]
         heapq.heapify(heads)
         while heads:
@@ -55,7 +56,7 @@ class FairLine(WaitingLine):
         if name not in self._lines:
             self._lines[name] = []
             self._served[name] = max(self._served.get(name, 0.0), self._clock)
-        heapq.heappush(self._lines[name], (request.timing.arrival, request.id, request))
+        insort(self._lines[name], (request.timing.arrival, request.id, request))
 
     def peek(self) -> Request:
         lines = self._lines
@@ -75,7 +76,7 @@ class FairLine(WaitingLine):
         if request.timing.scheduled is None:
             request.turn = self._clock
         self._served[name] += _price(request, num_cached)
-        heapq.heappop(self._lines[name])
+        del self._lines[name][0]
         self._promised = None
         self._drop_if_empty(name)
         self._forget(request)
@@ -83,9 +84,7 @@ class FairLine(WaitingLine):
 
     def remove(self, request: Request) -> None:
         name = _line_name(request)
-        line = self._lines[name]
-        line[:] = [item for item in line if item[2] is not request]
-        heapq.heapify(line)
+        take_out(self._lines[name], (request.timing.arrival, request.id, request))
         self._drop_if_empty(name)
         self._forget(request)
 

@@ -396,4 +396,5 @@ class Scheduler:
 
     def stats(self) -> SchedStats:
         computing = sum(r.num_computed + r.num_inflight for r in self.running.values())
-        return stats_of(self.counts, self.kv, len(self.running), len(self.waiting), computing)
+        num_waiting = len(self.waiting) + len(self.arrivals)
+        return stats_of(self.counts, self.kv, len(self.running), num_waiting, computing)

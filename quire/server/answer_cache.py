@@ -40,6 +40,8 @@ DRAFT_FROM = 0.4  # similarity; below it a hint is a waste of guesses
 ANSWER_FROM = 0.6  # below it no prefill is spent on a candidate
 MAX_INDEXES = 64  # keys whose entries are held in memory
 LARGE_INDEX = 500
+NUM_HINTS, MAX_HINT = 3, 8_192  # entries that make one hint, and its tokens
+FRAMED = 0
 HEADER = b"x-quire-cache"
 
 
@@ -50,7 +52,6 @@ class Looked:
     key: bytes
     features: Vector | None = None
     rival: Entry | None = None  # was judged and not given
-    similarity: float = 0.0  # of that
     gap: float = 0.0
     is_given: bool = False
 
@@ -95,24 +96,24 @@ class AnswerCache:
         return None
 
     async def _hint(self, generation: Generation, looked: Looked) -> None:
-        entry, similarity = looked.rival, looked.similarity
-        if entry is None:
-            found = await self._nearest(generation, looked, framed=False)
-            if found is None or found[1].similarity < DRAFT_FROM:
-                self._tell(generation, "miss")
-                return
-            entry, similarity = found[0], found[1].similarity
-        generation.requests[0].hint = generation.job.hint or entry.tokens
-        self._tell(generation, "draft", f"similarity={similarity:.2f}")
+        found = await self._nearest(generation, looked, NUM_HINTS)
+        similar = [(entry, one) for entry, one in found if one.similarity >= DRAFT_FROM]
+        if not similar:
+            self._tell(generation, "miss")
+            return
+        # One behind another: where the output leaves the first, it may go on like a later one.
+        hint = tuple(token for entry, _ in similar for token in entry.tokens)
+        generation.requests[0].hint = (generation.job.hint + hint)[:MAX_HINT]
+        self._tell(generation, "draft", f"similarity={similar[0][1].similarity:.2f}")
 
     async def _judge(self, generation: Generation, looked: Looked) -> Tap | None:
         """One prefill of the cached answer behind the new prompt."""
         wish = generation.job.cache
         assert wish is not None
-        found = await self._nearest(generation, looked, framed=True)
-        if found is None or found[1].similarity < ANSWER_FROM:
+        found = await self._nearest(generation, looked, FRAMED)
+        if not found or found[0][1].similarity < ANSWER_FROM:
             return None
-        entry, candidate = found
+        entry, candidate = found[0]
         gap = await gap_of(entry, generation)
         if gap is None:
             return None
@@ -124,8 +125,7 @@ class AnswerCache:
         bound = error_bound(entry.seen, gap)
         if bound <= self.max_error:
             return self._give(generation, looked, entry, ANSWER, f"error<={bound:.3f}; {near}")
-        # The answer that is made now will judge it.
-        looked.rival, looked.similarity, looked.gap = entry, candidate.similarity, gap
+        looked.rival, looked.gap = entry, gap  # the answer that is made now will judge it
         return None
 
     def _give(
@@ -195,21 +195,27 @@ class AnswerCache:
     # ------------------------------------------------------------ finding
 
     async def _nearest(
-        self, generation: Generation, looked: Looked, *, framed: bool
-    ) -> tuple[Entry, Candidate] | None:
+        self, generation: Generation, looked: Looked, count: int
+    ) -> list[tuple[Entry, Candidate]]:
+        """Entries that are like the request, best first; FRAMED: one that was asked likewise."""
         wish, tenant = generation.job.cache, _tenant(generation)
         assert wish is not None and looked.features is not None
         index, vector, frame = await self._index(tenant), looked.features, wish.frame
-        look = index.nearest_framed if framed else index.nearest
-        while True:
-            size = 1 << 30 if len(index) > LARGE_INDEX else 0
-            found = await self.server.in_thread(lambda: look(vector, frame), size)
-            if found is None:
-                return None
-            entry = await self.entries.get(tenant, found.key)
+
+        def look() -> list[Candidate]:
+            if count == FRAMED:
+                return index.nearest_framed(vector, frame)
+            return index.nearest(vector, frame, count)
+
+        found: list[tuple[Entry, Candidate]] = []
+        size = 1 << 30 if len(index) > LARGE_INDEX else 0
+        for candidate in await self.server.in_thread(look, size):
+            entry = await self.entries.get(tenant, candidate.key)
             if entry is not None:
-                return entry, found
-            index.remove(found.key)  # another process, or age, took it
+                found.append((entry, candidate))
+            else:
+                index.remove(candidate.key)  # another process, or age, took it
+        return found
 
     async def _index(self, tenant: str) -> SimilarIndex:
         """With everything that is stored by now."""
@@ -230,11 +236,13 @@ class AnswerCache:
         return self._identity
 
     def _key(self, generation: Generation, model: str) -> bytes:
+        adapter = self.server.link.adapters.get(generation.http.adapter)
         request, params = generation.requests[0], generation.job.params
         seed = "greedy" if params.is_greedy else "drawn" if params.seed is None else params.seed
         prompt = request.tokens[: request.num_prompt].tobytes()
         rest = (settings_bytes(request.params), seed, request.max_tokens, sorted(request.eos_ids))
-        return sha256(self._model() + msgspec.msgpack.encode((model, prompt, *rest))).digest()
+        who = (model, adapter.digest if adapter is not None else b"")
+        return sha256(self._model() + msgspec.msgpack.encode((*who, prompt, *rest))).digest()
 
 
 Work = Callable[[sqlite3.Connection], None]
@@ -255,10 +263,8 @@ def _tenant(generation: Generation) -> str:
 
 
 def _is_plain(generation: Generation) -> bool:
-    """One answer whose tokens are all there is to it, by the model itself."""
+    """One answer whose tokens are all there is to it."""
     params = generation.job.params
-    if generation.http.adapter:  # its name may come to mean other weights
-        return False
     wants_more = params.logprobs is not None or params.prompt_logprobs is not None
     return len(generation.requests) == 1 and not wants_more and params.pooling is None
 

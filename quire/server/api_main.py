@@ -150,6 +150,7 @@ def build_servers(settings: ServeSettings, opened: AllOpened) -> list[Server]:
     for other in opened.models[1:]:
         made = build_server(other._replace(settings=replace(other.settings, store_folder="")))
         made.shelf, made.watchman = servers[0].shelf, servers[0].watchman
+        made.answers = cache_of(made)
         servers.append(made)
     if settings.models:
         folders = [ModelFolder(Path(server.settings.runtime_folder)) for server in servers]

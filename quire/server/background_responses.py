@@ -69,7 +69,8 @@ class BackgroundResponses:
             await self.shelf.records.sweep()
             if self.server.answers is not None:
                 await self.server.answers.entries.sweep()
-        if self.server.is_draining or not self.server.link.is_up:
+        is_down = self.server.models is None and not self.server.link.is_up
+        if self.server.is_draining or is_down:
             return
         for record in await self.shelf.records.open_records():
             if len(self._tasks) >= self.server.background.max_running:
@@ -108,8 +109,10 @@ class BackgroundResponses:
             has_body=True,
             caller=Caller(record.tenant, is_admin=False),
         )
+        models = self.server.models
         try:
-            await self.make(request, self.server, record)
+            server = self.server if models is None else await models.serving(request)
+            await self.make(request, server, record)
         except (QuireError, Problem) as error:
             problem = problem_of(error) or Problem(500, "internal error")
             if not await self._tries_again(record, problem):

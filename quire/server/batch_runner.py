@@ -39,7 +39,7 @@ TROUBLE_S = 5.0
 PAGE = 256  # lines read from the database at once
 MAX_FAULTS = 5
 # Answers that say nothing about the line.
-AGAIN = ("engine_unavailable", "queue_full", "queue_timeout", "draining", "busy")
+AGAIN = ("engine_unavailable", "queue_full", "queue_timeout", "draining", "busy", "model_loading")
 EXPIRED = sse.encode({"code": "batch_expired", "message": "the batch's window ended before it ran"})
 
 

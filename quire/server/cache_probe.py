@@ -61,6 +61,7 @@ async def _prefill(tokens: list[int], generation: Generation) -> list[TokenLogpr
     prompt = {"prompt_token_ids": tokens, "cache_salt": request.cache_salt}
     _, (probe,) = server.intake.requests(prompt, params, request.priority)
     probe.tenant, probe.weight = request.tenant, request.weight
+    probe.adapter_name = request.adapter_name
     tap = server.link.open([probe])
     records: dict[int, TokenLogprobs] = {}
     try:

@@ -58,13 +58,10 @@ def test_the_index_is_brute_force() -> None:
     for _ in range(20):
         asked = rng.normal(size=SIZE).astype(np.float32)
         asked /= np.linalg.norm(asked)
-        near = index.nearest(asked, b"none")
-        assert near is not None and not near.has_same_frame
-        assert near.key == max(known, key=lambda k: float(known[k][1] @ asked))
-        framed = index.nearest_framed(asked, b"f1")
-        own = [k for k in known if known[k][0] == b"f1"]
-        assert framed is not None
-        assert framed.key == max(own, key=lambda k: float(known[k][1] @ asked))
-    assert (
-        index.nearest_framed(asked, b"none") is None and SimilarIndex().nearest(asked, b"") is None
-    )
+        near = index.nearest(asked, b"none", 3)
+        assert not near[0].has_same_frame
+        ranked = sorted(known, key=lambda k: -float(known[k][1] @ asked))
+        assert [one.key for one in near] == ranked[:3]
+        (framed,) = index.nearest_framed(asked, b"f1")
+        assert framed.key == next(k for k in ranked if known[k][0] == b"f1")
+    assert index.nearest_framed(asked, b"none") == SimilarIndex().nearest(asked, b"") == []

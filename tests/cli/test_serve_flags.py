@@ -9,6 +9,7 @@ import pytest
 
 from quire.cli.main import main
 from quire.cli.serve import build_parser, settings_of
+from quire.errors import QuireError
 from quire.server.settings import ServeSettings
 
 
@@ -114,3 +115,57 @@ def test_a_folder_is_served_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     for path in ("./my-model", "./my-model/", str(folder)):
         assert settings(path, download=True).served_model_names == ("my-model",)
+
+
+def test_several_models(tmp_path: Path) -> None:
+    """Red when words are taken for one model, or a table's fields for another's."""
+    made = settings("a=/m/one", "/m/two/", "--max-num-seqs", "4", "--memory", "2GiB", "--on-demand")
+    assert [(m.name, m.engine.model, m.at_start) for m in made.models] == [
+        ("a", "/m/one", False),
+        ("two", "/m/two/", False),
+    ]
+    assert made.memory == 2 << 30 and made.api_processes == 1
+    assert all(m.engine.max_num_seqs == 4 for m in made.models)
+    file = tmp_path / "models.toml"
+    file.write_text(
+        '[models.x]\nmodel = "/m/x"\npark_after_s = 9\nmax_num_seqs = 2\nlora = {s = "/s"}\n'
+        '[models.y]\nmodel = "/m/y"\n'
+    )
+    x, y = settings(str(file), "--max-num-seqs", "4", "--park-after", "5").models
+    assert (x.park_after_s, x.engine.max_num_seqs, x.engine.lora) == (9, 2, {"s": "/s"})
+    assert (y.park_after_s, y.engine.max_num_seqs, y.engine.lora) == (5.0, 4, None)
+    assert settings("one").models == () and settings("one").served_model_names == ("one",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "want tables"),
+        ("[models.x]\nport = 1", "wants model"),
+        ('[models.x]\nmodel = "m"\nport = 1', "has port, want"),
+        ('[models.x]\nmodel = "m"\nat_start = 1', "at_start = true or false"),
+        ('[models.x]\nmodel = "m"\npark_after_s = -1', "wants park_after_s"),
+        ('[models.x]\nmodel = "m"\ndevice = "tpu"', "device='tpu'"),
+        ("[models", "models.toml: "),
+    ],
+)
+def test_files_of_models_that_cannot_be(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(text)
+    with pytest.raises(QuireError, match=message):
+        settings(str(file))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a=x", "a=y"], "two models called 'a'"),
+        (["=x"], "want NAME=MODEL"),
+        (["a=x", "b=y", "--lora", "s=/s"], "several models with"),
+        (["m", "--lora", "m=/s"], "that name is taken"),
+        (["m", "--lora", "s=/s", "--lora", "s=/t"], "that name is taken"),
+    ],
+)
+def test_names_that_cannot_be(words: list[str], message: str) -> None:
+    with pytest.raises(QuireError, match=message):
+        settings(*words)

@@ -179,3 +179,17 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
     assert main(words) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["sizes"] == {"layers": 1, "heads": 8, "kv_heads": 4, "mlp": 32, "hidden": 64}
+
+
+def test_a_shrunk_model_is_a_student(tmp_path: Path) -> None:
+    """Red when what is written is not what distillation begins with: it learns nothing then."""
+    from quire.distill.recipe import Shape
+    from tests.distill.case import run as distil
+
+    model = small(tmp_path, **HEADS)
+    run(model, tmp_path / "small", "shrink", layers=2, mlp=48, kv_heads=2, hidden=48, keep=())
+    student = Shape("student", start=str(tmp_path / "small"))
+    report = distil(model, tmp_path / "out", student, steps=10)
+    assert report["after"]["loss"] < report["before"]["loss"]
+    made = Source.open(str(tmp_path / "out")).spec
+    assert (made.num_layers, made.num_kv_heads, made.ffn_size) == (2, 2, 48)

@@ -85,3 +85,16 @@ def test_targets_of_other_families(kind: str, family: str, tmp_path: Path) -> No
     it does where its logits or states are made otherwise than the target's."""
     report = run(target(tmp_path, family), tmp_path / "out", SHAPES[kind], answers=3, steps=2)
     assert report["after"]["loss"] < 1.05 * report["before"]["loss"] < 20
+
+
+def test_a_shrunk_model_recovers(model: Path, tmp_path: Path) -> None:
+    """Red when what `quire shrink` writes cannot be a student, or learning does not win back what
+    shrinking lost."""
+    from tests.compress.models import run as compress
+
+    shrunk = tmp_path / "shrunk"
+    compress(model, shrunk, "shrink", layers=2, keep=())
+    shape = Shape("student", start=str(shrunk))
+    report = run(model, tmp_path / "out", shape, steps=40, save_every=40)
+    assert report["after"]["loss"] < 0.7 * report["before"]["loss"]
+    check_against_transformers(tmp_path / "out")

@@ -45,7 +45,9 @@ class Served:
         self.log = Path(tempfile.mkstemp(prefix="quire-serve-", suffix=".log")[1])
         words = [sys.executable, "-m", "quire", "serve", str(model), "--port", str(self.port)]
         # A seed: what a random model draws must end in time, today and tomorrow.
-        words += ["--seed", "0", "--log-format", "json", "--served-model-name", "tiny", *flags]
+        words += ["--seed", "0", "--log-format", "json", *flags]
+        if model.suffix != ".toml":
+            words += ["--served-model-name", "tiny"]
         if not {"--store", "--no-store"} & set(flags):
             words += ["--store", tempfile.mkdtemp(prefix="quire-store-")]
         with self.log.open("wb") as out:

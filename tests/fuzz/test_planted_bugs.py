@@ -15,6 +15,7 @@ from quire.kv import lookup
 from quire.kv.allocator import PageAllocator
 from quire.kv.manager import Holding, KVManager
 from quire.kv.prefix import GONE, Node, PrefixTree
+from quire.kv.transfers import Transfers
 from quire.request import Request
 from quire.sched import scheduler
 from quire.sched.scheduler import Scheduler
@@ -246,6 +247,44 @@ def planned_past_drafts_in_flight(patch: Patch) -> None:
     patch.setattr(Scheduler, "_add_drafts", add_drafts)
 
 
+def loads_forgotten(patch: Patch) -> None:
+    plain = Transfers.take
+    patch.setattr(Transfers, "take", lambda self: (plain(self)[0], ()))
+
+
+def pages_saved_too_late(patch: Patch) -> None:
+    """A page is copied out a step later, when somebody else may have written it."""
+    plain, late = Transfers.take, dict[int, Any]()
+
+    def take(self: Transfers) -> Any:
+        saves, loads = plain(self)
+        before, late[id(self)] = late.get(id(self), ()), saves
+        return before, loads
+
+    patch.setattr(Transfers, "take", take)
+
+
+def pins_outlive_requests(patch: Patch) -> None:
+    patch.setattr(Transfers, "let_go", lambda self, request: None)
+
+
+def loaded_window_is_short(patch: Patch) -> None:
+    plain = Transfers.load
+
+    def load(self: Transfers, held: Holding, ahead: list[Node], allocator: PageAllocator) -> bool:
+        done = plain(self, held, ahead, allocator)
+        del self._loads[:1]
+        return done
+
+    patch.setattr(Transfers, "load", load)
+
+
+TIER_PLANTS = [
+    loads_forgotten,
+    pages_saved_too_late,
+    pins_outlive_requests,
+    loaded_window_is_short,
+]
 DRAFT_PLANTS = [
     rejected_drafts_counted,
     drafts_published,
@@ -306,3 +345,12 @@ def test_planted_bug_in_drafts_is_caught(
     with pytest.raises((AssertionError, KeyError, IndexError, ValueError)):
         for seed in range(60):
             run(seed, overlap=seed % 2 == 1, speculates=True)
+
+
+@pytest.mark.parametrize("plant", TIER_PLANTS, ids=lambda plant: plant.__name__)
+def test_planted_bug_in_tiers_is_caught(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, IndexError, ValueError)):
+        for seed in range(60):
+            windows = ((None,), (None, 5))[seed % 2]
+            run(seed, overlap=seed % 4 > 1, windows=windows, has_tiers=True)

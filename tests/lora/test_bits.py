@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from quire.engine.build import Engine
+from quire.native.library import find_library
+from quire.native.tape import ADAPT
 from quire.request import Request
 from tests.hf import VOCAB, tiny_engine, tiny_model
 from tests.lora.cases import ALL, Answers, ask, run, write_adapter
@@ -145,3 +147,38 @@ def test_answers_of_one_prompt(folders: dict[str, str]) -> None:
     ]
     assert engine.core.adapters is not None
     assert not any(entry.users for entry in engine.core.adapters.entries())
+
+
+def test_every_instruction_set_and_thread(folders: dict[str, str], alone: Answers) -> None:
+    """Red when what an adapter adds follows the width of a vector, or who computes it."""
+    library = find_library().library
+    if library is None:
+        pytest.skip("no native library here")
+    best = library.isa
+    try:
+        for isa, threads in ((best, 3), *((isa, 1) for isa in library.isas if isa != best)):
+            library.use_isa(isa)
+            engine = engine_of(folders, num_threads=threads, max_num_seqs=20)
+            assert run(engine, everyone()) == alone
+            assert engine.runner.tapes is not None and engine.runner.tapes._adapted
+    finally:
+        library.use_isa(best)
+        library.set_threads(1)
+        torch.set_num_threads(1)
+
+
+def test_steps_without_adapters_are_as_ever(folders: dict[str, str]) -> None:
+    """Red when the mere presence of adapters adds an operation to everybody's steps."""
+    plain, adapted = tiny_engine(tiny_model(FAMILY)), engine_of(folders)
+    run(adapted, [request for request in everyone() if not request.adapter_name])
+    for engine in (plain, adapted):
+        assert engine.runner.tapes is not None and not engine.runner.tapes._adapted
+    kinds = [
+        [
+            [op.kind for op in tapes.tape.ops]
+            for tapes in (e.runner.tapes.whole, e.runner.tapes.tail)
+        ]
+        for e in (plain, adapted)
+        if e.runner.tapes is not None
+    ]
+    assert kinds[0] == kinds[1] and ADAPT not in kinds[0][0]

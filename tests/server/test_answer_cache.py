@@ -13,7 +13,7 @@ import pytest
 
 from quire.answers.bound import Seen
 from quire.answers.entries import Entries, Keeping
-from quire.engine.commands import About
+from quire.engine.commands import About, AdapterInfo
 from quire.request import Request
 from quire.server.answer_cache import AnswerCache
 from quire.server.link import Tap
@@ -351,6 +351,23 @@ def test_another_model_has_other_answers(tmp_path: Path) -> None:
         )
         assert how(await ask(other, "hi there")) == "miss"
         other.server.shelf.close()
+
+    asyncio.run(work())
+
+
+def test_an_adapter_has_answers_of_its_own(bench: Bench) -> None:
+    """Red when the base model answers for an adapter, or an adapter for the one before it."""
+
+    async def work() -> None:
+        asked = {"answer_cache": "exact", "model": "sql"}
+        await ask(bench, "Explain rain.", answer_cache="exact")
+        for digest in (b"first", b"second"):
+            bench.link.adapters["sql"] = AdapterInfo("sql", "/sql", 8, 100, digest)
+            assert how(await ask(bench, "Explain rain.", **asked)) == "miss"
+            assert how(await ask(bench, "Explain rain.", **asked)) == "exact"
+        asked["answer_cache"] = "answer"
+        assert how(await ask(bench, "Please explain rain.", **asked)) == "proved"
+        assert bench.link.submitted[-1].adapter_name == "sql"  # judged by the adapter
 
     asyncio.run(work())
 

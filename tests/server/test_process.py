@@ -424,7 +424,7 @@ def test_adapters_come_and_go(tmp_path: Path) -> None:
     assert names == ["sql"] and "no folder /bad" in (error or "")
     while not isinstance(report := two.next(), msg.AdapterList):
         pass
-    assert report.adapters == [msg.AdapterInfo("sql", "/good", 4, 10)]
+    assert report.adapters == [msg.AdapterInfo("sql", "/good", 4, 10, b"digest")]
     late = running.connect()
     assert late.hello.adapters == report.adapters
     assert answer(msg.UnloadAdapter(3, "sql")) == ([], None)

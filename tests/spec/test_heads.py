@@ -17,9 +17,13 @@ from torch import Tensor
 
 from quire.errors import CheckpointError, NotSupported
 from quire.llm import LLM
+from quire.lora.request import LoRARequest
 from quire.models.tiny import tiny_model
 from quire.params import SamplingParams
-from quire.step import Work
+from quire.request import RequestId
+from quire.sched.scheduler import Scheduler
+from quire.step import Draft, StepPlan, TokenEvent, Work
+from tests.lora.cases import write_adapter
 from tests.spec import heads
 from tests.spec.cases import TEXTS, open_tiny
 from tests.spec.head_oracles import (
@@ -110,6 +114,39 @@ def test_eagle3_guesses_as_published(folder: Path, changes: dict[str, Any]) -> N
         torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
 
 
+@dataclass
+class Seldom:
+    """Drafts once in so many tokens."""
+
+    every: int = 37
+
+    def make(self, scheduler: Scheduler) -> dict[RequestId, Draft]:
+        running = scheduler.running.values()
+        decoding = [request for request in running if request.num_to_feed == 1]
+        return {r.id: Draft(DEPTH) for r in decoding if r.num_output % self.every == 0}
+
+    def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
+        """Nothing is learned."""
+
+
+@torch.inference_mode()
+def test_states_wait_until_drafts_are_asked_for(folder: Path) -> None:
+    """Red when positions are read twice, or never, while a request goes on without drafts."""
+    config = {"method": "eagle3", "model": str(folder / "eagle3"), "adaptive": False}
+    llm = open_tiny(folder, "llama", speculative_config=config)
+    made = Watched.of(llm)
+    llm._engine.core.drafts = Seldom()
+    params = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+    llm.generate([TEXTS[1], TEXTS[2]], params, use_tqdm=False)
+    assert len(made.seen) == 4
+    target = target_of(folder / "llama")
+    features, guess = eagle3_guess(folder / "eagle3", target)
+    for tokens, start, logits in made.seen:
+        known = features(streams_of(target, tokens[:start]))
+        want = chain(known, tokens, start, len(logits), guess)
+        torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
+
+
 FLAGS = [
     {"norm_before_residual": True, "norm_output": True, "fc_norm": True},
     {"norm_before_fc": True},
@@ -150,6 +187,22 @@ def test_mtp_guesses_as_published(folder: Path, changes: dict[str, Any], tmp_pat
         hidden = streams_of(target, tokens[:start])[-1]
         want = chain(hidden, tokens, start, len(logits), guess)
         torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_adapters_beside_heads(folder: Path, method: str, tmp_path: Path) -> None:
+    """Red when a step with adapters hands over states of another recording, or none."""
+    adapter = LoRARequest("a", 1, str(write_adapter(tmp_path / "a", target_of(folder / "llama"))))
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=12, ignore_eos=True)
+    config = {"method": method, "model": str(folder / method), "adaptive": False}
+    answers = []
+    for asked in (None, config):
+        llm = open_tiny(folder, "llama", enable_lora=True, speculative_config=asked)
+        texts, adapters = [LONG, *TEXTS], [None, adapter, None, adapter, adapter]
+        found = llm.generate(texts, params, lora_request=adapters, use_tqdm=False)
+        answers.append([output.outputs[0].token_ids for output in found])
+    assert answers[0] == answers[1]
+    assert llm.stats().num_drafted_tokens > 100
 
 
 def test_who_takes_no_drafts_pays_nothing(folder: Path) -> None:

@@ -31,13 +31,15 @@ def test_the_place_is_kept_lost_and_found() -> None:
     hint = (1, 2, 3, 4, 5, 6, 7, 8)
     assert guess([], hint) == (1, 2, 3)
     assert guess([1, 2], hint) == (3, 4, 5)
-    assert guess([1, 2, 30], hint) == ()
-    assert guess([1, 2, 30, 4, 5], hint) == ()  # two tokens could be chance
-    assert guess([1, 2, 30, 4, 5, 6], hint) == (7, 8)
+    assert guess([1, 2, 30], hint) == (4, 5, 6)  # another word in the same place
+    assert guess([1, 2, 30, 4], hint) == (5, 6, 7)
+    assert guess([1, 2, 30, 31], hint) == ()  # lost
+    assert guess([1, 2, 30, 31, 3, 4], hint) == (5, 6, 7)  # words between
+    assert guess([30, 31, *range(40, 60), 4, 5, 6], (*range(9, 39), *hint)) == (7, 8)  # far away
     assert guess([1, 2, 3, 4, 5, 6, 7, 8], hint) == ()
     assert guess([1], ()) == ()
     again = (1, 2, 3, 7, 1, 2, 3, 8)
-    assert guess([5, 1, 2, 3], again) == (7, 1, 2)  # the first place behind the one that was lost
+    assert guess([5, 6, 1, 2, 3], again) == (7, 1, 2)  # the first place behind the lost one
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)

@@ -1,124 +1,155 @@
-"""Two real servers and a router in front: what a client gets is what one server would say."""
+"""Prefill and decode in two engines: tokens and floats are those of one engine that does both.
+
+Turns red when a page is taken from an engine that is not of the same model, when an abort or the
+death of the other side changes a token, or leaves anything in either engine.
+"""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import urllib.request
-from collections.abc import Iterator
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.harness import Served, free_port, wait_until
-
-BODY = {
-    "model": "tiny",
-    "messages": [{"role": "user", "content": "What a quire is, in very many words. " * 3}],
-    "max_tokens": 9,
-    "temperature": 0,
-}
+from quire.disagg.sockets import SocketConnector
+from quire.engine.lending import ticket_for
+from quire.errors import NotSupported
+from quire.request import Request
+from quire.step import TokenLogprobs
+from tests.tiers.test_engine import alone, engine_of, records, requests
 
 
 class Apart:
-    """A server that prefills, one that decodes, and the router, each in processes of its own."""
+    """An engine that prefills and one that decodes, with a secret in common."""
 
-    def __init__(self, model: Path, folder: Path) -> None:
-        pages = f"127.0.0.1:{free_port()}"
-        common = ["--device", "cpu", "--page-size", "4", "--dtype", "float32", "--no-page"]
-        common += ["--kv-secret", str(folder / "secret"), "--generation-config", "none"]
-        self.prefill = Served(model, "--role", "prefill", "--kv-listen", pages, *common)
-        self.decode = Served(model, "--role", "decode", "--kv-peers", pages, *common)
-        self.port = free_port()
-        words = ["router", "--port", str(self.port), "--prefill", self.prefill.url]
-        words += ["--upstream", self.decode.url]
-        self.router = subprocess.Popen([sys.executable, "-m", "quire", *words])
+    def __init__(self, folder: Path, case: str = "floats", **changes: Any) -> None:
+        secret = {"kv_secret": str(folder / "secret")}
+        self.prefill = engine_of(case, kv_role="prefill", kv_listen="127.0.0.1:0", **secret)
+        assert self.prefill.tiers is not None
+        remote = self.prefill.tiers.remote
+        assert isinstance(remote, SocketConnector)
+        self.remote = remote
+        peers = {"kv_peers": (remote.address,), **secret}
+        self.decode = engine_of(case, kv_role="decode", **peers, **changes)
 
-    def __enter__(self) -> Apart:
-        for server in (self.prefill, self.decode):
-            server.__enter__()
-        self.direct, self.decode.url = self.decode.url, f"http://127.0.0.1:{self.port}"
-        wait_until(self.are_up, 20, "the router knows both")
-        return self
+    def compute(self, request: Request) -> str:
+        """What the engine process does with a request that asks for a ticket."""
+        made = Request.new(
+            request.id, request.tokens, request.params, cache_salt=request.cache_salt
+        )
+        made.kv_lease, made.max_tokens = True, 1
+        self.prefill.core.add(made)
+        events = []
+        while self.prefill.core.has_work:
+            events += self.prefill.core.step()
+        return ticket_for(made, events[-1], self.prefill)
 
-    def are_up(self) -> bool:
-        if not self.decode.is_ready():
-            return False
-        known = self.decode.get("/router/upstreams")[1]["data"]
-        return [one["state"] for one in known] == ["up", "up"]
+    def run(self, asked: list[Request]) -> dict[int, list[TokenLogprobs]]:
+        for request in asked:
+            request.kv_source = self.compute(request)
+        return records(self.decode, asked)
 
-    def __exit__(self, *_: object) -> None:
-        self.router.terminate()
-        assert self.router.wait(10) == 0
-        for server in (self.prefill, self.decode):
-            server.stop()
-
-    def ask(self, **fields: Any) -> Any:
-        """Through the router, which has taken the decoding server's address here."""
-        status, answer = self.decode.post("/v1/chat/completions", BODY | fields)
-        assert status == 200, answer
-        return answer
-
-    def metric(self, name: str) -> float:
-        with urllib.request.urlopen(self.direct + "/metrics") as answer:
-            text = answer.read().decode()
-        lines = [line for line in text.splitlines() if line.startswith(f"quire:{name}")]
-        return float(lines[0].split()[-1])
+    def close(self) -> None:
+        """Nothing may be left: no lease, no pin, no page."""
+        assert len(self.remote.leases) == 0
+        for engine in (self.prefill, self.decode):
+            tiers = engine.tiers
+            assert tiers is not None and tiers.memory._pinned == {}
+            assert engine.core.scheduler.kv.allocator.num_live == 0
+            tiers.close()
 
 
-@pytest.fixture(scope="module")
-def apart(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
-    with Apart(tiny_folder, tmp_path_factory.mktemp("apart")) as made:
-        yield made
+@pytest.mark.parametrize("case", ["floats", "full and windowed", "int4", "latents in fp8"])
+def test_apart_is_as_together(case: str, tmp_path: Path) -> None:
+    apart = Apart(tmp_path, case)
+    assert apart.run(requests()) == alone(case)
+    assert apart.decode.tiers is not None
+    counts = apart.decode.tiers.counts
+    assert counts.loads_remote > 20 and counts.failed_pulls == 0
+    assert apart.run(requests("another salt")) == alone(case)
+    apart.close()
 
 
-def content(stream: str) -> str:
-    events = [line[6:] for line in stream.splitlines() if line.startswith("data: {")]
-    deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
-    return "".join(delta.get("content") or "" for delta in deltas)
+def test_the_other_side_dies(tmp_path: Path) -> None:
+    """Tickets of a lender that is gone, one that forgot, one that sends half: all are computed."""
+    apart = Apart(tmp_path)
+    asked = requests()
+    for request in asked:
+        request.kv_source = apart.compute(request)
+    apart.remote.leases.end_all()
+    assert records(apart.decode, asked) == alone("floats")
+    assert apart.decode.tiers is not None
+    assert apart.decode.tiers.counts.failed_pulls == len([r for r in asked if r.kv_source])
+    again = requests("other")
+    for request in again:
+        request.kv_source = apart.compute(request)
+    apart.remote.close()
+    assert records(apart.decode, again) == alone("floats")
+    assert apart.decode.tiers.counts.loads_remote == 0
+    apart.close()
 
 
-def test_whole_and_streamed_through_the_router(apart: Apart) -> None:
-    """The prompt is computed by one server and loaded by the other; the text is the same."""
-    whole = apart.ask()
-    num_prompt = whole["usage"]["prompt_tokens"]
-    num_cached = whole["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert num_cached == min(num_prompt // 4 * 4, num_prompt - 1)
-    wait_until(lambda: apart.metric('kv_tier_loads_total{tier="remote"}') > 20, 5, "counted")
-    streamed = apart.ask(stream=True, cache_salt="other")
-    assert content(streamed) == whole["choices"][0]["message"]["content"]
-    status, alone = apart.prefill.post("/v1/chat/completions", BODY)
-    assert status == 200
-    assert alone["choices"][0]["message"] == whole["choices"][0]["message"]
+def test_aborts_at_any_moment_leave_nothing(tmp_path: Path) -> None:
+    apart, rng = Apart(tmp_path), random.Random(2)
+    for round in range(12):
+        asked = requests(f"round {round}")
+        for request in asked:
+            request.kv_source = apart.compute(request)
+            apart.decode.core.add(request)
+        for _ in range(rng.randrange(4)):
+            apart.decode.core.step()
+        gone = rng.sample(asked, 3)
+        for request in gone:
+            apart.decode.core.abort(request.id)
+        while apart.decode.core.has_work:
+            apart.decode.core.step()
+        for request in asked:
+            said = [one.token for one in alone("floats")[request.id]]
+            want = said[: request.num_output] if request in gone else said
+            assert request.output == want
+        apart.remote.leases.end_all()  # as their deadline does
+    apart.decode.tiers._puller.wait(5.0)
+    apart.close()
 
 
-def test_tickets_of_clients_are_not_passed_on(apart: Apart) -> None:
-    """Red when a client could make an engine prefill, or pull, by a header of its own."""
-    headers = {"x-quire-kv-ticket": "127.0.0.1:1/" + "0" * 32 + "/1/1", "x-quire-prefill": "1"}
-    status, answer = apart.decode.post(
-        "/v1/chat/completions", BODY | {"cache_salt": "third"}, headers
-    )
-    assert status == 200 and answer["usage"]["completion_tokens"] == 9
+def test_engines_of_other_models_share_nothing(tmp_path: Path) -> None:
+    """Red when pages of another form or another secret get beyond the greeting."""
+    apart = Apart(tmp_path, kv_cache_dtype="int8")
+    asked = requests()
+    want = records(engine_of("floats", kv_cache_dtype="int8"), requests())
+    assert apart.run(asked) == want
+    assert apart.decode.tiers is not None and apart.decode.tiers.counts.loads_remote == 0
+    assert apart.decode.tiers.counts.failed_pulls > 0
+    apart.remote.leases.end_all()
+    apart.close()
 
 
-def test_other_requests_pass_as_they_are(apart: Apart) -> None:
-    assert apart.decode.get("/v1/models")[1]["data"][0]["id"] == "tiny"
-    status, answer = apart.decode.post("/v1/chat/completions", b"{")
-    assert status == 400 and "error" in answer
-    status, answer = apart.decode.post(
-        "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2, "model": "tiny"}
-    )
-    assert status == 200 and len(answer["choices"]) == 2
+def test_a_lender_gives_what_only_its_pool_has(tmp_path: Path) -> None:
+    """A prefix that memory has dropped and the pool still has is copied out again."""
+    apart = Apart(tmp_path)
+    first = requests()[3]
+    apart.compute(first)
+    apart.remote.leases.end_all()
+    memory = apart.prefill.tiers.memory
+    memory.limit = 0
+    memory.let_go("nobody")
+    memory._trim()
+    assert len(memory) == 0
+    memory.limit = 1 << 30
+    assert apart.run([requests()[3]]) == {3: alone("floats")[3]}
+    assert apart.decode.tiers.counts.loads_remote == 12
+    apart.close()
 
 
-def test_prefill_dies_and_nobody_notices(apart: Apart) -> None:
-    """The last of this file: the engine that prefills is killed, then its server is gone."""
-    want = apart.ask(cache_salt="fourth")["choices"][0]["message"]
-    apart.prefill.engine.kill()
-    assert apart.ask(cache_salt="fifth")["choices"][0]["message"] == want
-    apart.prefill.process.kill()
-    apart.prefill.process.wait()
-    assert apart.ask(cache_salt="sixth")["choices"][0]["message"] == want
-    assert apart.decode.get("/ready")[0] == 200
+def test_roles_are_checked(tmp_path: Path) -> None:
+    for args, word in (
+        ({"kv_role": "decode"}, "which engines prefill"),
+        ({"kv_role": "middle"}, "'both', 'prefill' or 'decode'"),
+        ({"kv_listen": "127.0.0.1:0"}, "want 'prefill'"),
+        ({"kv_peers": ("127.0.0.1:1",)}, "want 'decode'"),
+        ({"kv_role": "prefill", "kv_listen": "nowhere"}, "127.0.0.1:7000"),
+        ({"kv_role": "prefill", "kv_secret": "/proc/none"}, "name another file"),
+    ):
+        with pytest.raises(NotSupported, match=word):
+            engine_of("floats", **args)

@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from quire.llm import LLM
+from quire.lora.request import LoRARequest
 from quire.params import SamplingParams
 from tests.e2e.harness import Served, wait_until
+from tests.engine.tiny import random_llama
+from tests.hf import greedy
+from tests.lora.cases import merged, write_adapter
 
 IS_LONG = bool(os.environ.get("QUIRE_LONG_TESTS"))
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, logprobs=1, ignore_eos=True)
@@ -39,6 +43,29 @@ def test_llm_goes_on_from_disk(make_llm: Callable[..., LLM], tmp_path: Path) -> 
     found, num_cached = conversation(llm)
     assert found == want and num_cached > 40
     assert llm._engine.tiers is not None and llm._engine.tiers.counts.loads_disk > 5
+
+
+@pytest.mark.parametrize("weights", ["float32"], indirect=True)
+def test_adapters_find_their_own_pages(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    """Red when pages that an adapter computed are found by another, or by none after a restart."""
+    base = random_llama()
+    folders = [write_adapter(tmp_path / name, base, seed=i) for i, name in enumerate("ab")]
+    text = "What a quire is, and what it was, in many words."
+    greedy_params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    ones = [None, *(LoRARequest(f.name, i + 1, str(f)) for i, f in enumerate(folders))]
+    models = [base, *(merged(base, folder) for folder in folders)]
+    for order in ([0, 1, 2], [2, 0, 1]):
+        llm = make_llm(
+            enable_lora=True, max_loras=2, max_lora_rank=16, kv_disk=str(tmp_path / "kv")
+        )
+        ids = llm.get_tokenizer().encode(text)
+        for which in order:
+            found = llm.generate(text, greedy_params, False, ones[which])[0]
+            assert list(found.outputs[0].token_ids) == greedy(models[which], ids, 8)
+            is_first = order == [0, 1, 2]
+            assert (found.num_cached_tokens or 0) == (0 if is_first else len(ids) // 4 * 4)
+        assert llm._engine.tiers is not None
+        llm._engine.tiers.close()
 
 
 def test_served_engine_goes_on_from_disk(tiny_folder: Path, tmp_path: Path) -> None:

@@ -136,8 +136,9 @@ def test_transfers_broken_at_random_moments(pair: Pair) -> None:
         except TransferError:
             pair.lender.withdraw(ticket)
         else:
-            num_whole += 1
-            assert found == [data_of(i) for i in range(NUM_NODES)]
+            num_whole += len(found) == NUM_NODES
+            # A key that came damaged is nobody's, so the chain ends there.
+            assert found == [data_of(i) for i in range(len(found))]
     pair.proxy.fault = None
     assert 0 < num_whole < NUM_FAULTS
     assert len(pair.lender.leases) == 0

@@ -171,20 +171,21 @@ def _tensors(
     last = target.tensor("norm.weight").cpu() + spec.norm_offset
     at = "midlayer."
     ones = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    # The layer adds nothing at first, and the output is half as sure as the target's.
     return {
         **{f"{at}{name}.weight": torch.ones(hidden) for name in ones},
         f"{at}self_attn.q_proj.weight": fresh(q, 2 * hidden),
         f"{at}self_attn.k_proj.weight": fresh(kv, 2 * hidden),
         f"{at}self_attn.v_proj.weight": fresh(kv, 2 * hidden),
-        f"{at}self_attn.o_proj.weight": 0.1 * fresh(hidden, q),
+        f"{at}self_attn.o_proj.weight": torch.zeros(hidden, q),
         f"{at}mlp.gate_proj.weight": fresh(ffn, hidden),
         f"{at}mlp.up_proj.weight": fresh(ffn, hidden),
-        f"{at}mlp.down_proj.weight": 0.1 * fresh(hidden, ffn),
+        f"{at}mlp.down_proj.weight": torch.zeros(hidden, ffn),
         "fc_norm.0.weight": torch.ones(hidden),
         "fc_norm.1.weight": torch.ones(hidden),
         "fc_norm.2.weight": last,
         # The feature begins as the state that the target's own head reads.
         "fc.weight": torch.cat((torch.zeros(hidden, 2 * hidden), torch.eye(hidden)), 1),
-        "norm.weight": torch.full((hidden,), float(last.square().mean().sqrt())),
+        "norm.weight": torch.full((hidden,), 0.5 * float(last.square().mean().sqrt())),
         "lm_head.weight": rows.cpu(),
     }

@@ -137,6 +137,16 @@ INLINE void dot_block(const uint8_t *codes, const int8_t *x, const int rows, con
         sum[r] = vi_add(sum[r], vi_shl(high[r], HIGH_SHIFT));
 }
 
+/* Sums of a tile of floats, `width` vectors a row, to where write_out finds them: 8 rows a panel. */
+INLINE void store_tile(const vf *acc, const int rows, const int width, float *into) {
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < width; i++) {
+            const int lane = i * LANES;
+            vf_store(into + (lane / PANEL) * 8 * PANEL + r * PANEL + lane % PANEL,
+                     acc[r * width + i]);
+        }
+}
+
 /* A tile's outputs of one panel to where they belong, the bias added. */
 static inline void write_out(const qn_weight *w, int64_t panel, const float *acc, int rows, float *out,
                       int64_t stride) {

@@ -32,12 +32,7 @@ INLINE void float_tile(const qn_weight *w, const float *x, int64_t stride, int64
                 acc[r * width + i] = vf_fma(v[i], xs, acc[r * width + i]);
         }
     }
-    for (int r = 0; r < rows; r++)
-        for (int i = 0; i < width; i++) {
-            const int lane = i * LANES;
-            vf_store(acc_at + (lane / PANEL) * 8 * PANEL + r * PANEL + lane % PANEL,
-                     acc[r * width + i]);
-        }
+    store_tile(acc, rows, width, acc_at);
 }
 
 #define FLOAT_TILES(name, tile, bits) \

@@ -47,12 +47,7 @@ INLINE void sparse_tile(const qn_weight *w, const float *x, int64_t stride, int6
                     acc[r * width + i] = vf_fma(v[j], xs, acc[r * width + i]);
                 }
         }
-    for (int r = 0; r < rows; r++)
-        for (int i = 0; i < width; i++) {
-            const int lane = i * LANES;
-            vf_store(acc_at + (lane / PANEL) * 8 * PANEL + r * PANEL + lane % PANEL,
-                     acc[r * width + i]);
-        }
+    store_tile(acc, rows, width, acc_at);
 }
 
 /* One row of the weight with its zeros. */

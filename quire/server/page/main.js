@@ -12,6 +12,7 @@ import { setUpTheme } from "./theme.js";
 import { request } from "./wire.js";
 
 const MODELS_RETRY_MS = 3000;
+const STATES_MS = 5000;
 
 const models = byId("model");
 const modelName = () => models.value;
@@ -21,7 +22,8 @@ async function loadModels() {
   const notice = byId("notice");
   try {
     const { data } = await (await request("/v1/models")).json();
-    models.replaceChildren(...data.map(({ id }) => h("option", { value: id }, id)));
+    models.replaceChildren(...data.map((model) => h("option", { value: model.id }, label(model))));
+    if (data.some(({ state }) => state)) setTimeout(showStates, STATES_MS);
     notice.hidden = true;
     describeModel(data);
     models.onchange = () => describeModel(data);
@@ -30,6 +32,24 @@ async function loadModels() {
     notice.hidden = false;
     if (error.status !== 401) setTimeout(loadModels, MODELS_RETRY_MS);
   }
+}
+
+// Of several models, those that are not ready say so; choosing one loads it with its first answer.
+function label({ id, state }) {
+  return state && state !== "ready" ? `${id} (${state})` : id;
+}
+
+async function showStates() {
+  try {
+    const { data } = await (await request("/v1/models")).json();
+    for (const option of models.options) {
+      const found = data.find(({ id }) => id === option.value);
+      if (found) option.textContent = label(found);
+    }
+  } catch {
+    // The server is away; the labels stay as they were.
+  }
+  setTimeout(showStates, STATES_MS);
 }
 
 function describeModel(data) {
