@@ -46,12 +46,10 @@ class RankGroup:
         if comm == "auto":
             comm = "gloo" if find_library().library is None else "shared"
         self.comm = comm
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._folder = tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=memory)
+        self._folders: list[tempfile.TemporaryDirectory[str]] = []  # where ranks of a model meet
         self._others = launch(WORKER, size)
-        self._ended = weakref.finalize(self, _end, self._others, self._folder)
+        self._ended = weakref.finalize(self, _end, self._others, self._folders)
         self._orders, self._reports = msg.orders(), msg.reports()
-        self._num_models = 0
         self._why: str | None = None  # it is lost
         self._are_here = False
 
@@ -64,8 +62,9 @@ class RankGroup:
             self._are_here = True
         if args.num_threads is None:
             args = replace(args, num_threads=max(1, usable_cpus() // self.size))
-        self._num_models += 1
-        meeting = self._meeting
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._folders.append(tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=memory))
+        meeting = Path(self._folders[-1].name) / "meeting"
         if self.comm == "shared":
             make_memory(meeting, self.size)
 
@@ -82,7 +81,7 @@ class RankGroup:
         self._send(msg.Pages(count))
         self._await(msg.Ready, None)
         if self.comm == "shared":
-            self._meeting.unlink()  # everybody has it mapped; whatever kills us, none is left
+            self._folders.pop().cleanup()  # all have it mapped; whatever kills us, none is left
 
     def announce(self, plan: StepPlan) -> None:
         """Everybody executes this plan next. Raises RankLost."""
@@ -93,10 +92,6 @@ class RankGroup:
 
     def drop_adapter(self, number: int) -> None:
         self._send(msg.DropAdapter(number))
-
-    @property
-    def _meeting(self) -> Path:
-        return Path(self._folder.name) / f"model-{self._num_models}"
 
     def forget(self) -> None:
         """The model's runner must not be used again."""
@@ -193,6 +188,7 @@ def _has_news(other: RankProcess, seconds: float) -> bool:
     return bool(select.select([other.link], [], [], seconds)[0])
 
 
-def _end(others: tuple[RankProcess, ...], folder: tempfile.TemporaryDirectory[str]) -> None:
+def _end(others: tuple[RankProcess, ...], folders: list[tempfile.TemporaryDirectory[str]]) -> None:
     end(others)
-    folder.cleanup()
+    for folder in folders:
+        folder.cleanup()
