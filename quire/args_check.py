@@ -33,7 +33,7 @@ MIN_DISK = 1 << 20
 MAX_WAIT_MS = 60_000.0
 MAX_AGING_S = 1e9
 MAX_RANKS = 64
-MAX_LORAS, MAX_LORA_RANK = 1 << 12, 1 << 12
+MAX_LORAS = 1 << 12
 THREADS_PER_CPU = 8  # OpenMP breaks down on thousands
 
 
@@ -57,7 +57,6 @@ def check_args(args: EngineArgs) -> None:
     )
     _whole("tensor_parallel_size", args.tensor_parallel_size, 1, MAX_RANKS)
     _whole("max_loras", args.max_loras, 1, MAX_LORAS)
-    _whole("max_lora_rank", args.max_lora_rank, 1, MAX_LORA_RANK)
     size = args.page_size
     if not _is_whole(size) or not 1 <= size <= MAX_PAGE_SIZE or size & (size - 1):
         raise NotSupported(f"got page_size={size!r}, want a power of two up to {MAX_PAGE_SIZE}")

@@ -80,7 +80,6 @@ class EngineArgs:
     speculative_config: Mapping[str, object] | None = None  # `speculative.py` says what it may hold
     lora: Mapping[str, str] | None = None  # adapters to begin with: folders by name
     max_loras: int = 32  # adapters in memory at once
-    max_lora_rank: int = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ def add_adapter_flags(parser: VerbParser) -> None:
         help="serve a PEFT folder under this name; may repeat",
     )
     add("--max-loras", type=positive, metavar="N", help="adapters in memory (default: 32)")
-    add("--max-lora-rank", type=positive, metavar="N", help="largest rank (default: 256)")
 
 
 def adapter(text: str) -> tuple[str, str]:
@@ -43,6 +42,5 @@ def adapter_options(args: Namespace) -> dict[str, Any]:
     given = {
         "lora": dict(args.lora) or None,
         "max_loras": args.max_loras,
-        "max_lora_rank": args.max_lora_rank,
     }
     return {name: value for name, value in given.items() if value is not None}

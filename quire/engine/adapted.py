@@ -37,8 +37,7 @@ def open_adapters(
     group: RankGroup | None = None,
 ) -> Adapters:
     """With those that were asked for at start. Raises CheckpointError or NotSupported."""
-    limits = args.max_lora_rank, args.max_loras
-    runner.adapters = AdapterBank(runner.model, names, *limits)
+    runner.adapters = AdapterBank(runner.model, names, args.max_loras)
     if runner.tapes is not None:
         runner.tapes.adapters = runner.adapters.recorded
     bank = runner.adapters if group is None else GroupBank(runner.adapters, group)

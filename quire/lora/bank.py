@@ -23,22 +23,20 @@ from quire.ops.native_ops import NativeOps
 class AdapterBank:
     """`lora.adapters.Bank`."""
 
-    def __init__(
-        self, model: Decoder, names: Mapping[str, Target], max_rank: int, num_slots: int
-    ) -> None:
+    def __init__(self, model: Decoder, names: Mapping[str, Target], num_slots: int) -> None:
         """`names`: Hugging Face's of the model's tensors."""
-        self._model, self._names, self._max_rank = model, names, max_rank
+        self._model, self._names = model, names
         self._adapters: dict[int, Adapter] = {}
         self._free = list(range(num_slots, 0, -1))
         self.recorded: RecordedAdapters | None = None
         if isinstance(model.ops, NativeOps):
-            self.recorded = RecordedAdapters(model, num_slots, max_rank)
+            self.recorded = RecordedAdapters(model, num_slots)
 
     def put(self, number: int, path: str) -> Facts:
         """Read a folder. Raises CheckpointError or NotSupported."""
         check_model(self._model)
         with torch.inference_mode():
-            placed = place(read_adapter(path, self._max_rank), self._model, self._names)
+            placed = place(read_adapter(path), self._model, self._names)
         self._adapters[number] = adapter = placed._replace(slot=self._free.pop())
         if self.recorded is not None:
             self.recorded.put(adapter)

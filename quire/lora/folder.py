@@ -24,6 +24,7 @@ from quire.load.safetensors_checkpoint import Shard
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MAX_CONFIG_BYTES = 4_000_000
+MAX_RANK = 1024
 PREFIX = "base_model.model."
 SHRINK, EXPAND = ".lora_A.weight", ".lora_B.weight"
 KEPT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -77,7 +78,7 @@ class AdapterFolder:
         return max(pair.rank for pair in self.modules.values())
 
 
-def read_adapter(path: str | Path, max_rank: int) -> AdapterFolder:
+def read_adapter(path: str | Path) -> AdapterFolder:
     """Raises CheckpointError for a folder that is damaged, NotSupported for what is not done."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -90,7 +91,7 @@ def read_adapter(path: str | Path, max_rank: int) -> AdapterFolder:
         raise CheckpointError(_no_weights(folder))
     shard = Shard(folder / WEIGHTS)
     scales = _Scales.of(config, folder)
-    modules = {name: _pair(shard, name, scales, max_rank) for name in _module_names(shard, folder)}
+    modules = {name: _pair(shard, name, scales) for name in _module_names(shard, folder)}
     return AdapterFolder(folder, modules, _digest(modules))
 
 
@@ -211,7 +212,7 @@ def _why_not(tensor: str) -> str:
     return "nothing here adds it"
 
 
-def _pair(shard: Shard, name: str, scales: _Scales, max_rank: int) -> LowRank:
+def _pair(shard: Shard, name: str, scales: _Scales) -> LowRank:
     rank, scale = scales.of_module(name)
     shrink, expand = (_tensor(shard, PREFIX + name + half) for half in (SHRINK, EXPAND))
     got = shrink.shape[0], expand.shape[1]
@@ -220,9 +221,9 @@ def _pair(shard: Shard, name: str, scales: _Scales, max_rank: int) -> LowRank:
             f"{shard.path}: {name} has A of rank {got[0]} and B of rank {got[1]}, but"
             f" {CONFIG} says {rank}; the two files do not belong together"
         )
-    if rank > max_rank:
+    if rank > MAX_RANK:
         raise NotSupported(
-            f"{shard.path}: {name} has rank {rank}, the most is max_lora_rank={max_rank}; raise it"
+            f"{shard.path}: {name} has rank {rank}, the most is {MAX_RANK}; merge it into the model"
         )
     return LowRank(shrink, expand, scale)
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from quire.lora.folder import MAX_RANK
 from quire.lora.placed import Adapter, Delta, linears_of
 from quire.models.decoder import Decoder
 from quire.native.adapt import AdapterTable, Expand
@@ -23,9 +24,9 @@ from quire.nn.ops import LinearKernel
 class RecordedAdapters:
     """`nn.linear.Adapted`, for a recording."""
 
-    def __init__(self, model: Decoder, num_slots: int, max_rank: int) -> None:
+    def __init__(self, model: Decoder, num_slots: int) -> None:
         self._tables = {
-            linear: AdapterTable(num_slots, len(linear.parts) * max_rank, len(linear.parts))
+            linear: AdapterTable(num_slots, len(linear.parts) * MAX_RANK, len(linear.parts))
             for linear in linears_of(model).values()
         }
 

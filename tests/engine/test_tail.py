@@ -81,10 +81,10 @@ def watch(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPat
         seen.logits.append(logits(hidden))
         return seen.logits[-1]
 
-    def watched_tape(batches: tuple[Batch, ...], sent: Any, has_tail: bool) -> Tensor:
+    def watched_tape(batches: tuple[Batch, ...], sent: Any, has_tail: bool, adapted: Any) -> Tensor:
         seen.fed.append(batches[0].num_tokens)
         seen.kept.append(len(sent["sample_index"]) if has_tail else None)
-        return run_tape(batches, sent, has_tail)
+        return run_tape(batches, sent, has_tail, adapted)
 
     if engine.runner.tapes is not None:
         run_tape = engine.runner.tapes.run
@@ -200,9 +200,9 @@ class Rows:
     def __init__(self, inner: Any) -> None:
         self.inner, self.counts = inner, []
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *rest: Any) -> Tensor:
         self.counts.append(len(x))
-        return self.inner(x)
+        return self.inner(x, *rest)
 
 
 def test_only_sampled_rows_go_on() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from quire.engine.build import Engine
 from quire.errors import BadRequest, CheckpointError, NotSupported, QuireError
-from quire.lora.folder import REFUSED, read_adapter
+from quire.lora.folder import MAX_RANK, REFUSED, read_adapter
 from quire.lora.request import LoRARequest, each_adapter
 from tests.hf import tiny_engine, tiny_model
 from tests.lora.cases import ALL, PREFIX, ask, run, write_adapter
@@ -148,37 +148,37 @@ def test_configs(
         said = json.loads((folder / "adapter_config.json").read_text()) | config
         (folder / "adapter_config.json").write_text(json.dumps(said))
     with pytest.raises(error, match=message):
-        read_adapter(folder, 64)
+        read_adapter(folder)
 
 
 def test_no_folder_no_weights_no_pickle(tmp_path: Path) -> None:
     """Red when a pickled file is looked at, or a missing one is a traceback."""
     with pytest.raises(CheckpointError, match="there is no folder"):
-        read_adapter(tmp_path / "nowhere", 64)
+        read_adapter(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"no adapter_config\.json"):
-        read_adapter(tmp_path, 64)
+        read_adapter(tmp_path)
     folder = write_adapter(tmp_path / "x", model(), ("q_proj",))
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with pytest.raises(CheckpointError, match="pickled weights"):
-        read_adapter(folder, 64)
+        read_adapter(folder)
     (folder / "adapter_model.bin").unlink()
     with pytest.raises(CheckpointError, match=r"no adapter_model\.safetensors"):
-        read_adapter(folder, 64)
+        read_adapter(folder)
 
 
 def test_the_largest_rank(tmp_path: Path) -> None:
-    folder = write_adapter(tmp_path / "x", model(), ("q_proj",), rank=9)
-    with pytest.raises(NotSupported, match="rank 9, the most is max_lora_rank=8"):
-        read_adapter(folder, 8)
+    folder = write_adapter(tmp_path / "x", model(), ("q_proj",), rank=MAX_RANK + 1)
+    with pytest.raises(NotSupported, match=f"rank {MAX_RANK + 1}, the most is {MAX_RANK}"):
+        read_adapter(folder)
 
 
 def test_the_digest_is_of_what_decides(tmp_path: Path) -> None:
     """Red when two adapters that answer differently could share cached pages."""
     made = {
-        read_adapter(write_adapter(tmp_path / str(i), model(), ALL, **kind), 64).digest
+        read_adapter(write_adapter(tmp_path / str(i), model(), ALL, **kind)).digest
         for i, kind in enumerate(({}, {"seed": 1}, {"lora_alpha": 9}, {"use_rslora": True}))
     }
-    again = read_adapter(write_adapter(tmp_path / "again", model(), ALL), 64).digest
+    again = read_adapter(write_adapter(tmp_path / "again", model(), ALL)).digest
     assert len(made) == 4 and again in made
 
 

@@ -103,7 +103,7 @@ def test_the_tree_is_the_same_with_and_without(
 
     def contents(hashes_ahead: bool) -> list[Any]:
         with monkeypatch.context() as patch:
-            patch.setattr(PrefixTree, "root_key", lambda self, salt: salt.encode())
+            patch.setattr(PrefixTree, "root_key", lambda self, salt, *_: salt.encode())
             if not hashes_ahead:
                 patch.setattr("quire.sched.scheduler.Scheduler._hash_pages", lambda self: None)
             case = Case(
