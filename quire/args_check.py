@@ -33,7 +33,6 @@ MIN_DISK = 1 << 20
 MAX_WAIT_MS = 60_000.0
 MAX_AGING_S = 1e9
 MAX_RANKS = 64
-MAX_RANK_WAIT_S = 86_400.0
 MAX_LORAS = 1 << 12
 THREADS_PER_CPU = 8  # OpenMP breaks down on thousands
 
@@ -57,7 +56,6 @@ def check_args(args: EngineArgs) -> None:
         "num_threads", args.num_threads, 1, most, f" ({THREADS_PER_CPU} for each of {cpus} CPUs)"
     )
     _whole("tensor_parallel_size", args.tensor_parallel_size, 1, MAX_RANKS)
-    _number("rank_timeout_s", args.rank_timeout_s, MAX_RANK_WAIT_S)
     _whole("max_loras", args.max_loras, 1, MAX_LORAS)
     size = args.page_size
     if not _is_whole(size) or not 1 <= size <= MAX_PAGE_SIZE or size & (size - 1):

@@ -69,7 +69,6 @@ class EngineArgs:
     kv_cache_dtype: str = "auto"
     kv_cache_dtype_skip_layers: tuple[int | str, ...] = ()
     tensor_parallel_size: int = 1  # processes that hold the model together
-    rank_timeout_s: float = 60.0  # how long they wait for one another in a step
     kv_host_memory: int | None = None  # bytes for pages that the pool has no room for
     kv_disk: str | None = None  # a folder that keeps pages across restarts
     kv_disk_size: int | None = None  # most bytes in that folder

@@ -115,11 +115,6 @@ def _check_ranks(args: EngineArgs, device: str) -> None:
 
 
 def _check_tiers(args: EngineArgs, device: str) -> None:
-    if args.tensor_parallel_size > 1 and has_tiers(args):
-        raise NotSupported(
-            f"got {tier_asked(args)} with tensor_parallel_size={args.tensor_parallel_size}: pages"
-            " are moved out of one process's pool only; drop one of the two"
-        )
     if device != "cpu" and has_tiers(args):
         raise NotSupported(
             f"got {tier_asked(args)} on {device}: pages are moved out of the pool on CPUs only so"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.bars import counted_bar
 from quire.cli.main import did_you_mean
 from quire.cli.parser import VerbParser, positive, whole
 from quire.cli.show import note, print_json
@@ -133,17 +134,7 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
     if not sys.stderr.isatty():
         yield _Lines().tell
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
+    with counted_bar() as bar:
         tasks: dict[str, Any] = {}
 
         def tell(made: Progress) -> None:

@@ -46,7 +46,6 @@ FIELDS = {
     "threads": "num_threads",
     "enforce_eager": "enforce_eager",
     "tensor_parallel_size": "tensor_parallel_size",
-    "rank_timeout_s": "rank_timeout_s",
     "speculative_config": "speculative_config",
 }
 MODEL_HELP = "known name, folder, .gguf file or hub repository (default: default)"
@@ -125,7 +124,6 @@ def _add_rank_flags(parser: VerbParser) -> None:
         metavar="N",
         help="processes that hold the model together, to the same bits",
     )
-    add("--rank-timeout-s", type=float, metavar="S", help="most that they wait for one another")
 
 
 def comma_list(text: str) -> tuple[str, ...]:

@@ -34,22 +34,22 @@ WORKER = "quire.engine.rank_worker"
 LOOK_S = 0.2  # between looks at whether processes that we wait for are alive
 START_S = 120.0  # for a process to import what it needs
 LAST_WORDS_S = 1.0
+DEADLINE_S = 60.0
 LOST = 72  # exit code
 
 
 class RankGroup:
-    def __init__(self, size: int, comm: str = "auto") -> None:
-        """`comm`: how ranks talk in a step, "shared" or "gloo"; "auto": the first that can be."""
-        self.size = size
+    def __init__(self, size: int, comm: str = "auto", deadline_s: float = DEADLINE_S) -> None:
+        """`comm`: how ranks talk in a step, "shared" or "gloo"; "auto": the first that can be.
+        `deadline_s`: how long they wait for one another there."""
+        self.size, self.deadline_s = size, deadline_s
         if comm == "auto":
             comm = "gloo" if find_library().library is None else "shared"
         self.comm = comm
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._folder = tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=memory)
+        self._folders: list[tempfile.TemporaryDirectory[str]] = []  # where ranks of a model meet
         self._others = launch(WORKER, size)
-        self._ended = weakref.finalize(self, _end, self._others, self._folder)
+        self._ended = weakref.finalize(self, _end, self._others, self._folders)
         self._orders, self._reports = msg.orders(), msg.reports()
-        self._num_models = 0
         self._why: str | None = None  # it is lost
         self._are_here = False
 
@@ -62,22 +62,26 @@ class RankGroup:
             self._are_here = True
         if args.num_threads is None:
             args = replace(args, num_threads=max(1, usable_cpus() // self.size))
-        self._num_models += 1
-        meeting = self._meeting
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._folders.append(tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=memory))
+        meeting = Path(self._folders[-1].name) / "meeting"
         if self.comm == "shared":
             make_memory(meeting, self.size)
+
+        def order(rank: int) -> msg.Begin:
+            return msg.Begin(args, rank, self.size, str(meeting), self.comm, self.deadline_s)
+
         for other in self._others:
-            order = msg.Begin(args, other.rank, self.size, str(meeting), self.comm)
-            self._send(order, (other,))
-            other.link.settimeout(args.rank_timeout_s)
-        return args, ranks_of(msg.Begin(args, 0, self.size, str(meeting), self.comm), self._lives)
+            self._send(order(other.rank), (other,))
+            other.link.settimeout(self.deadline_s)
+        return args, ranks_of(order(0), self._lives)
 
     def set_pages(self, count: int) -> None:
         """Raises RankLost. Loading takes as long as it takes."""
         self._send(msg.Pages(count))
         self._await(msg.Ready, None)
         if self.comm == "shared":
-            self._meeting.unlink()  # everybody has it mapped; whatever kills us, none is left
+            self._folders.pop().cleanup()  # all have it mapped; whatever kills us, none is left
 
     def announce(self, plan: StepPlan) -> None:
         """Everybody executes this plan next. Raises RankLost."""
@@ -88,10 +92,6 @@ class RankGroup:
 
     def drop_adapter(self, number: int) -> None:
         self._send(msg.DropAdapter(number))
-
-    @property
-    def _meeting(self) -> Path:
-        return Path(self._folder.name) / f"model-{self._num_models}"
 
     def forget(self) -> None:
         """The model's runner must not be used again."""
@@ -175,7 +175,7 @@ class RankGroup:
 
 def ranks_of(begin: msg.Begin, lives: Callable[[], bool] = lambda: True) -> Ranks:
     """The place of a rank among those that were told the same; `lives`: whether they still do."""
-    meeting, deadline_s = Path(begin.meeting), begin.args.rank_timeout_s
+    meeting, deadline_s = Path(begin.meeting), begin.deadline_s
     library = find_library().library
     if begin.comm == "shared" and library is not None:
         place = begin.rank, begin.size
@@ -188,6 +188,7 @@ def _has_news(other: RankProcess, seconds: float) -> bool:
     return bool(select.select([other.link], [], [], seconds)[0])
 
 
-def _end(others: tuple[RankProcess, ...], folder: tempfile.TemporaryDirectory[str]) -> None:
+def _end(others: tuple[RankProcess, ...], folders: list[tempfile.TemporaryDirectory[str]]) -> None:
     end(others)
-    folder.cleanup()
+    for folder in folders:
+        folder.cleanup()

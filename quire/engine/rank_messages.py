@@ -21,6 +21,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     size: int
     meeting: str  # a path, where ranks find each other
     comm: str  # "shared" memory, or "gloo"
+    deadline_s: float  # how long ranks wait for one another in a step
 
 
 class Pages(msgspec.Struct, frozen=True, tag=True):

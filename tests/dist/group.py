@@ -39,7 +39,8 @@ def model_on(group: RankGroup, folder: Path, **args: Any) -> Iterator[LLM]:
         patch.setattr(build, "seat_of", lambda args: seat_of(args, group))
         llm = LLM(str(folder), tensor_parallel_size=group.size, device="cpu", **SMALL | args)
     yield llm
-    group.forget()
+    if group.trouble() is None:
+        group.forget()
 
 
 def alone(folder: Path, **args: Any) -> LLM:

@@ -57,7 +57,6 @@ def test_more_ranks_than_heads_are_refused() -> None:
         ({"kv_role": "prefill"}, "one rank"),
         ({"speculative_config": {"method": "early_exit"}}, "draft_model"),
         ({"tensor_parallel_size": 0}, "from 1 to"),
-        ({"rank_timeout_s": -1.0}, "above 0"),
     ],
 )
 def test_what_ranks_cannot_do_is_said(changes: dict[str, Any], way_out: str) -> None:

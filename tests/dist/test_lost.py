@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.engine.rank_group import RankGroup
 from quire.errors import RankLost
 from quire.models.tiny import tiny_model
-from tests.dist.group import SMALL
+from tests.dist.group import SMALL, model_on
 
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 
@@ -21,9 +22,13 @@ LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 def test_a_lost_rank_is_noticed(number: signal.Signals, tmp_path: Path) -> None:
     """Red when somebody waits for ever for a rank, or a process is left behind."""
     folder = tiny_model("llama", tmp_path)
-    llm = LLM(str(folder), tensor_parallel_size=2, device="cpu", rank_timeout_s=2.0, **SMALL)
-    group = llm._engine.group
-    assert group is not None and group.trouble() is None
+    group = RankGroup(2, deadline_s=2.0)
+    with model_on(group, folder) as llm:
+        end_one(llm, group, number)
+
+
+def end_one(llm: LLM, group: RankGroup, number: signal.Signals) -> None:
+    assert group.trouble() is None
     (other,) = group._others
     stream = llm.stream([5, 6, 7], LONG)
     next(stream)
