@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from quire.config import Decision, EngineArgs
-from quire.engine.rank_group import RankGroup
 from quire.lora.adapters import Adapters, Facts
 from quire.lora.bank import AdapterBank
 from quire.memory.sizing import size_text
 from quire.models.names import Target
 from quire.runner.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from quire.engine.rank_group import RankGroup
 
 
 class GroupBank:

@@ -22,7 +22,6 @@ from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_heads import TargetModel
 from quire.engine.load_model import load_model
-from quire.engine.rank_group import RankGroup
 from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
 from quire.engine.tier_identity import PageMakers
@@ -65,6 +64,7 @@ from quire.sched.scheduler import Scheduler
 from quire.tiers.tiers import Tiers
 
 if TYPE_CHECKING:
+    from quire.engine.rank_group import RankGroup
     from quire.text.tokenizer import Tokenizer
 
 

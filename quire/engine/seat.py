@@ -7,13 +7,15 @@ many pages the cache has, and which runner executes plans; everything else is bu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config import EngineArgs
 from quire.dist.ranks import ALONE, Ranks
-from quire.engine.rank_group import RankGroup
 from quire.runner.rank_runner import FirstRunner, OtherRunner, Others
 from quire.runner.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from quire.engine.rank_group import RankGroup
 
 
 class Seat(Protocol):
@@ -78,4 +80,6 @@ def seat_of(args: EngineArgs, group: RankGroup | None = None) -> Seat:
     """`group`: one that was started before; it is the caller's to close."""
     if args.tensor_parallel_size == 1:
         return LoneSeat(args)
+    from quire.engine.rank_group import RankGroup  # and msgspec, which one rank does without
+
     return FirstSeat(args, group or RankGroup(args.tensor_parallel_size))

@@ -232,9 +232,3 @@ def test_responses_async_stream_helper(served: Served) -> None:
         return final.output_text
 
     assert json.loads(asyncio.run(ask()))["operation"] in ("add", "subtract")
-
-
-def test_what_would_have_to_be_stored_is_refused(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model="tiny", input="x", previous_response_id="resp_1")
-    assert caught.value.param == "previous_response_id"

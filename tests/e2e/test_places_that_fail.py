@@ -59,11 +59,11 @@ def test_a_full_disk_costs_the_file_that_does_not_fit_alone(model: Path, tmp_pat
         ballast = tmp_path / "ballast"
         with pytest.raises(OSError, match="space"):
             ballast.write_bytes(b"x" * 2_000_000)
-        assert served.call("POST", "/v1/files", upload(20_000), MULTIPART)[0] >= 500
+        assert served.call("POST", "/v1/files", upload(400_000), MULTIPART)[0] >= 500
         assert served.complete()[0] == 200
         assert served.get("/v1/files")[1]["data"] == []
         ballast.unlink()
-        assert served.call("POST", "/v1/files", upload(20_000), MULTIPART)[0] == 200
+        assert served.call("POST", "/v1/files", upload(400_000), MULTIPART)[0] == 200
         assert served.get("/ready")[0] == 200
 
 
