@@ -27,7 +27,7 @@ def session(llm):
 
 def chat(tiny, lines, monkeypatch, capsys, *words):
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-    assert main(["chat", tiny, *ENGINE, "--max-tokens", "4", *words]) == 0
+    assert main(["chat", tiny, *ENGINE, "--max-tokens", "4", "--seed", "0", *words]) == 0
     return capsys.readouterr()
 
 

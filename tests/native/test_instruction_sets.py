@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,9 @@ def emulated_amx(library: Library, monkeypatch: pytest.MonkeyPatch) -> Path:
     return build.ensure_built()
 
 
+@pytest.mark.skipif(
+    not os.environ.get("QUIRE_LONG_TESTS"), reason="emulated, takes a minute: QUIRE_LONG_TESTS=1"
+)
 def test_amx(library: Library, tmp_path: Path, emulated_amx: Path) -> None:
     """Red when AMX's products, or those of rows beside them, have other bits than plain C's, and
     when the check at startup does not see that a matrix unit is wrong."""
