@@ -43,7 +43,7 @@ CALM_SHARE = 0.4  # of the time, at the end: no kills
 KILL_EVERY_S = 115.0
 # The pool holds a part of what runs: preemption is the rule.
 FLAGS = ("--device", "cpu", "--load-format", "dummy", "--threads", "1", "--api-processes", "2")
-POOL = ("--max-num-seqs", "12", "--kv-cache-memory", "300KiB", "--max-model-len", "512")
+POOL = ("--max-num-seqs", "12", "--kv-cache-memory", "150KiB", "--max-model-len", "512")
 
 
 @dataclass
