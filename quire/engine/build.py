@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from quire.attn.backend import AttentionBackend
+from quire.attn.proof import prove_codes
 from quire.attn.select import select_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.engine.adapted import open_adapters
@@ -103,6 +104,8 @@ def build_engine(
     heads = heads_of(own, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
     name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
+    if kept.coded is not None and device.type == "cuda":
+        prove_codes(backend, kept.coded, heads, device)
     cpu, wish = _wish(args, checkpoint, device, cpu)
     model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks=ranks)
     backend = cpu.attention(backend, ops)
