@@ -14,13 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.coded_tile import SCALE_BYTES, head_bytes
+from quire.kernels.coded_tile import head_bytes
 from quire.kernels.early import early_options, let_next_start
 from quire.kernels.launch import Launcher, alignments, ceil_div, pad_to_power
 from quire.kernels.paged_inputs import Coded
 from quire.kernels.rope_kv_write import HEADS_PER_PROGRAM, HeadNorm, Rope, transformed
+from quire.kv.forms import SCALE_BYTES
 
 _ROUNDS = tl.constexpr(12582912.0)  # 1.5 * 2**23: what is added to it is rounded, ties to even
+_SCALE_BYTES = tl.constexpr(SCALE_BYTES)
 _NO_NUMBER = tl.constexpr(0x7FC0)  # NaN as a bf16
 
 
@@ -122,7 +124,7 @@ def _coded_kv_write_kernel(
 
     row = slot // PAGE_SIZE * PAGE_STRIDE + kv_head * HEAD_STRIDE
     place = (row + slot % PAGE_SIZE * HEAD_DIM)[:, None]
-    beside = row + PAGE_SIZE * HEAD_DIM + slot % PAGE_SIZE * SCALE_BYTES
+    beside = row + PAGE_SIZE * HEAD_DIM + slot % PAGE_SIZE * _SCALE_BYTES
     stored = bits.to(tl.int16)
     tl.store((keys + beside).to(tl.pointer_type(tl.int16)), stored, mask=is_k)
     tl.store((values + beside).to(tl.pointer_type(tl.int16)), stored, mask=is_v)

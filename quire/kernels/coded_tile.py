@@ -12,13 +12,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SCALE_BYTES = tl.constexpr(2)
+from quire.kv.forms import SCALE_BYTES
+
+_SCALE_BYTES = tl.constexpr(SCALE_BYTES)
 MIDDLE = tl.constexpr(7.5)  # of a code of four bits
 
 
 def head_bytes(page_size: int, head_dim: int, bits: int) -> int:
     """Of one kv head's rows and scales in a page."""
-    return page_size * (head_dim * bits // 8 + SCALE_BYTES.value)
+    return page_size * (head_dim * bits // 8 + SCALE_BYTES)
 
 
 @triton.jit
@@ -42,6 +44,6 @@ def load_codes(
         high = (codes >> 4).to(tl.float32) - MIDDLE
         both = tl.join(low, high).reshape([codes.shape[0], HEAD_PAD])
         codes = tl.where((tl.arange(0, HEAD_PAD) < HEAD_DIM)[None, :], both, 0.0)
-    beside = pages + at + PAGE_SIZE * WIDTH + row * SCALE_BYTES
+    beside = pages + at + PAGE_SIZE * WIDTH + row * _SCALE_BYTES
     scales = tl.load(beside.to(tl.pointer_type(tl.bfloat16)), mask=live, other=0.0)
     return codes, scales.to(tl.float32)
