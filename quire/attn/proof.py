@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec, HeadTransform, LayerCache
 from quire.attn.reference import ReferenceAttention
+from quire.attn.select import select_backend
 from quire.errors import NotSupported
 from quire.forward import Batch
 from quire.kv.forms import CacheForm
@@ -23,6 +24,20 @@ from quire.kv.forms import CacheForm
 LENGTHS = (70, 33)  # of the prompts, in tokens
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}  # of the whole result
 PLAIN = HeadTransform(None, None, None, None, 0.0)
+
+
+def proved_backend(
+    name: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    spec: AttnSpec,
+    coded: CacheForm | None,
+) -> tuple[str, AttentionBackend]:
+    """What `select_backend` picks, proved where its kernels are compiled here."""
+    name, backend = select_backend(name, device, dtype, spec, coded.name if coded else None)
+    if coded is not None and device.type == "cuda":
+        prove_codes(backend, coded, spec, device)
+    return name, backend
 
 
 def prove_codes(

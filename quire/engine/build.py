@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from quire.attn.backend import AttentionBackend
-from quire.attn.proof import prove_codes
-from quire.attn.select import select_backend
+from quire.attn.proof import proved_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.engine.adapted import open_adapters
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
@@ -103,9 +102,7 @@ def build_engine(
     check_weights_fit(_weight_bytes(checkpoint, spec, cpu, dtype), total_memory(device))
     heads = heads_of(own, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
-    name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
-    if kept.coded is not None and device.type == "cuda":
-        prove_codes(backend, kept.coded, heads, device)
+    name, backend = proved_backend(config.attention_backend, device, dtype, heads, kept.coded)
     cpu, wish = _wish(args, checkpoint, device, cpu)
     model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks=ranks)
     backend = cpu.attention(backend, ops)

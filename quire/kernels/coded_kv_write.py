@@ -14,12 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.coded_tile import head_bytes
+from quire.kernels.coded_tile import SCALE_BYTES, head_bytes
 from quire.kernels.early import early_options, let_next_start
 from quire.kernels.launch import Launcher, alignments, ceil_div, pad_to_power
 from quire.kernels.paged_inputs import Coded
 from quire.kernels.rope_kv_write import HEADS_PER_PROGRAM, HeadNorm, Rope, transformed
-from quire.kv.forms import SCALE_BYTES
 
 _ROUNDS = tl.constexpr(12582912.0)  # 1.5 * 2**23: what is added to it is rounded, ties to even
 _SCALE_BYTES = tl.constexpr(SCALE_BYTES)
@@ -72,6 +71,31 @@ def _put(x, scale, pages, place, keep, TOP: tl.constexpr):
 
 
 @triton.jit
+def _scale_bits(top, given, TOP: tl.constexpr, HAS_SCALES: tl.constexpr):
+    """[rows] scales as bits of a bf16, rounded up; NaN where a number of the row is none."""
+    wanted = tl.div_rn(top, tl.full([top.shape[0]], TOP, tl.float32))
+    if HAS_SCALES:
+        wanted = given + tl.zeros([top.shape[0]], tl.float32)
+    bits = (wanted.to(tl.int32, bitcast=True) + 0xFFFF) >> 16
+    return tl.where(top < float("inf"), bits, _NO_NUMBER)
+
+
+@triton.jit
+def _keep(
+    low, high, tail, bits, pages, place, beside, is_own, half, rest,
+    TOP: tl.constexpr, HALF: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """Rows that are of this part of the cache, with their scales."""
+    scale = (bits << 16).to(tl.float32, bitcast=True)
+    tl.store((pages + beside).to(tl.pointer_type(tl.int16)), bits.to(tl.int16), mask=is_own)
+    own_half = is_own[:, None] & (half < HALF)
+    _put(low, scale, pages, place + half, own_half, TOP)
+    _put(high, scale, pages, place + HALF + half, own_half, TOP)
+    if 2 * HALF < HEAD_DIM:
+        _put(tail, scale, pages, place + rest, is_own[:, None] & (rest < HEAD_DIM), TOP)
+
+
+@triton.jit
 def _coded_kv_write_kernel(
     qkv, q_out, keys, values, cos, sin, positions, slots, q_weight, k_weight, offsets, factors,
     k_scale, v_scale, eps, qkv_stride,
@@ -115,30 +139,31 @@ def _coded_kv_write_kernel(
     # Masked cells are zeros: they are no row's largest.
     top = tl.maximum(_largest(tl.where(is_half, low, 0.0)), _largest(tl.where(is_half, high, 0.0)))
     top = tl.maximum(top, _largest(tl.where(is_rest, tail, 0.0)))
-    wanted = tl.div_rn(top, tl.full([BLOCK_H], TOP, tl.float32))
-    if HAS_SCALES:
-        wanted = tl.where(is_k, k_scale, v_scale) + tl.zeros([BLOCK_H], tl.float32)
-    bits = (wanted.to(tl.int32, bitcast=True) + 0xFFFF) >> 16
-    bits = tl.where(top < float("inf"), bits, _NO_NUMBER)
-    scale = (bits << 16).to(tl.float32, bitcast=True)
-
+    bits = _scale_bits(top, tl.where(is_k, k_scale, v_scale), TOP, HAS_SCALES)
     row = slot // PAGE_SIZE * PAGE_STRIDE + kv_head * HEAD_STRIDE
     place = (row + slot % PAGE_SIZE * HEAD_DIM)[:, None]
     beside = row + PAGE_SIZE * HEAD_DIM + slot % PAGE_SIZE * _SCALE_BYTES
-    stored = bits.to(tl.int16)
-    tl.store((keys + beside).to(tl.pointer_type(tl.int16)), stored, mask=is_k)
-    tl.store((values + beside).to(tl.pointer_type(tl.int16)), stored, mask=is_v)
-    keep_k, keep_v = is_k[:, None], is_v[:, None]
-    _put(low, scale, keys, place + half, keep_k & is_half, TOP)
-    _put(low, scale, values, place + half, keep_v & is_half, TOP)
-    _put(high, scale, keys, place + HALF + half, keep_k & is_half, TOP)
-    _put(high, scale, values, place + HALF + half, keep_v & is_half, TOP)
-    if 2 * HALF < HEAD_DIM:
-        _put(tail, scale, keys, place + rest, keep_k & is_rest, TOP)
-        _put(tail, scale, values, place + rest, keep_v & is_rest, TOP)
+    _keep(low, high, tail, bits, keys, place, beside, is_k, half, rest, TOP, HALF, HEAD_DIM)
+    _keep(low, high, tail, bits, values, place, beside, is_v, half, rest, TOP, HALF, HEAD_DIM)
 
 
 _launch = Launcher(_coded_kv_write_kernel)
+
+
+def _sizes(coded: Coded, heads: int, rot_dim: int, page_stride: int) -> dict[str, int]:
+    kv_heads, page_size, head_dim = coded.heads
+    return {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "HALF": rot_dim // 2,
+        "HALF_PAD": pad_to_power(rot_dim // 2),
+        "REST_PAD": pad_to_power(max(1, head_dim - rot_dim)),
+        "PAGE_SIZE": page_size,
+        "HEAD_STRIDE": head_bytes(page_size, head_dim, coded.bits),
+        "PAGE_STRIDE": page_stride,
+        "BLOCK_H": HEADS_PER_PROGRAM,
+    }
 
 
 def coded_kv_write(
@@ -157,7 +182,7 @@ def coded_kv_write(
     """Rotated queries, [tokens, heads, dim]; codes of keys and values go to the slots."""
     keys, values = pages
     positions, slots = places
-    kv_heads, page_size, head_dim = coded.heads
+    kv_heads, _, head_dim = coded.heads
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     rot_dim = head_dim if rope is None else rope.rot_dim
     assert coded.bits == 8 and qkv.stride(1) == 1 and keys.stride() == values.stride()
@@ -175,21 +200,12 @@ def coded_kv_write(
             k_scale, v_scale, 0.0 if norm is None else norm.eps, qkv.stride(0),
         ),
         {
-            "HEADS": heads,
-            "KV_HEADS": kv_heads,
-            "HEAD_DIM": head_dim,
-            "HALF": rot_dim // 2,
-            "HALF_PAD": pad_to_power(rot_dim // 2),
-            "REST_PAD": pad_to_power(max(1, head_dim - rot_dim)),
-            "PAGE_SIZE": page_size,
-            "HEAD_STRIDE": head_bytes(page_size, head_dim, coded.bits),
-            "PAGE_STRIDE": keys.stride(0),
+            **_sizes(coded, heads, rot_dim, keys.stride(0)),
             "TOP": top,
             "HAS_ROPE": rope is not None,
             "HAS_NORM": norm is not None,
             "BALANCED": evens is not None,
             "HAS_SCALES": scales is not None,
-            "BLOCK_H": HEADS_PER_PROGRAM,
             **early_options(),
             "num_warps": 4,
         },
