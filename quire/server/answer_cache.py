@@ -15,7 +15,7 @@ import logging
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -241,7 +241,9 @@ class AnswerCache:
         seed = "greedy" if params.is_greedy else "drawn" if params.seed is None else params.seed
         prompt = request.tokens[: request.num_prompt].tobytes()
         rest = (settings_bytes(request.params), seed, request.max_tokens, sorted(request.eos_ids))
-        who = (model, adapter.digest if adapter is not None else b"")
+        # Of answers that were judged before they were given, those by another judgement differ.
+        judged = () if generation.gate is None else astuple(generation.gate)
+        who = (model, adapter.digest if adapter is not None else b"", judged)
         return sha256(self._model() + msgspec.msgpack.encode((*who, prompt, *rest))).digest()
 
 

@@ -154,7 +154,9 @@ def build_servers(settings: ServeSettings, opened: AllOpened) -> list[Server]:
         servers.append(made)
     if settings.models:
         folders = [ModelFolder(Path(server.settings.runtime_folder)) for server in servers]
-        Models(servers, folders, opened.broken)
+        models = Models(servers, folders, opened.broken)
+        if settings.auto is not None:
+            models.choose_by(settings.auto)
     return servers
 
 
