@@ -132,14 +132,25 @@ class Entries:
         query = "DELETE FROM answers WHERE tenant = ?"
         return await self.database.call(lambda db: db.execute(query, (tenant,)).rowcount)
 
-    async def summary(self, tenant: str) -> dict[str, int]:
+    async def summary(self, tenant: str) -> dict[str, int | None]:
+        """How many, how often used, how large, and when the oldest was made."""
         query = (
-            "SELECT count(*), coalesce(sum(num_hits), 0),"
-            " coalesce(sum(length(tokens) + length(features) + length(text)), 0)"
-            " FROM answers WHERE tenant = ?"
+            "SELECT count(*) AS entries, coalesce(sum(num_hits), 0) AS hits,"
+            " coalesce(sum(length(tokens) + length(features) + length(text) + length(answer)), 0)"
+            " AS bytes, min(created_at) AS oldest_at FROM answers WHERE tenant = ?"
         )
         row = await self.database.call(lambda db: db.execute(query, (tenant,)).fetchone())
-        return {"entries": row[0], "hits": row[1], "bytes": row[2]}
+        return dict(row)
+
+    async def latest(self, tenant: str, count: int) -> list[dict[str, int | str]]:
+        """Those used last, as their owner may read them."""
+        query = (
+            "SELECT substr(text, 1, 200) AS text, num_hits AS hits, created_at, used_at,"
+            " length(tokens) / 4 AS tokens FROM answers WHERE tenant = ?"
+            " ORDER BY used_at DESC, number DESC LIMIT ?"
+        )
+        rows = await self.database.call(lambda db: db.execute(query, (tenant, count)).fetchall())
+        return [dict(row) for row in rows]
 
     def _make_room(self, db: sqlite3.Connection, tenant: str) -> None:
         count = db.execute("SELECT count(*) FROM answers WHERE tenant = ?", (tenant,)).fetchone()[0]
