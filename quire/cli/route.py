@@ -70,7 +70,7 @@ def _scorer(args: Namespace) -> Scorer | None:
     if args.likelihood and args.judge:
         raise BadRequest("got --likelihood and --judge; give one of them")
     if args.judge:
-        from quire.routing.examples import judged_by
+        from quire.routing.judge import judged_by
 
         return judged_by(args.judge)
     if not args.likelihood:

@@ -2,15 +2,13 @@
 
 A line has `prompt` or `messages` (or any body of a request), `small` and `large`: the two answers.
 Scores are columns (`small_score`, `large_score`), or come from a scorer: the large model's own
-log-likelihood (`evaluate/likelihood.py`) or a command. The small model suffices where its score
-reaches the large one's, less a tolerance.
+log-likelihood (`evaluate/likelihood.py`) or a command (`judge.py`). The small model suffices
+where its score reaches the large one's, less a tolerance.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,35 +74,6 @@ def read_examples(path: Path, score: Scorer | None, tolerance: float) -> Example
             " learn (see --tolerance)"
         )
     return made
-
-
-def judged_by(command: str) -> Scorer:
-    """A command that reads lines {"prompt", "answer"} and writes a number for each."""
-
-    def score(asked: Sequence[tuple[dict[str, Any], str]]) -> list[float]:
-        lines = [
-            json.dumps({"prompt": read_ask(record).text, "request": record, "answer": answer})
-            for record, answer in asked
-        ]
-        words = shlex.split(command)
-        try:
-            done = subprocess.run(
-                words, input="\n".join(lines) + "\n", capture_output=True, text=True, check=False
-            )
-        except (OSError, IndexError) as error:
-            raise BadRequest(f"--judge {command!r} cannot be run: {error}") from None
-        if done.returncode:
-            why = done.stderr.strip()[-300:]
-            raise BadRequest(f"--judge {command!r} ended with {done.returncode}: {why}")
-        try:
-            found = [float(line) for line in done.stdout.split()]
-        except ValueError as error:
-            raise BadRequest(f"--judge {command!r} wants to write numbers: {error}") from None
-        if len(found) != len(asked):
-            raise BadRequest(f"--judge wrote {len(found)} numbers for {len(asked)} answers")
-        return found
-
-    return score
 
 
 def _lines(path: Path) -> list[str]:

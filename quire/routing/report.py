@@ -136,8 +136,8 @@ def calibration_noise(chances: Array) -> float:
     return float(np.average(spread, weights=[len(p) for p in parts]))
 
 
-def _round(value: object) -> float:
-    return round(float(value), 4)  # type: ignore[arg-type]
+def _round(value: float | np.floating[Any]) -> float:
+    return round(float(value), 4)
 
 
 def table(about: dict[str, Any]) -> tuple[list[str], list[list[object]]]:

@@ -76,7 +76,7 @@ class AutoSettings:
     rules: tuple[Rule, ...] = ()
 
 
-T = TypeVar("T")
+DataclassT = TypeVar("DataclassT", Rule, CascadeSettings, BudgetSettings, AutoSettings)
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "str | None": (str,),
@@ -115,11 +115,13 @@ def read_auto(table: object, models: Sequence[str], folder: Path) -> AutoSetting
     return made
 
 
-def _made(kind: type[T], table: object, where: str, given: Mapping[str, Any] | None = None) -> T:
+def _made(
+    kind: type[DataclassT], table: object, where: str, given: Mapping[str, Any] | None = None
+) -> DataclassT:
     given = given or {}
     if not isinstance(table, Mapping):
         raise BadRequest(f"[{where}] wants to be a table")
-    known = {one.name: str(one.type) for one in fields(kind) if one.name not in given}  # type: ignore[arg-type]
+    known = {one.name: str(one.type) for one in fields(kind) if one.name not in given}
     if unknown := sorted(set(table) - set(known)):
         want = ", ".join(sorted({*known, *given}))
         raise BadRequest(f"[{where}] has {', '.join(unknown)}, want {want}")

@@ -68,11 +68,6 @@ class Auto:
         self.budget = None if settings.budget is None else Budget(settings.budget)
         self._gate = _gate(settings, self.chance)
 
-    @property
-    def threshold(self) -> float:
-        own = self.settings.threshold
-        return own if own is not None or self.chance is None else self.chance.threshold
-
     def choose(self, request: HttpRequest) -> Server:
         """Raises Problem where there is nothing to choose."""
         if request.path not in PATHS:
@@ -106,7 +101,8 @@ class Auto:
                 return Choice(other, "unavailable", f"{name} failed to load")
         if self.chance is None:
             return Choice(own.small, "cascade" if own.cascade else "default")
-        chance, limit = self.chance.of(ask), self.threshold
+        chance = self.chance.of(ask)
+        limit = self.chance.threshold if own.threshold is None else own.threshold
         if chance >= limit:
             return Choice(own.small, "chance", f"chance={chance:.2f}>={limit:.2f}")
         return Choice(own.large, "chance", f"chance={chance:.2f}<{limit:.2f}")
