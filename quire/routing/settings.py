@@ -121,7 +121,9 @@ def _made(
     given = given or {}
     if not isinstance(table, Mapping):
         raise BadRequest(f"[{where}] wants to be a table")
-    known = {one.name: str(one.type) for one in fields(kind) if one.name not in given}
+    known: dict[str, str] = {
+        one.name: str(one.type) for one in fields(kind) if one.name not in given
+    }
     if unknown := sorted(set(table) - set(known)):
         want = ", ".join(sorted({*known, *given}))
         raise BadRequest(f"[{where}] has {', '.join(unknown)}, want {want}")
