@@ -116,17 +116,15 @@ def read_auto(table: object, models: Sequence[str], folder: Path) -> AutoSetting
 
 
 def _made(
-    kind: type[DataclassT], table: object, where: str, given: Mapping[str, Any] | None = None
+    kind: type[DataclassT], table: object, where: str, more: Mapping[str, Any] | None = None
 ) -> DataclassT:
-    given = given or {}
+    """`more`: fields that are made already."""
+    given: dict[str, Any] = dict(more or {})
     if not isinstance(table, Mapping):
         raise BadRequest(f"[{where}] wants to be a table")
-    known: dict[str, str] = {
-        one.name: str(one.type) for one in fields(kind) if one.name not in given
-    }
+    known = {one.name: str(one.type) for one in fields(kind)}
     if unknown := sorted(set(table) - set(known)):
-        want = ", ".join(sorted({*known, *given}))
-        raise BadRequest(f"[{where}] has {', '.join(unknown)}, want {want}")
+        raise BadRequest(f"[{where}] has {', '.join(unknown)}, want {', '.join(sorted(known))}")
     for name, value in table.items():
         kinds = _KINDS[known[name]]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
