@@ -71,15 +71,23 @@ class Entries:
         row = await self.database.call(lambda db: db.execute(query, values).fetchone())
         return None if row is None else _entry(row)
 
-    async def since(self, tenant: str, model: bytes, number: int) -> list[Sketch]:
-        """Entries of a tenant and model made after one, in the order they were made."""
+    async def since(
+        self, tenant: str, model: bytes, number: int, embedder: bytes = b""
+    ) -> list[Sketch]:
+        """Entries of a tenant and model made after one, in the order they were made. With an
+        embedder: its embeddings, in the order they came."""
         query = (
             "SELECT number, key, frame, features FROM answers"
             " WHERE tenant = ? AND model = ? AND number > ? AND text != '' ORDER BY number"
         )
-        rows = await self.database.call(
-            lambda db: db.execute(query, (tenant, model, number)).fetchall()
-        )
+        values: tuple[object, ...] = (tenant, model, number)
+        if embedder:
+            query = (
+                "SELECT came, key, frame, vector FROM answers JOIN answer_vectors USING (number)"
+                " WHERE tenant = ? AND model = ? AND came > ? AND embedder = ? ORDER BY came"
+            )
+            values = (*values, embedder)
+        rows = await self.database.call(lambda db: db.execute(query, values).fetchall())
         return [Sketch(*row) for row in rows]
 
     def put(self, db: sqlite3.Connection, new: NewEntry) -> None:
@@ -108,6 +116,14 @@ class Entries:
             tuple(values.values()),
         )
         self._make_room(db, new.tenant)
+
+    def embed(self, db: sqlite3.Connection, new: NewEntry, embedder: bytes, vector: Vector) -> None:
+        """The embedding of an entry, which may be gone by now."""
+        db.execute(
+            "INSERT OR REPLACE INTO answer_vectors (number, embedder, vector)"
+            " SELECT number, ?, ? FROM answers WHERE tenant = ? AND key = ?",
+            (embedder, vector.tobytes(), new.tenant, new.key),
+        )
 
     def used(self, db: sqlite3.Connection, tenant: str, key: bytes) -> None:
         db.execute(

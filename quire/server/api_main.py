@@ -197,6 +197,9 @@ async def _serve(settings: ServeSettings, opened: AllOpened) -> int:
         **{asyncio.ensure_future(one.link.run()): "engine link" for one in servers},
         asyncio.ensure_future(server.watchman.run()): "watchman",
     }
+    for one in servers:
+        if one.answers is not None and settings.answer_cache != "exact":
+            tasks[asyncio.ensure_future(one.answers.similar.embedder.run())] = "embeddings"
     if server.models is not None:
         tasks[asyncio.ensure_future(server.models.run())] = "models"
     if server.shelf is not None:
