@@ -38,6 +38,24 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Parallel:
+    """The processes that hold a model together; `flat_args.py` sets these by their plain names."""
+
+    tensor_parallel_size: int = 1  # ranks that share each layer among them
+    pipeline_parallel_size: int = 1  # stages of layers, one behind the other
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def __str__(self) -> str:
+        """For messages: what was asked for."""
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+        asked = [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) != 1]
+        return ", ".join(asked) or "one rank"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineArgs:
     """Everything a user may say; None means: decide for me, and tell me why."""
 
@@ -68,7 +86,7 @@ class EngineArgs:
     quantization: str | None = None  # what weights are rounded to while they are loaded
     kv_cache_dtype: str = "auto"
     kv_cache_dtype_skip_layers: tuple[int | str, ...] = ()
-    tensor_parallel_size: int = 1  # processes that hold the model together
+    parallel: Parallel = Parallel()  # processes that hold the model together
     kv_host_memory: int | None = None  # bytes for pages that the pool has no room for
     kv_disk: str | None = None  # a folder that keeps pages across restarts
     kv_disk_size: int | None = None  # most bytes in that folder

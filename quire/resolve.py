@@ -90,9 +90,9 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
 
 
 def _check_ranks(args: EngineArgs, device: str) -> None:
-    if args.tensor_parallel_size == 1:
+    if args.parallel.num_ranks == 1:
         return
-    asked = f"tensor_parallel_size={args.tensor_parallel_size}"
+    asked = str(args.parallel)
     if device != "cpu":
         raise NotSupported(
             f"got {asked} on {device}: ranks hold a model together on CPUs only so far; start one"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.dist.comm import Comm, SoloComm
 from quire.dist.cuts import Cut, HeadCut, head_cuts, row_cuts, shares, width_cuts
+from quire.dist.stages import Stage
 
 
 class Recorded(Protocol):
@@ -54,13 +55,21 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
+    """Ranks that share each layer of a stage among them."""
+
     rank: int = 0
     size: int = 1
     comm: Comm = field(default_factory=SoloComm)
+    stage: Stage = field(default_factory=Stage)
 
     @property
     def is_alone(self) -> bool:
+        """Nobody else has a part of our layers; there may be other stages."""
         return self.size == 1
+
+    @property
+    def num_processes(self) -> int:
+        return self.size * self.stage.count
 
     def spread(self, width: int) -> Spread:
         """Outputs of a product."""

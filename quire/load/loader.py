@@ -181,10 +181,23 @@ def _check_shape(parameter: Parameter, shape: tuple[int, ...], target: Target, t
         raise CheckpointError(f"tensor {theirs} has shape {shape}, the config asks for {want}")
 
 
-def fill_random(model: Decoder, seed: int, wish: Wish = Wish()) -> None:  # noqa: B008
-    """Small random weights, ones for norms: any config, no disk."""
+def fill_random(
+    model: Decoder,
+    seed: int,
+    wish: Wish = Wish(),  # noqa: B008
+    every: Mapping[str, Parameter] | None = None,
+) -> None:
+    """Small random weights, ones for norms: any config, no disk. `every`: of the whole model, where
+    other stages have some; None: we have all."""
     generator = torch.Generator(model.device).manual_seed(seed)
-    for name, parameter in model.parameters().items():
+    own = model.parameters()
+    for name, of_all in (every or own).items():
+        parameter = own.get(name)
+        if parameter is None:  # another stage's; drawn all the same, so that ours are what they are
+            if "norm" not in name and len(of_all.shape) > 1:
+                shape = of_all.stored_shape(None)
+                torch.empty(shape, dtype=of_all.dtype).normal_(0.0, DUMMY_STD, generator=generator)
+            continue
         tensor, is_cut = parameter.tensor, parameter.kept is not None
         if is_cut:  # drawn for all ranks alike
             tensor = torch.empty(parameter.stored_shape(None), dtype=tensor.dtype)
