@@ -23,6 +23,7 @@ class SchedConfig:
     batch_wait_tokens: int = 0  # ... unless this many prompt tokens already wait
     chunked_prefill: bool = True  # False: a prompt enters only as a whole
     target_gap_ms: float = 0.0  # prompts beside decodes shall not make a step longer; 0: they may
+    waits_for_draws: bool = False  # a request enters no step before its last token is drawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
             batch_wait_tokens=args.batch_wait_tokens,
             chunked_prefill=args.enable_chunked_prefill,
             target_gap_ms=args.target_gap_ms,
+            waits_for_draws=args.parallel.pipeline_parallel_size > 1,
         ),
         cache=_cache(args, spec, device.type, decide),
         kv_cache_memory=args.kv_cache_memory,

@@ -132,7 +132,8 @@ def build_engine(
     grammars = _grammars(tokenizer, spec, runner)
     names = names_of(checkpoint.config, spec)
     adapters = open_adapters(args, runner, names, decisions, seat.group)
-    core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts, adapters)
+    lag = steps_ahead(device, ranks.stage.count)
+    core = EngineCore(scheduler, runner, lag, grammars, drafts, adapters)
     connect_tiers(tiers, core, runner)
     sized = replace(config.cache, num_pages=pages, token_bytes=whole.token_bytes)
     config = replace(config, cache=sized, decisions=tuple(decisions))
@@ -214,10 +215,16 @@ def _group_decisions(groups: LayerGroups) -> list[Decision]:
     return [Decision("layer groups", ", ".join(kinds), why)]
 
 
-def max_inflight(sched: SchedConfig, device: torch.device) -> int:
-    """Tokens of one request in steps launched and not settled: on CUDA there may be two."""
+def steps_ahead(device: torch.device, num_stages: int = 1) -> int:
+    """How many steps are launched before the result of one is looked at; of stages, each has one
+    to compute."""
+    return 1 if device.type == "cuda" else num_stages - 1
+
+
+def max_inflight(sched: SchedConfig, device: torch.device, num_stages: int = 1) -> int:
+    """Tokens of one request in steps launched and not settled."""
     chunk = min(sched.max_chunk or sched.max_num_batched_tokens, sched.max_model_len)
-    return 2 * chunk if device.type == "cuda" else chunk
+    return (1 + steps_ahead(device, num_stages)) * chunk
 
 
 def _grammars(
@@ -250,7 +257,8 @@ def _size_pool(config: EngineConfig, runs: Runs, page_bytes: int, decisions: lis
     A page may hold more than the model's own: what a model that drafts keeps as well."""
     model, backend, cache, rows = runs
     device, sched = model.device, config.sched
-    needs = PageNeeds(cache.page_size, cache.groups.windows, max_inflight(sched, device))
+    inflight = max_inflight(sched, device, model.stage.count)
+    needs = PageNeeds(cache.page_size, cache.groups.windows, inflight)
 
     def step_bytes() -> int:
         before = peak_memory(device)

@@ -54,6 +54,7 @@ class RankGroup:
         self._orders, self._reports = msg.orders(), msg.reports()
         self._why: str | None = None  # it is lost
         self._are_here = False
+        self._shares_first = 0  # how many ranks are on the first stage with us
 
     # ------------------------------------------------------------ a model
 
@@ -68,6 +69,7 @@ class RankGroup:
         self._folders.append(tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=memory))
         meeting = Path(self._folders[-1].name) / "meeting"
         sharing = args.parallel.tensor_parallel_size
+        self._shares_first = sharing - 1
         if self.comm == "shared" and sharing > 1:
             for stage in range(args.parallel.pipeline_parallel_size):
                 make_memory(_beside(meeting, stage), sharing)
@@ -90,6 +92,11 @@ class RankGroup:
     def announce(self, plan: StepPlan) -> None:
         """Everybody executes this plan next. Raises RankLost."""
         self._send(msg.Step(plan))
+
+    def settle(self) -> None:
+        """Everybody draws for the oldest step under way. Raises RankLost."""
+        if self._shares_first:
+            self._send(msg.Settle(), self._others[: self._shares_first])
 
     def put_adapter(self, number: int, path: str) -> None:
         self._send(msg.PutAdapter(number, path))

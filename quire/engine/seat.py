@@ -60,7 +60,7 @@ class FirstSeat:
         return count
 
     def runner(self, *parts: Any) -> ModelRunner:
-        others = Others(self._group.announce, self._group.lost)
+        others = Others(self._group.announce, self._group.settle, self._group.lost)
         kind = FirstRunner if self.ranks.stage.is_only else FirstStageRunner
         return kind(others, self.ranks.comm, *parts)
 

@@ -84,6 +84,11 @@ class RequestRows:
             and info.params.pooling is None
         )
 
+    def feeds_prompt(self, plan: StepPlan) -> bool:
+        """Whether anybody is fed tokens of a prompt; those who enter now are asked in the plan."""
+        new = {admission.row: admission.num_prompt for admission in plan.admissions}
+        return any(work.start < new.get(work.row, self.num_prompt(work.row)) for work in plan.works)
+
     def reads_hidden(self, works: tuple[Work, ...]) -> bool:
         """Whether a request whose row is already set needs hidden states in this step."""
         needs = np.bitwise_or.reduce(self.needs[[w.row for w in works]])

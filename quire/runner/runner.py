@@ -44,7 +44,7 @@ from quire.sample.inputs import SampledLogprobs, TokenMask
 from quire.sample.logprobs import prompt_logprobs
 from quire.sample.ops import sample_ops_of
 from quire.sample.sampler import Sampler
-from quire.step import StepPlan
+from quire.step import Pending, StepPlan
 
 PROMPT_LOGPROB_CHUNK = 256  # positions whose logits exist at once
 
@@ -92,7 +92,7 @@ class ModelRunner:
             self.mixed_graphs = MixedGraphs(self.mixed_queries, self.graphs)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> PendingStep:
+    def execute(self, plan: StepPlan) -> Pending:
         launched = self._launch(plan)
         return PendingStep(()) if launched is None else self._conclude(launched)
 
@@ -101,7 +101,7 @@ class ModelRunner:
         staging, transfer = self._stage, self.transfer
         shape, sent = staging(plan) if transfer is None else transfer.around(plan, staging)
         if shape is None:
-            self.rows.set_wishes(plan.admissions, self.uploader)
+            self.admit(plan)
             return None
         drafts = self._make_drafts(plan, sent)
         made: Tensor | Callable[[], Forwarded]
@@ -129,8 +129,7 @@ class ModelRunner:
             read = self._read(plan, shape, sent, logits())
             logits = self.model.logits(read.sampled)
         # What only sampling reads goes up while the device runs the forward.
-        self.rows.set_wishes(plan.admissions, self.uploader)
-        self.masks.admit(plan.admissions)
+        self.admit(plan)
         draw = self._draw(plan, shape, sent, logits) if len(shape.sampled) else None
         if draw is not None and drafts is not None:
             draw = draw._replace(drafts=drafts)
@@ -139,6 +138,10 @@ class ModelRunner:
         if draw is not None and draw.mask is not None:
             self.masks.remember(draw.mask, pending)
         return pending
+
+    def admit(self, plan: StepPlan) -> None:
+        self.rows.set_wishes(plan.admissions, self.uploader)
+        self.masks.admit(plan.admissions)
 
     # ------------------------------------------------------------ inputs
 
@@ -196,7 +199,7 @@ class ModelRunner:
             return False
         if self.rows.reads_hidden(works):
             return False
-        if self.expand_prompts and self._feeds_prompt(plan):
+        if self.expand_prompts and self.rows.feeds_prompt(plan):
             return False
         return self.graphs.covers(len(works), 1 + max(w.start for w in works))
 
@@ -229,12 +232,6 @@ class ModelRunner:
         lens = [work.num_tokens for work in plan.works]
         longest = max(work.start + work.num_tokens for work in plan.works)
         return self.mixed_graphs.size_for(lens, longest)
-
-    def _feeds_prompt(self, plan: StepPlan) -> bool:
-        new = {admission.row: admission.num_prompt for admission in plan.admissions}
-        return any(
-            work.start < new.get(work.row, self.rows.num_prompt(work.row)) for work in plan.works
-        )
 
     def batches(self, shape: StepShape, sent: dict[str, Tensor]) -> tuple[Batch, ...]:
         rows, size = self.rows, self.spec.page_size

@@ -7,33 +7,101 @@ and passes on; it never sees a token. All execute the same plans, so each knows 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from quire.dist.comm import Comm
 from quire.forward import stream_of
 from quire.runner.adapted import adapted_of
 from quire.runner.gather import StepShape
 from quire.runner.pending import PendingStep
-from quire.runner.rank_runner import FirstRunner, OtherRunner
+from quire.runner.rank_runner import FirstRunner, OtherRunner, Others
 from quire.runner.runner import ModelRunner
-from quire.runner.states import Forwarded
-from quire.step import StepPlan
+from quire.runner.states import Forwarded, Launched
+from quire.step import Pending, StepPlan, StepResult
 
 Sent = dict[str, Tensor]
 
 
+class Round:
+    """A step on its way through the stages."""
+
+    def __init__(self, launched: Launched, settle: Callable[[Round], None]) -> None:
+        self.launched, self._settle = launched, settle
+        self.drawn: PendingStep | None = None
+
+    def result(self) -> StepResult:
+        if self.drawn is None:
+            self._settle(self)
+        assert self.drawn is not None
+        return self.drawn.result()
+
+    def delays(self, plan: StepPlan) -> bool:
+        """Whether the plan must wait for it: it feeds a token that is drawn here, or gives a row
+        to another request."""
+        works = self.launched.plan.works
+        fed = {work.row for work in plan.works}
+        new = {admission.row for admission in plan.admissions}
+        return any((work.sample and work.row in fed) or work.row in new for work in works)
+
+
 class FirstStageRunner(FirstRunner):
-    """Of the rank that schedules."""
+    """Of the rank that schedules. Steps that do not need each other's tokens are under way at the
+    same time; each is drawn when somebody asks for its result or for its tokens."""
+
+    def __init__(self, others: Others, comm: Comm, *parts: Any) -> None:
+        super().__init__(others, comm, *parts)
+        self._rounds: deque[Round] = deque()  # launched and not drawn
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> Pending:
+        awaited = [before for before in self._rounds if before.delays(plan)]
+        if awaited:
+            self._settle(awaited[-1])
+        self._others.announce(plan)
+        with self._together():
+            launched = self._launch(plan)
+            if launched is None:
+                return PendingStep(())
+            made = Round(admitted(self, launched), self._settle)
+        self._rounds.append(made)
+        return made
+
+    @torch.inference_mode()
+    def _settle(self, last: Round) -> None:
+        """Draw for all up to this one."""
+        while last.drawn is None:
+            self._others.settle()
+            oldest = self._rounds.popleft()
+            with self._together():
+                oldest.drawn = self._conclude(oldest.launched)
 
     def _forward(self, plan: StepPlan, shape: StepShape, sent: Sent) -> Callable[[], Forwarded]:
         return begin_round(self, plan, shape, sent)
 
 
 class BesideFirstRunner(OtherRunner):
-    """Of the other ranks that share the first stage's layers."""
+    """Of the other ranks that share the first stage's layers: they draw when the first one does."""
+
+    def __init__(self, comm: Comm, *parts: Any) -> None:
+        super().__init__(comm, *parts)
+        self._rounds: deque[Launched] = deque()
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> Pending:
+        launched = self._launch(plan)
+        if launched is not None:
+            self._rounds.append(admitted(self, launched))
+        return PendingStep(())
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        self._conclude(self._rounds.popleft())
 
     def _forward(self, plan: StepPlan, shape: StepShape, sent: Sent) -> Callable[[], Forwarded]:
         return begin_round(self, plan, shape, sent)
@@ -41,7 +109,7 @@ class BesideFirstRunner(OtherRunner):
 
 class LaterStageRunner(ModelRunner):
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> PendingStep:
+    def execute(self, plan: StepPlan) -> Pending:
         shape, sent = self._stage(plan)
         if shape is not None:
             model, link = self.model, self.model.stage.link
@@ -50,6 +118,12 @@ class LaterStageRunner(ModelRunner):
             parts = [part.contiguous() for part in came.split(model.spec.hidden_size, 1)]
             link.send(_beside(_own_layers(self, plan, shape, sent, parts)))
         return PendingStep(())
+
+
+def admitted(runner: ModelRunner, launched: Launched) -> Launched:
+    """With its newcomers' wishes in their rows now: when it is drawn, rows may be others'."""
+    runner.admit(launched.plan)
+    return launched._replace(plan=replace(launched.plan, admissions=()))
 
 
 def begin_round(

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire import LLM
 from quire.config import EngineArgs
 from quire.dist.ranks import Ranks
 from quire.dist.stages import Stage, stage_layers
+from quire.engine.rank_group import RankGroup
 from quire.errors import NotSupported
 from quire.kv.groups import layer_groups
 from quire.load.checkpoint import Checkpoint
@@ -18,6 +20,9 @@ from quire.load.open import open_model
 from quire.models.decoder import Decoder, heads_of
 from quire.models.registry import names_of, spec_of
 from quire.models.tiny import tiny_model
+from quire.runner.stage_runner import FirstStageRunner
+from quire.step import Pending, StepPlan
+from tests.dist.group import PARAMS, PROMPTS, alone, answers, model_on
 
 
 class Watched:
@@ -50,6 +55,40 @@ def test_each_stage_reads_its_own_bytes(family: str, tmp_path: Path) -> None:
         reads.append(watched.was_read)
     assert not reads[0] & reads[1]
     assert reads[0] | reads[1] == set(checkpoint.names()) - ({"lm_head.weight"} if spec.tied else set())
+
+
+def test_steps_are_under_way_at_once(group: RankGroup, tmp_path: Path) -> None:
+    """Red when a stage waits for the others before it begins a step that could have begun, or when
+    requests that leave in the middle of one leave something behind."""
+    folder = tiny_model("qwen3", tmp_path)
+    prompts = PROMPTS * 2
+    params = [each.with_(max_tokens=40, ignore_eos=True) for each in PARAMS] * 2
+    tight = {"kv_cache_memory": 26 << 10}
+    expected = answers(alone(folder), prompts, params)
+    with model_on(group, folder, pipeline_parallel_size=2, **tight) as llm:
+        seen = watch(llm)
+        assert answers(llm, prompts, params) == expected
+        assert max(seen) == 2
+        assert llm.stats().num_preempted > 0
+        stream = llm.stream(PROMPTS[0], PARAMS[0])
+        next(stream)
+        stream.close()
+        assert answers(llm, prompts, params) == expected
+
+
+def watch(llm: LLM) -> list[int]:
+    """How many steps were under way after each launch."""
+    runner, seen = llm._engine.runner, list[int]()
+    assert isinstance(runner, FirstStageRunner)
+    launch = runner.execute
+
+    def execute(plan: StepPlan) -> Pending:
+        made = launch(plan)
+        seen.append(len(runner._rounds))
+        return made
+
+    runner.execute = execute  # type: ignore[method-assign]
+    return seen
 
 
 def test_layers_are_dealt_evenly() -> None:
