@@ -23,6 +23,7 @@ LOAD_FORMATS = ("auto", "dummy")
 TRANSPORTS = ("sockets", "nixl")
 ROLES = ("both", "prefill", "decode")
 POLICIES = ("fcfs", "priority", "fair")
+REDUCES = ("exact", "fast")
 
 MAX_MODEL_LEN = 1 << 24
 MAX_SEQS = 1 << 14  # a row of the token table each
@@ -79,6 +80,7 @@ def check_args(args: EngineArgs) -> None:
 def _check_ranks(asked: Parallel) -> None:
     _whole("tensor_parallel_size", asked.tensor_parallel_size, 1, MAX_RANKS)
     _whole("pipeline_parallel_size", asked.pipeline_parallel_size, 1, MAX_RANKS)
+    _one_of("tp_reduce", asked.tp_reduce, REDUCES)
     if asked.num_ranks > MAX_RANKS:
         raise NotSupported(f"got {asked}, {asked.num_ranks} ranks, want {MAX_RANKS} or less")
 

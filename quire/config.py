@@ -44,6 +44,7 @@ class Parallel:
 
     tensor_parallel_size: int = 1  # ranks that share each layer among them
     pipeline_parallel_size: int = 1  # stages of layers, one behind the other
+    tp_reduce: str = "exact"  # or "fast": sums are split, and bits depend on the number of ranks
 
     @property
     def num_ranks(self) -> int:

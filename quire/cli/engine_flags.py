@@ -47,6 +47,7 @@ FIELDS = {
     "enforce_eager": "enforce_eager",
     "tensor_parallel_size": "tensor_parallel_size",
     "pipeline_parallel_size": "pipeline_parallel_size",
+    "tp_reduce": "tp_reduce",
     "speculative_config": "speculative_config",
 }
 MODEL_HELP = "known name, folder, .gguf file or hub repository (default: default)"
@@ -132,6 +133,7 @@ def _add_rank_flags(parser: VerbParser) -> None:
         metavar="N",
         help="stages of layers one behind the other, each so many processes",
     )
+    add("--tp-reduce", metavar="NAME", help="exact, or fast: sums are split, bits may differ")
 
 
 def comma_list(text: str) -> tuple[str, ...]:

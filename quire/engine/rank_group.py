@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire.config import EngineArgs
+from quire.dist.comm import Comm
 from quire.dist.gloo import GlooComm
 from quire.dist.launch import RankProcess, end, launch
 from quire.dist.ranks import Ranks
@@ -197,8 +198,10 @@ def ranks_of(begin: msg.Begin, lives: Callable[[], bool] = lambda: True) -> Rank
         return Ranks(stage=stage)
     library = find_library().library
     if begin.comm == "shared" and library is not None:
-        return Ranks(*place, SharedComm(meeting, place, deadline_s, library, lives), stage)
-    return Ranks(*place, GlooComm(meeting, *place, deadline_s), stage)
+        comm: Comm = SharedComm(meeting, place, deadline_s, library, lives)
+    else:
+        comm = GlooComm(meeting, *place, deadline_s)
+    return Ranks(*place, comm, stage, asked.tp_reduce == "fast")
 
 
 def _beside(meeting: Path, stage: int) -> Path:

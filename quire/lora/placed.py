@@ -150,8 +150,10 @@ def _refusal(
 
 
 def _own_outputs(pair: LowRank, linear: Linear, part: str | None) -> LowRank:
-    """Where other ranks have some outputs of the product, what adds to ours."""
-    rows = linear.weight.own_rows(part)
+    """Where other ranks have some outputs or inputs of the product, what adds to ours."""
+    rows, columns = linear.weight.own_rows(part), linear.weight.own_columns
+    if columns is not None:
+        pair = replace(pair, shrink=pair.shrink[:, columns.begin : columns.end].contiguous())
     return pair if rows is None else replace(pair, expand=pair.expand[rows].contiguous())
 
 
