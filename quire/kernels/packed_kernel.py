@@ -15,7 +15,7 @@ from quire.kernels.early import wait_for_inputs
 from quire.kernels.silu_mul import activated
 from quire.kernels.unpack import weight_field
 
-__all__ = ["packed_kernel"]
+__all__ = ["packed_kernel", "packed_sum"]
 
 
 @triton.jit
@@ -24,6 +24,50 @@ def _load_inputs(x_rows, k, live, columns, K, EVEN_K: tl.constexpr):
         return tl.load(x_rows + k, mask=live, other=0.0)
     # Adding zero products leaves an accumulator's bits alone; padded weights are finite.
     return tl.load(x_rows + k, mask=live & (columns < K - k)[None, :], other=0.0)
+
+
+@triton.jit
+def packed_sum(
+    x_rows, live, tensors, values, rows, N, K, num_scale_rows,
+    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
+    FIELDS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr,
+    SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr, ZERO: tl.constexpr,
+    ZEROS: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr,
+    TAIL: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_N, BLOCK_M] in fp32: `rows` of the weight times x, whose first columns are at
+    `x_rows`. One chain of matrix-unit additions, k increasing."""
+    DTYPE: tl.constexpr = x_rows.dtype.element_ty
+    columns = tl.arange(0, WIDTH)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    tl.assume(K > 0)
+    num_slabs = tl.cdiv(K, WIDTH * FIELDS)
+    for step in tl.range(0, num_slabs // UNROLL):
+        slab = step * UNROLL
+        for i in tl.static_range(UNROLL):
+            for f in tl.static_range(FIELDS):
+                w_tile = weight_field(
+                    tensors, values, rows, slab, i, f, N, num_scale_rows,
+                    KIND, LOW, HIGH, WIDTH, GROUP, ROWS, PAIRED, UNROLL,
+                    SCALES, OFFSETS, SUPER, ZERO, ZEROS, PLAIN, DTYPE,
+                )  # fmt: skip
+                k = ((slab + i) * FIELDS + f) * WIDTH
+                x_tile = _load_inputs(x_rows, k, live, columns, K, EVEN_K)
+                acc = tl.dot(w_tile, x_tile.T, acc, input_precision="ieee")
+    if TAIL:
+        for i in tl.range(0, num_slabs % UNROLL):
+            slab = num_slabs // UNROLL * UNROLL + i
+            for f in tl.static_range(FIELDS):
+                w_tile = weight_field(
+                    tensors, values, rows, slab, 0, f, N, num_scale_rows,
+                    KIND, LOW, HIGH, WIDTH, GROUP, ROWS, PAIRED, 1,
+                    SCALES, OFFSETS, SUPER, ZERO, ZEROS, PLAIN, DTYPE,
+                )  # fmt: skip
+                k = (slab * FIELDS + f) * WIDTH
+                x_tile = _load_inputs(x_rows, k, live, columns, K, EVEN_K)
+                acc = tl.dot(w_tile, x_tile.T, acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit(do_not_specialize=["M", "portion"])
@@ -56,35 +100,12 @@ def packed_kernel(
     live = (offs_m < M)[:, None]
 
     wait_for_inputs(EARLY)
-    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    tl.assume(K > 0)
-    num_slabs = tl.cdiv(K, WIDTH * FIELDS)
-    for step in tl.range(0, num_slabs // UNROLL):
-        slab = step * UNROLL
-        for i in tl.static_range(UNROLL):
-            for f in tl.static_range(FIELDS):
-                w_tile = weight_field(
-                    (codes, scales, supers, offsets, zeros), values,
-                    rows, slab, i, f, N, num_scale_rows,
-                    KIND, LOW, HIGH, WIDTH, GROUP, ROWS, GATE != "", UNROLL,
-                    SCALES, OFFSETS, SUPER, ZERO, ZEROS, PLAIN, x.dtype.element_ty,
-                )  # fmt: skip
-                k = ((slab + i) * FIELDS + f) * WIDTH
-                x_tile = _load_inputs(x_rows, k, live, columns, K, EVEN_K)
-                acc = tl.dot(w_tile, x_tile.T, acc, input_precision="ieee")
-    if TAIL:
-        for i in tl.range(0, num_slabs % UNROLL):
-            slab = num_slabs // UNROLL * UNROLL + i
-            for f in tl.static_range(FIELDS):
-                w_tile = weight_field(
-                    (codes, scales, supers, offsets, zeros), values,
-                    rows, slab, 0, f, N, num_scale_rows,
-                    KIND, LOW, HIGH, WIDTH, GROUP, ROWS, GATE != "", 1,
-                    SCALES, OFFSETS, SUPER, ZERO, ZEROS, PLAIN, x.dtype.element_ty,
-                )  # fmt: skip
-                k = (slab * FIELDS + f) * WIDTH
-                x_tile = _load_inputs(x_rows, k, live, columns, K, EVEN_K)
-                acc = tl.dot(w_tile, x_tile.T, acc, input_precision="ieee")
+    acc = packed_sum(
+        x_rows, live, (codes, scales, supers, offsets, zeros), values, rows, N, K, num_scale_rows,
+        KIND, LOW, HIGH, WIDTH, FIELDS, GROUP, ROWS, GATE != "",
+        SCALES, OFFSETS, SUPER, ZERO, ZEROS, PLAIN,
+        BLOCK_M, BLOCK_N, UNROLL, TAIL, EVEN_K,
+    )  # fmt: skip
     total = acc.T  # [BLOCK_M, BLOCK_N]
 
     # The dense kernel's epilogue: bias in fp32, one rounding, store.

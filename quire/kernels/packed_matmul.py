@@ -17,7 +17,7 @@ from quire.kernels.launch import Launcher, alignments, ceil_div
 from quire.kernels.packed_kernel import packed_kernel
 from quire.kernels.slabs import SlabForm, Slabs
 
-__all__ = ["PackedTile", "packed_matmul", "pick_packed"]
+__all__ = ["PackedTile", "packed_matmul", "pick_packed", "unroll_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def packed_matmul(
         return out
     tile = tile or pick_packed(m, n, _multiprocessors(x.device))
     num_slabs = ceil_div(k, slabs.form.slab)
-    unroll = _unroll(slabs.form)
+    unroll = unroll_of(slabs.form)
     args = (
         *(x, *slabs.tensors, bias, out),
         *(m, n, k, slabs.num_scale_rows, x.stride(0), out.stride(0), tile.portion),
@@ -86,23 +86,19 @@ def packed_matmul(
         "num_stages": tile.num_stages,
     }
     grid = (ceil_div(n, tile.portion), ceil_div(m, tile.block_m), 1)
-    _launch(grid, args, options, _kind(x, slabs, bias, out))
+    kind_of_bias = None if bias is None else bias.dtype
+    strides = (x.stride(0), out.stride(0))
+    kind = (x.dtype, kind_of_bias, *slabs.kind, strides, alignments(x, bias, out))
+    _launch(grid, args, options, kind)
     return out
 
 
-def _unroll(form: SlabForm) -> int:
+def unroll_of(form: SlabForm) -> int:
     """Slabs of a step: as few as make it long enough, and words of scales whole."""
     kinds = () if form.offsets == "f16" or form.zeros == "u16" else (form.scales, form.zeros)
     per = max((_PER_WORD.get(kind, 1) for kind in kinds), default=1)
     need = max(_STEP, per * form.group)
     return next((u for u in (1, 2, 4) if u * form.slab >= need), 1)
-
-
-def _kind(x: Tensor, slabs: Slabs, bias: Tensor | None, out: Tensor) -> tuple[object, ...]:
-    """What a compiled kernel was made for: see `launch.py`."""
-    present = tuple(None if t is None else t.dtype for t in (*slabs.tensors, bias))
-    strides = (x.stride(0), out.stride(0), slabs.num_scale_rows)
-    return (x.dtype, slabs.shape, present, strides, alignments(x, *slabs.tensors, bias, out))
 
 
 def _multiprocessors(device: torch.device) -> int:

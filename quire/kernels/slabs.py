@@ -17,6 +17,8 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from quire.kernels.launch import alignments
+
 __all__ = ["KINDS", "PLANES", "SlabForm", "Slabs", "pack_codes", "pack_numbers", "pack_pairs"]
 
 # Bits of a code -> those of its low and its high plane.
@@ -50,6 +52,21 @@ class SlabForm:
     @property
     def fields(self) -> int:
         return 2 if self.kind == "2:4" else 8 // min(self.low, self.high or self.low)
+
+    @property
+    def name(self) -> str:
+        """
+        >>> SlabForm("int", 4, 0, 64, group=128).name
+        'int4 g128'
+        """
+        kind = self.kind if self.kind in ("e4m3", "e5m2", "2:4") else f"{self.kind}{self.bits}"
+        kind = "e2m1" if self.kind == "e2m1" else kind
+        rows = f"x{self.rows}" if self.rows > 1 and self.group else ""
+        return f"{kind} g{self.group}{rows}" if self.group else kind
+
+    @property
+    def bits(self) -> int:
+        return self.low + self.high
 
     @property
     def slab(self) -> int:
@@ -103,6 +120,12 @@ class Slabs:
     def num_bytes(self) -> int:
         found = [getattr(self, f.name) for f in fields(self)]
         return sum(t.numel() * t.element_size() for t in found if isinstance(t, Tensor))
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What a compiled kernel was made for: see `launch.py`."""
+        dtypes = tuple(None if t is None else t.dtype for t in self.tensors)
+        return self.shape, self.num_scale_rows, dtypes, alignments(*self.tensors)
 
     @property
     def constants(self) -> Mapping[str, object]:

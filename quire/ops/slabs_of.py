@@ -7,7 +7,7 @@ them, one scale where neighbours are equal, codes of three bits where a form kee
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TypeVar
 
 import torch
@@ -59,6 +59,13 @@ def joined(weights: Sequence[Weight]) -> list[Weight]:
         else:
             made.append(weight)
     return made
+
+
+def moved(weight: Weight, device: torch.device) -> Weight:
+    """The same on a device."""
+    held = {f.name: getattr(weight, f.name) for f in fields(weight)}  # type: ignore[arg-type]
+    tensors = {n: t.to(device) for n, t in held.items() if isinstance(t, Tensor)}
+    return replace(weight, **tensors)  # type: ignore[type-var]
 
 
 def _interleaved(weight: W) -> W:
