@@ -100,7 +100,8 @@ def build_engine(
     args, ranks = seat.args, seat.ranks
     own = spec_of_rank(spec, ranks)
     cpu = CpuPath.of(args, device)
-    check_weights_fit(_weight_bytes(checkpoint, spec, cpu, dtype), total_memory(device))
+    keeps = cpu.keeps_packed or keeps_packed_on(device, args, checkpoint)
+    check_weights_fit(_weight_bytes(checkpoint, spec, keeps, dtype), total_memory(device))
     heads = heads_of(own, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
     name, backend = proved_backend(config.attention_backend, device, dtype, heads, kept.coded)
@@ -150,7 +151,14 @@ def _wish(
     form = asked_form(args, checkpoint, device)
     if form is not None:
         cpu = cpu.rounding_to(str(args.quantization))
-    return cpu, Wish(cpu.keeps_packed, form)
+    return cpu, Wish(cpu.keeps_packed or keeps_packed_on(device, args, checkpoint), form)
+
+
+def keeps_packed_on(device: torch.device, args: EngineArgs, checkpoint: Checkpoint) -> bool:
+    """Whether a GPU keeps what is stored packed. A dtype that was asked for is what weights are
+    expanded to, as on a CPU."""
+    is_packed = isinstance(checkpoint, GGUFCheckpoint) or method_of(checkpoint.config) is not None
+    return device.type == "cuda" and args.dtype == "auto" and is_packed
 
 
 def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> RequestRows:
@@ -160,8 +168,10 @@ def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> Request
     )
 
 
-def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, cpu: CpuPath, dtype: torch.dtype) -> int:
-    if cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
+def _weight_bytes(
+    checkpoint: Checkpoint, spec: ModelSpec, keeps_packed: bool, dtype: torch.dtype
+) -> int:
+    if keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
         return sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
     return spec.num_params * dtype.itemsize
 
@@ -192,11 +202,6 @@ def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -
         raise NotSupported(
             f"got quantization={name!r}, the weights are stored as {stored or 'plain numbers'};"
             " leave it out"
-        )
-    if device.type != "cpu":
-        raise NotSupported(
-            f"got quantization={name!r} on {device.type}: weights are rounded at load on CPUs only"
-            " so far; leave it out, or use a checkpoint that is stored in that form"
         )
     return load_form(name)
 

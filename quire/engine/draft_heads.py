@@ -134,7 +134,7 @@ def _mtp(args: EngineArgs, target: TargetModel, cpu: CpuPath) -> FeaturePart:
 def _ops(target: TargetModel, cpu: CpuPath) -> Ops:
     """Kernels that are packed by no name: those of the target's layers are kept by theirs."""
     library = cpu.library if target.model.dtype == torch.float32 else None
-    return ops_of(target.model.device, library)
+    return ops_of(target.model.device, library, dtype=target.model.dtype)
 
 
 class _Pages(NamedTuple):
