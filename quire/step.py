@@ -149,6 +149,8 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
     pooled: dict[int, list[float]] | None = None  # work index -> embedding of its whole prompt
     failed: dict[int, str] | None = None  # work index -> why this request cannot go on
+    # work index -> drafts of its tree that were right, 1 is the first, as they follow each other
+    branches: dict[int, Sequence[int]] | None = None
 
 
 class TokenEvent(NamedTuple):
@@ -165,6 +167,7 @@ class TokenEvent(NamedTuple):
     error: str | None = None  # what went wrong, when finish is "error"
     num_drafted: int = 0  # drafts that were verified in the step
     num_accepted: int = 0  # of `tokens`, those that were drafts
+    branch: Sequence[int] = ()  # of a tree, which drafts were right
 
 
 class Pending(Protocol):

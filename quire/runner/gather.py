@@ -28,7 +28,8 @@ class StepShape:
 
     Padding uses the spare row. Decodes are padded to `pad_to` rows. A prompt is padded to
     `pad_tokens` by one sequence that feeds the rest. A mixed step is padded to `mixed_size` by one
-    sequence that feeds the rest and some that feed nothing, the last of them with one key."""
+    sequence that feeds the rest and some that feed nothing, the last of them with one key. `trees`
+    are for works that are single drafts of one; those that are whole trees say so themselves."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class StepShape:
         pad_to: int = 0,
         pad_tokens: int = 0,
         mixed_size: MixedSize | None = None,
+        trees: StepTrees | None = None,
     ) -> None:
         if mixed_size is not None:
             pad_tokens = mixed_size.num_tokens
@@ -62,7 +64,7 @@ class StepShape:
         self.context_lens = self.starts + self.query_lens
         self.query_ends = np.cumsum(self.query_lens, dtype=np.int32)
         self._set_samples(columns[:, 3])
-        self.trees = StepTrees.of(works)
+        self.trees = trees or StepTrees.of(works)
         self.sample_places = self.sample_lens
         if self.trees is not None:
             self.sample_lens = self.sample_lens - self.trees.shifts[self.sample_ends - 1]
@@ -101,7 +103,7 @@ class StepShape:
         A captured graph reads them at the address they had when it was captured."""
         arrays["rows"] = self.rows
         arrays["positions"] = self.starts if self.is_decode else self.places()
-        if not self.is_decode:
+        if not self.is_decode or self.trees is not None:
             arrays["token_rows"] = np.repeat(self.rows, self.query_lens)
             arrays["query_starts"] = np.concatenate(([np.int32(0)], self.query_ends))
             arrays["context_lens"] = self.context_lens

@@ -153,7 +153,19 @@ class PendingStep:
             records = _records(targets, [next(parts) for _ in range(4)], [num] * len(targets))
             prompts[work] = [r for r in records if r is not None]
         pooled = {work: next(parts).tolist() for work in self.pooled_works}
-        return StepResult(sampled, logprobs, prompts or None, pooled or None, failed or None)
+        extras = (prompts or None, pooled or None, failed or None, self._branches() or None)
+        return StepResult(sampled, logprobs, *extras)
+
+    def _branches(self) -> dict[int, Sequence[int]]:
+        """Which drafts of each tree were right."""
+        if not any(work.parents for work in self.works):
+            return {}
+        # Samples of a work lie side by side, that of the newest known token first.
+        return {
+            run.work: [sample - run.samples[0] for sample in run.samples[1:]]
+            for run in self.runs()
+            if self.works[run.work].parents
+        }
 
     def _fill_runs(self, draw: Draw, sampled: list[Sequence[int]]) -> dict[int, str]:
         """What each work drew, up to what its grammar forbids; returns whom it stopped, and why."""

@@ -7,7 +7,7 @@ a tree are a tree themselves, and a chain is (0, 1, 2, ...), for which plans wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 
 Parents = tuple[int, ...]
@@ -40,5 +40,40 @@ def children_of(parents: Parents) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, found))
 
 
-def is_chain(parents: Iterable[int]) -> bool:
-    return all(parent == node for node, parent in enumerate(parents))
+def survivals(chances: Sequence[float], parents: Parents) -> list[float]:
+    """How likely each draft and all on the way to it are right, by chances given the parent.
+
+    >>> survivals((0.5, 0.25, 0.5), (0, 0, 1))
+    [0.5, 0.25, 0.25]
+    """
+    found = [1.0]
+    for chance, parent in zip(chances, parents, strict=True):
+        found.append(found[parent] * chance)
+    return found[1:]
+
+
+def chosen(nodes: Sequence[int], parents: Parents) -> Parents:
+    """The tree of some drafts, each behind its parent, renumbered in their order.
+
+    >>> chosen((2, 1, 4), (0, 0, 1, 2))
+    (0, 0, 1)
+    """
+    places = {0: 0, **{node: place for place, node in enumerate(nodes, 1)}}
+    return tuple(places[parents[node - 1]] for node in nodes)
+
+
+@lru_cache(maxsize=1024)
+def trunk_of(parents: Parents) -> frozenset[int]:
+    """The first draft, the first that follows it, and so on.
+
+    >>> sorted(trunk_of((0, 0, 1, 1, 2)))
+    [1, 3]
+    """
+    children, found = children_of(parents), [0]
+    while children[found[-1]]:
+        found.append(children[found[-1]][0])
+    return frozenset(found[1:])
+
+
+def is_chain(parents: Parents) -> bool:
+    return parents == tuple(range(len(parents)))

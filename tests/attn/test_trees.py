@@ -68,7 +68,8 @@ class TreeCase(PagedCase):
             Work(RequestId(s), s, n - q, q, True, parents=self.trees.get(s, ()))
             for s, q, n in zip(seqs, query_lens, context_lens, strict=True)
         ]
-        trees = StepTrees(works)
+        trees = StepTrees.of(works)
+        assert trees is not None
         positions = made.positions - torch.from_numpy(trees.shifts)
         return replace(made, positions=positions, paths=torch.from_numpy(trees.paths))
 

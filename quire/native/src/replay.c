@@ -121,7 +121,8 @@ static int64_t token_queries(const qn_step *s, qn_queries *into) {
             const int32_t most = fed - at < MAX_QUERIES ? fed - at : MAX_QUERIES;
             const int32_t token = s->query_starts[i] + at;
             const int32_t *paths = paths_of(s, token);
-            into[count++] = (qn_queries){token, s->rows[i], paths ? first : first + at, most,
+            const int32_t at_root = paths ? (int32_t)s->positions[token] - *paths : first + at;
+            into[count++] = (qn_queries){token, s->rows[i], at_root, most,
                                          first + at + most, paths, s->path_stride};
             if (paths) into[count - 1].end = end_of(&into[count - 1]);
         }
