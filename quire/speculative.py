@@ -46,7 +46,7 @@ METHODS = {
     "medusa": Method("quire.spec.neural:Neural", 5, ("model", "quantization"), is_model=True),
     "mtp": Method("quire.spec.neural:Neural", 3, is_model=True),
 }
-NEED_A_MODEL = ("draft_model", "eagle3", "medusa")
+NEED_A_MODEL = ("draft_model", "medusa")  # for eagle3 one may come along (`load/shipped.py`)
 # vLLM has them; what they need is not here.
 NOT_HERE = {
     "eagle": "only EAGLE-3 heads can be loaded",
