@@ -95,7 +95,8 @@ class PagePool:
         layers; only with a backend that takes trees (`attn/moves.py`)."""
         mover = slot_mover(self._backend)
         if not self.cache.is_uniform:
-            for cache, group in zip(self._layers, self._group_of, strict=True):
+            for layer, cache in self._layers.items():
+                group = self.group_of(layer)
                 mover.move(cache, sources[group], targets[group], self._spec)
             return
         # All places at once: no page is of two groups.

@@ -45,7 +45,7 @@ from quire.sample.inputs import SampledLogprobs, TokenMask
 from quire.sample.logprobs import prompt_logprobs
 from quire.sample.ops import sample_ops_of
 from quire.sample.sampler import Sampler
-from quire.step import Pending, StepPlan
+from quire.step import Pending, StepPlan, Work
 
 PROMPT_LOGPROB_CHUNK = 256  # positions whose logits exist at once
 
