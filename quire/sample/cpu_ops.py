@@ -112,7 +112,7 @@ def _likeliest(rows: Floats) -> Ints:
 
 
 def _smallest(values: Floats, num: int) -> Ints:
-    """[num] places of the smallest values in their order; the last repeats where there are fewer."""
+    """[num] places of the smallest values in order; the last repeats where there are fewer."""
     if num == 1:
         return np.argmin(values, keepdims=True)
     few = min(num, len(values))
