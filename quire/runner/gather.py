@@ -64,7 +64,8 @@ class StepShape:
         self.context_lens = self.starts + self.query_lens
         self.query_ends = np.cumsum(self.query_lens, dtype=np.int32)
         self._set_samples(columns[:, 3])
-        self._set_trees(trees or StepTrees.of(works))
+        has_drafts = columns[:, 3].max() > 1
+        self._set_trees(StepTrees.of(works) if trees is None and has_drafts else trees)
 
     def _set_samples(self, counts: IntArray) -> None:
         """What is drawn: `counts` tokens by each work, after the last tokens that it feeds."""
