@@ -285,10 +285,10 @@ class ModelRunner:
                 made = StepRead(every, prompts, self.pools.take(shape, every))
             if self.tapes is None or len(shape.sampled) < shape.num_tokens:
                 made = made._replace(sampled=every[sent["sample_index"]])
-        made = made._replace(states=StepStates(states.streams, every, made.sampled))
+        seen = StepStates(states.streams, every, made.sampled)
         if shape.trees is None:
-            self._keep(plan.works, shape, made.states)
-        return made
+            self._keep(plan.works, shape, seen)
+        return made._replace(states=seen)
 
     def _keep(self, works: tuple[Work, ...], shape: StepShape, states: StepStates) -> None:
         if self.drafter is not None and self.drafter.reads(works) is not None:
