@@ -90,7 +90,7 @@ def _width(kind: str, bits: int, num_in: int, group: int) -> int:
 
 
 def _of_floats(weight: Scaled, paired: bool) -> Slabs:
-    num_out, num_in = weight.shape
+    num_in = weight.shape[1]
     group = 0 if weight.block[1] >= num_in else weight.block[1]
     kind = "e4m3" if weight.tensor.dtype == torch.float8_e4m3fn else "e5m2"
     form = SlabForm(kind, 8, 0, _width(kind, 8, num_in, group), group, weight.block[0])
