@@ -67,7 +67,7 @@ def _value(
         elif KIND == "e2m1":  # doubled: two bits of exponent and one below, moved into their places
             bits = ((q & 8) << 28) | ((q & 7) << 22)
             value = bits.to(tl.float32, bitcast=True) * 1.7014118346046923e38  # 2**127
-        else:  # its low bits: a subtraction is cheaper than a conversion, and zeros are taken anyway
+        else:  # its low bits: cheaper than a conversion, as zeros are subtracted anyway
             value = (q | 0x4B000000).to(tl.float32, bitcast=True)
     return value
 
@@ -150,7 +150,7 @@ def weight_field(
     SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
     ZERO: tl.constexpr, ZEROS: tl.constexpr, PLAIN: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """[rows, WIDTH] of DTYPE: field f of slab + i, where a step of UNROLL slabs begins at `slab`."""
+    """[rows, WIDTH] of DTYPE: field f of slab + i; a step of UNROLL slabs begins at `slab`."""
     if KIND == "2:4":
         weight = sparse_field(tensors[0], table, rows, slab + i, f, N, WIDTH)
     else:

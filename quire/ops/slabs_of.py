@@ -154,8 +154,8 @@ def _scales(weight: Coded, form: SlabForm) -> tuple[SlabForm, dict[str, Tensor]]
             made["supers"] = pack_numbers(weight.super_scales.float(), supers)
     if offsets is not None and offsets.dtype == torch.float16:
         return replace(form, offsets="f16"), {"scales": pack_pairs(scales, offsets, groups)}
-    can_pair = zeros is not None and zeros.dtype == torch.uint8 and scales.element_size() == 2
-    if can_pair and form.group >= _PAIRED:
+    can_pair = scales.element_size() == 2 and form.group >= _PAIRED
+    if can_pair and zeros is not None and zeros.dtype == torch.uint8:
         words = pack_pairs(scales, zeros.short(), groups)
         return replace(form, zeros="u16"), {"scales": words}
     made["scales"] = pack_numbers(scales, groups)
