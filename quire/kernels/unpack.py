@@ -73,42 +73,13 @@ def _value(
 
 
 @triton.jit
-def _scaled_field(
-    tensors, table, rows, slab, i: tl.constexpr, f: tl.constexpr, N, num_scale_rows,
-    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr, UNROLL: tl.constexpr,
-    SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
-    ZERO: tl.constexpr, ZEROS: tl.constexpr, PLAIN: tl.constexpr,
+def _with_scales(
+    value, tensors, base, at, row, num_scale_rows,
+    KIND: tl.constexpr, LOW: tl.constexpr, SCALES: tl.constexpr, OFFSETS: tl.constexpr,
+    SUPER: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr, STEP_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """The same in fp32, of codes with scales."""
-    codes, scales, supers, offsets, zeros = tensors
-    BITS: tl.constexpr = LOW + HIGH
-    UNIT: tl.constexpr = HIGH if HIGH > 0 and HIGH < LOW else LOW
-    SLAB: tl.constexpr = 8 // UNIT * WIDTH
-    columns = tl.arange(0, WIDTH)
-    tiles = codes + (slab + i).to(tl.int64) * N * (WIDTH * BITS // UNIT)
-    spots = rows[:, None] * WIDTH + columns[None, :]
-    value = _value(tiles, table, rows, spots, f, N, KIND, LOW, HIGH, WIDTH, PLAIN)
-
-    # The group, from the step's first one on where steps are whole groups.
-    STEP: tl.constexpr = SLAB * UNROLL
-    STEP_GROUPS: tl.constexpr = STEP // GROUP if GROUP > 0 and STEP % GROUP == 0 else 0
-    start: tl.constexpr = i * SLAB + f * WIDTH
-    if GROUP == 0:
-        base, at = slab * 0, 0
-    elif GROUP % WIDTH != 0:
-        base, at = slab * 0, ((slab * SLAB + start + columns) // GROUP)[None, :]
-    elif STEP_GROUPS > 0:
-        base, at = slab // UNROLL * STEP_GROUPS, start // GROUP
-    else:
-        base, at = (slab * SLAB + start) // GROUP, 0
-    row = rows
-    if ROWS > 1:
-        if PAIRED:
-            row = rows % 2 * (N // 2) + rows // 2
-        row = row // ROWS
-    row = row[:, None]
-
+    """(value - zero) * scale + offset, of group base + at."""
+    _, scales, supers, offsets, zeros = tensors
     IN_WORD: tl.constexpr = OFFSETS if OFFSETS == "f16" else ZEROS if ZEROS == "u16" else ""
     scale, beside = _two_numbers(
         scales, base, at, row, num_scale_rows, SCALES, IN_WORD, STEP_GROUPS
@@ -135,6 +106,48 @@ def _scaled_field(
         offset = _number(offsets, base, at, row, num_scale_rows, OFFSETS, STEP_GROUPS)
         value = value + offset * upper_offset
     return value
+
+
+@triton.jit
+def _scaled_field(
+    tensors, table, rows, slab, i: tl.constexpr, f: tl.constexpr, N, num_scale_rows,
+    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr, UNROLL: tl.constexpr,
+    SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
+    ZERO: tl.constexpr, ZEROS: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """The same in fp32, of codes with scales."""
+    BITS: tl.constexpr = LOW + HIGH
+    UNIT: tl.constexpr = HIGH if HIGH > 0 and HIGH < LOW else LOW
+    SLAB: tl.constexpr = 8 // UNIT * WIDTH
+    columns = tl.arange(0, WIDTH)
+    tiles = tensors[0] + (slab + i).to(tl.int64) * N * (WIDTH * BITS // UNIT)
+    spots = rows[:, None] * WIDTH + columns[None, :]
+    value = _value(tiles, table, rows, spots, f, N, KIND, LOW, HIGH, WIDTH, PLAIN)
+
+    # The group, from the step's first one on where steps are whole groups.
+    STEP: tl.constexpr = SLAB * UNROLL
+    STEP_GROUPS: tl.constexpr = STEP // GROUP if GROUP > 0 and STEP % GROUP == 0 else 0
+    start: tl.constexpr = i * SLAB + f * WIDTH
+    if GROUP == 0:
+        base, at = slab * 0, 0
+    elif GROUP % WIDTH != 0:
+        base, at = slab * 0, ((slab * SLAB + start + columns) // GROUP)[None, :]
+    elif STEP_GROUPS > 0:
+        base, at = slab // UNROLL * STEP_GROUPS, start // GROUP
+    else:
+        base, at = (slab * SLAB + start) // GROUP, 0
+    row = rows
+    if ROWS > 1:
+        if PAIRED:
+            row = rows % 2 * (N // 2) + rows // 2
+        row = row // ROWS
+    row = row[:, None]
+
+    return _with_scales(
+        value, tensors, base, at, row, num_scale_rows,
+        KIND, LOW, SCALES, OFFSETS, SUPER, ZERO, ZEROS, STEP_GROUPS,
+    )  # fmt: skip
 
 
 @triton.jit
