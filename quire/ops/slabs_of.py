@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -63,9 +63,11 @@ def joined(weights: Sequence[Weight]) -> list[Weight]:
 
 def moved(weight: Weight, device: torch.device) -> Weight:
     """The same on a device."""
-    held = {f.name: getattr(weight, f.name) for f in fields(weight)}  # type: ignore[arg-type]
-    tensors = {n: t.to(device) for n, t in held.items() if isinstance(t, Tensor)}
-    return replace(weight, **tensors)  # type: ignore[type-var]
+    form: Any = weight  # forms are dataclasses, which their protocol does not say
+    held = {field.name: getattr(form, field.name) for field in fields(form)}
+    tensors = {name: t.to(device) for name, t in held.items() if isinstance(t, Tensor)}
+    made: Weight = replace(form, **tensors)
+    return made
 
 
 def _interleaved(weight: W) -> W:
