@@ -40,7 +40,7 @@ class ExitPart:
     def cut(self, model: Decoder) -> Decoder:
         """The model's first layers, with its head."""
         made = copy.copy(model)
-        made.blocks = model.blocks[: self.depth]
+        made.blocks, made.layers = model.blocks[: self.depth], model.layers[: self.depth]
         made.spec = replace(model.spec, num_layers=self.depth)
         if self.adapter is not None:
             made.norm = cast("RMSNorm", self.adapter)  # called as one

@@ -51,7 +51,8 @@ def load_model(
     with torch.inference_mode():
         model = Decoder(spec, heads, config.sched.max_model_len, dtype, device, ranks)
         if config.load_format == "dummy":
-            fill_random(model, config.seed, wish)
+            every = None if ranks.stage.is_only else model.of_all_stages().parameters()
+            fill_random(model, config.seed, wish, every)
         else:
             load_weights(model, checkpoint, names_of(checkpoint.config, spec), wish)
         if change is not None:

@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
     {"engine"},
     {"offline", "batches"},
     {"kept", "answers"},
+    {"routing"},
     {"llm"},
     {"bench"},
     {"evaluate", "sim"},
@@ -105,6 +106,7 @@ TORCH_FREE = [
     "quire.router.main",
     "quire.kept.conversations",
     "quire.answers.index",
+    "quire.routing.fit",
     "quire.cli.main",
 ]
 
