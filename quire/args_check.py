@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from quire.config import EngineArgs
+from quire.config import EngineArgs, Parallel
 from quire.errors import NotSupported
 from quire.kv.forms import parse_cache_dtype
 from quire.quant.form_name import check_form
@@ -23,6 +23,7 @@ LOAD_FORMATS = ("auto", "dummy")
 TRANSPORTS = ("sockets", "nixl")
 ROLES = ("both", "prefill", "decode")
 POLICIES = ("fcfs", "priority", "fair")
+REDUCES = ("exact", "fast")
 
 MAX_MODEL_LEN = 1 << 24
 MAX_SEQS = 1 << 14  # a row of the token table each
@@ -55,7 +56,7 @@ def check_args(args: EngineArgs) -> None:
     _whole(
         "num_threads", args.num_threads, 1, most, f" ({THREADS_PER_CPU} for each of {cpus} CPUs)"
     )
-    _whole("tensor_parallel_size", args.tensor_parallel_size, 1, MAX_RANKS)
+    _check_ranks(args.parallel)
     _whole("max_loras", args.max_loras, 1, MAX_LORAS)
     size = args.page_size
     if not _is_whole(size) or not 1 <= size <= MAX_PAGE_SIZE or size & (size - 1):
@@ -74,6 +75,14 @@ def check_args(args: EngineArgs) -> None:
             f"got max_chunk={args.max_chunk} with enable_chunked_prefill=False: prompts are either"
             " cut into chunks or not; drop one of the two"
         )
+
+
+def _check_ranks(asked: Parallel) -> None:
+    _whole("tensor_parallel_size", asked.tensor_parallel_size, 1, MAX_RANKS)
+    _whole("pipeline_parallel_size", asked.pipeline_parallel_size, 1, MAX_RANKS)
+    _one_of("tp_reduce", asked.tp_reduce, REDUCES)
+    if asked.num_ranks > MAX_RANKS:
+        raise NotSupported(f"got {asked}, {asked.num_ranks} ranks, want {MAX_RANKS} or less")
 
 
 def _check_tiers(args: EngineArgs) -> None:

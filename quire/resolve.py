@@ -76,6 +76,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
             batch_wait_tokens=args.batch_wait_tokens,
             chunked_prefill=args.enable_chunked_prefill,
             target_gap_ms=args.target_gap_ms,
+            waits_for_draws=args.parallel.pipeline_parallel_size > 1,
         ),
         cache=_cache(args, spec, device.type, decide),
         kv_cache_memory=args.kv_cache_memory,
@@ -90,9 +91,9 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
 
 
 def _check_ranks(args: EngineArgs, device: str) -> None:
-    if args.tensor_parallel_size == 1:
+    if args.parallel.num_ranks == 1:
         return
-    asked = f"tensor_parallel_size={args.tensor_parallel_size}"
+    asked = str(args.parallel)
     if device != "cpu":
         raise NotSupported(
             f"got {asked} on {device}: ranks hold a model together on CPUs only so far; start one"
@@ -130,10 +131,10 @@ def _cache(
     config = CacheConfig(args.page_size, 0, args.enable_prefix_caching)
     if name == "auto":
         return config
-    if device != "cpu":
+    if spec.mla is not None and device != "cpu":
         raise NotSupported(
-            f"got kv_cache_dtype={args.kv_cache_dtype!r} on {device}: codes are kept on CPUs only"
-            " so far; leave it out"
+            f"got kv_cache_dtype={args.kv_cache_dtype!r} for {spec.architecture} on {device}:"
+            " latents are kept as codes on CPUs only so far; leave it out"
         )
     if spec.mla is not None and name == "int4":
         raise NotSupported(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import tomllib
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,14 +123,14 @@ def _hinted(args: Namespace, engine: EngineArgs) -> EngineArgs:
 def model_settings(args: Namespace, wanted: Wanted, download: bool) -> ModelSettings:
     from quire.args_check import check_args
     from quire.cli.download import fetch
-    from quire.config import EngineArgs
+    from quire.flat_args import args_of
     from quire.load.recommended import recommended_sampling
     from quire.server.settings import ModelSettings
 
     options = engine_options(args) | {"seed": args.engine_seed} | wanted.options
     model = str(fetch(wanted.model)) if download else wanted.model
     try:
-        engine = _hinted(args, EngineArgs(model=model, **options))
+        engine = _hinted(args, args_of({"model": model, **options}))
     except TypeError as error:
         raise BadRequest(f"models.{wanted.name}: {error}") from None
     check_args(engine)
@@ -169,11 +169,11 @@ def _from_file(path: Path) -> list[Wanted]:
 
 
 def _from_table(name: str, table: object, path: Path) -> Wanted:
-    from quire.config import EngineArgs
+    from quire.flat_args import arg_names
 
     if not isinstance(table, Mapping) or not isinstance(model := table.get("model"), str):
         raise BadRequest(f'{path}: [models.{name}] wants model = "..."')
-    known = {field.name for field in fields(EngineArgs)} | set(OWN)
+    known = arg_names() | set(OWN)
     if unknown := sorted(set(table) - known):
         raise BadRequest(
             f"{path}: [models.{name}] has {', '.join(unknown)}, want {', '.join(sorted(known))}"

@@ -201,8 +201,15 @@ def _translation(
 
 def _up_to(config: SpecConfig, most: int | None) -> SpecConfig:
     """With a depth that the heads there are can fill."""
-    if most is None or config.depth <= most:
+    if most is None or config.levels <= most:
         return config
+    if config.tree is not None:
+        return replace(config, tree=None, speculative_token_tree=config.token_tree(most))
+    if config.speculative_token_tree is not None:
+        raise NotSupported(
+            f"got a speculative_config.speculative_token_tree {config.levels} tokens deep, but"
+            f" there are {most} heads; use one of {most} or less"
+        )
     if config.num_speculative_tokens is not None:
         raise NotSupported(
             f"got speculative_config.num_speculative_tokens={config.num_speculative_tokens}, but"

@@ -55,7 +55,8 @@ class Step(ctypes.Structure):
         *((name, c_void_p) for name in ("sample_index", "sample_rows")),
         *((name, c_int64) for name in ("num_tokens", "num_seqs", "num_samples", "table_stride")),
         ("page_size", c_int32),
-        *((name, c_void_p) for name in ("adapters", "sample_adapters")),
+        *((name, c_void_p) for name in ("adapters", "sample_adapters", "paths")),
+        ("path_stride", c_int64),
     )
 
 

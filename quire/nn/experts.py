@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.dist.ranks import ALONE, Ranks, between
+from quire.dist.ranks import ALONE, Ranks, between, sum_of_all
 from quire.nn.ops import ExpertKernel, GateForm, Ops, Visits
 from quire.nn.parameter import WHOLE, Index, Kept, Parameter
 from quire.quant.weight import Weight
@@ -109,6 +109,10 @@ class Experts:
         if len(own):  # pairs as tokens that visit one expert each: nothing is summed
             alone = Visits((experts[own] - self.own.begin)[:, None], torch.ones(len(own), 1))
             results = self.kernel(x.index_select(0, own // top_k), alone, None)
+        if self.ranks.splits_sums:
+            pairs = x.new_zeros(num_tokens * top_k, results.shape[1]).index_copy_(0, own, results)
+            ours = self.ops.add_ranks(pairs.view(num_tokens, top_k, -1), weights)
+            return sum_of_all(ours, self.ranks.comm, self.ranks.size)
         counts = owners.bincount(minlength=self.ranks.size).tolist()
         every = self.ranks.comm.gather_rows(results, counts)  # [pairs, hidden] rank by rank
         order = owners.argsort(stable=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from quire.config import EngineArgs
 from quire.errors import NotSupported
+from quire.flat_args import arg_names, args_of
 from quire.speculative import parse_speculative
 
 # vLLM's name -> field of EngineArgs
@@ -31,7 +32,6 @@ ONE_DEVICE = "one device runs the whole model; start one engine for each device"
 TASKS = (None, "auto", "generate", "embed", "embedding", "classify", "score", "reward")
 
 UNNEEDED = {
-    "pipeline_parallel_size": Unneeded((1,), ONE_DEVICE),
     "data_parallel_size": Unneeded((1,), ONE_DEVICE),
     "distributed_executor_backend": Unneeded((None,), ONE_DEVICE),
     "disable_custom_all_reduce": Unneeded(None),
@@ -67,7 +67,7 @@ UNNEEDED = {
 
 def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
     """Raises NotSupported for what is unknown or cannot be done."""
-    known = {field.name for field in fields(EngineArgs)} - {"model"}
+    known = arg_names() - {"model"}
     values: dict[str, Any] = {}
     unknown = []
     for name, value in given.items():
@@ -83,7 +83,7 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
         raise NotSupported(_unknown(unknown, known))
     if "speculative_config" in values:  # before anything is downloaded
         parse_speculative(values["speculative_config"])
-    return EngineArgs(model=model, **values)
+    return args_of({"model": model, **values})
 
 
 def _check_unneeded(name: str, value: object) -> None:

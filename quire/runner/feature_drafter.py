@@ -27,6 +27,7 @@ from quire.runner.kept_states import KeptStates
 from quire.runner.runner import ModelRunner
 from quire.runner.states import StepStates
 from quire.runner.tail import sampled_batch
+from quire.runner.trees import StepTrees, TreeNode
 from quire.runner.upload import IntArray, Uploader
 from quire.spec.speculation import SpecCounts
 from quire.step import Admission, Work
@@ -119,6 +120,9 @@ class FeatureDrafter:
             fed.append(Work(work.request_id, work.row, start, len(unread), True))
             states.append(unread)
         features = self.layer.head.features(torch.cat(states))
+        if any(work.parents for work in works):
+            self._fill_trees(works, self._attend(fed, features))
+            return
         for depth in range(max(work.num_drafts for work in works)):
             guessed = self._attend(fed, features)
             self._draws.draw(works, [work.start + depth + 1 for work in works], guessed.logits)
@@ -126,6 +130,35 @@ class FeatureDrafter:
             features = guessed.features if len(on) == len(works) else guessed.features[on]
             works = [works[i] for i in on]
             fed = [Work(w.request_id, w.row, w.start + depth, 1, True) for w in works]
+
+    def _fill_trees(self, works: list[Work], guessed: Guessed) -> None:
+        """Level by level, from what was guessed behind each work's newest token."""
+        level = [TreeNode(work, 0) for work in works]
+        while True:
+            self._draws.draw_children(level, guessed.logits)
+            on = [
+                (at, TreeNode(node.work, child))
+                for at, node in enumerate(level)
+                for child in node.children
+                if TreeNode(node.work, child).children
+            ]
+            if not on:
+                return
+            level = [node for _, node in on]
+            guessed = self._attend_nodes(level, guessed.features[[at for at, _ in on]])
+
+    def _attend_nodes(self, nodes: Sequence[TreeNode], features: Tensor) -> Guessed:
+        """From drafts, each over those on the way to it."""
+        # The head reads a token at the position before it, so the tree begins one place earlier.
+        before = [TreeNode(work._replace(start=work.start - 1), node) for work, node in nodes]
+        fed = tuple(node.alone(node.work.request_id) for node in before)
+        shape = StepShape(fed, self._rows.max_rows, trees=StepTrees.of_nodes(before))
+        arrays: dict[str, IntArray] = {}
+        shape.stage(arrays)
+        layer, sent = self.layer, self._uploader.send(arrays)
+        batch = ragged_batches(self._rows, shape, sent, layer.spec.page_size)[0]
+        at = LayerContext(layer.backend, layer.pool.layer(0), layer.backend.plan(batch, layer.spec))
+        return layer.head.attend(layer.head.store(batch.input_ids, features, at), at)
 
     def _read(self, due: Iterable[tuple[Work, int]]) -> None:
         """Positions of these works' rows before the numbers beside them, for keys and values."""
