@@ -20,6 +20,7 @@ from quire.dist.ranks import Ranks
 from quire.dist.stages import stage_layers
 from quire.engine.adapted import open_adapters
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
+from quire.engine.copies import open_copies
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_heads import TargetModel
@@ -130,6 +131,7 @@ def build_engine(
     grammars = _grammars(tokenizer, spec, runner)
     names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
     adapters = open_adapters(args, runner, names, decisions, seat.group)
+    runner.balancer = open_copies(args, model, checkpoint, names, wish, cpu)
     core = EngineCore(scheduler, runner, lag, grammars, drafts, adapters)
     connect_tiers(tiers, core, runner)
     sized = replace(config.cache, num_pages=pages, token_bytes=whole.token_bytes)
