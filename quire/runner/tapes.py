@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.attn.backend import AttentionBackend
 from quire.attn.latent_native import LatentNative
 from quire.attn.native import NativeAttention
-from quire.forward import Batch, ForwardContext, Stream, Tail, Taps, stream_of
+from quire.forward import Batch, ForwardContext, Tail, Taps, stream_of
 from quire.lora.recorded import RecordedAdapters
 from quire.lora.step import StepAdapters
 from quire.memory.pool import PagePool
@@ -105,7 +105,7 @@ class _Recording:
             pool,
             tapped,
             adapters,
-            cast("Stream | None", stream_of(self.incoming) if self.incoming else None),
+            stream_of(cast("list[Tensor]", self.incoming)) if self.incoming else None,
         )
         if model.stage.is_last:
             last = plans[pool.group_of(model.layers[-1])]
