@@ -216,7 +216,11 @@ class FeatureDrafter:
         return LayerContext(backend, self.layer.pool.layer(0), backend.plan(batch, self.layer.spec))
 
     def _named(self, guessed: Guessed) -> Guessed:
-        return guessed._replace(logits=self.layer.head.named(guessed.logits))
+        """With logits of all the target's tokens."""
+        vocabulary = self.layer.head.vocabulary
+        if vocabulary is None:
+            return guessed
+        return guessed._replace(logits=vocabulary.spread(guessed.logits))
 
     @torch.inference_mode()
     def rehearse(self, num_works: int) -> None:

@@ -236,6 +236,3 @@ class Eagle3Head:
             assert self._target is not None
             return self._target.logits(normed)
         return self.head(normed)
-
-    def named(self, logits: Tensor) -> Tensor:
-        return logits if self.vocabulary is None else self.vocabulary.spread(logits)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.forward import LayerContext, StateReads
 from quire.models.decoder import Decoder
+from quire.models.heads.vocabulary import DraftVocabulary
 from quire.nn.ops import Ops
 from quire.nn.parameter import Parameter
 
@@ -33,6 +34,7 @@ class Guessed(NamedTuple):
 
 class FeatureHead(Protocol):
     reads: StateReads  # of the target
+    vocabulary: DraftVocabulary | None  # that its outputs stand for; None: the target's
 
     def features(self, states: Tensor) -> Tensor:
         """[tokens, all that `reads` asks for, side by side] -> [tokens, hidden]."""
@@ -44,10 +46,6 @@ class FeatureHead(Protocol):
 
     def attend(self, stored: Stored, at: LayerContext) -> Guessed:
         """With a plan of some tokens alone, `stored` has these alone."""
-        ...
-
-    def named(self, logits: Tensor) -> Tensor:
-        """[rows, outputs of the head] -> [rows, tokens of the target]."""
         ...
 
     def parameters(self) -> dict[str, Parameter]:
