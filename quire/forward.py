@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from torch import Tensor
@@ -103,6 +103,14 @@ class Taps:
         return tuple(self.streams[layer] for layer in self.layers if layer in self.streams)
 
 
+# What a block adds last, and what it is added to; None: that has happened. [tokens, hidden] each.
+Stream = tuple["Tensor", "Tensor | None"]
+
+
+def stream_of(parts: Sequence[Tensor]) -> Stream:
+    return parts[0], parts[1] if len(parts) > 1 else None
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """What a model's forward receives: a step, planned."""
@@ -113,6 +121,7 @@ class ForwardContext:
     pool: PagePool
     taps: Taps | None = None  # streams that somebody reads besides the result
     adapted: Adapted | None = None
+    incoming: Stream | None = None  # from the stage before, where another rank has those layers
 
     def at(self, layer: int) -> LayerContext:
         plan = self.attn_plans[self.pool.group_of(layer)]

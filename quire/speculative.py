@@ -47,7 +47,7 @@ METHODS = {
     "medusa": Method(NEURAL, 5, ("model", "quantization"), is_model=True, has_trees=True),
     "mtp": Method(NEURAL, 3, is_model=True, has_trees=True),
 }
-NEED_A_MODEL = ("draft_model", "eagle3", "medusa")
+NEED_A_MODEL = ("draft_model", "medusa")  # for eagle3 one may come along (`load/shipped.py`)
 # vLLM has them; what they need is not here.
 NOT_HERE = {
     "eagle": "only EAGLE-3 heads can be loaded",

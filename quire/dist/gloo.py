@@ -22,19 +22,25 @@ from quire.errors import RankLost
 MEET_S = 300.0  # for all ranks to have started: each imports torch first
 
 
+Meeting = Path  # a file that does not exist yet, in a folder that only this user can open
+
+
+def gloo_group(meeting: Meeting, rank: int, size: int, deadline_s: float) -> Any:
+    store = FileStore(str(meeting), size)
+    store.set_timeout(timedelta(seconds=MEET_S))
+    # The stubs know of a group only what the default group of a process needs.
+    kind: Any = dist.ProcessGroupGloo
+    options = kind._Options()
+    # The loopback interface alone: these sockets take orders from anybody who connects.
+    options._devices = [kind.create_device(hostname="127.0.0.1")]
+    options._timeout = timedelta(seconds=deadline_s)
+    return kind(store, rank, size, options)
+
+
 class GlooComm:
-    def __init__(self, meeting: Path, rank: int, size: int, deadline_s: float) -> None:
-        """`meeting`: a file that does not exist yet, in a folder that only this user can open."""
+    def __init__(self, meeting: Meeting, rank: int, size: int, deadline_s: float) -> None:
         self.rank, self.size, self.deadline_s = rank, size, deadline_s
-        store = FileStore(str(meeting), size)
-        store.set_timeout(timedelta(seconds=MEET_S))
-        # The stubs know of a group only what the default group of a process needs.
-        kind: Any = dist.ProcessGroupGloo
-        options = kind._Options()
-        # The loopback interface alone: these sockets take orders from anybody who connects.
-        options._devices = [kind.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=deadline_s)
-        self._group: Any = kind(store, rank, size, options)
+        self._group = gloo_group(meeting, rank, size, deadline_s)
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         widest = max(widths)

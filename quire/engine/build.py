@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from quire.attn.backend import AttentionBackend
-from quire.attn.select import select_backend
+from quire.attn.proof import proved_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
+from quire.dist.ranks import Ranks
+from quire.dist.stages import stage_layers
 from quire.engine.adapted import open_adapters
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
+from quire.engine.copies import open_copies
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_heads import TargetModel
@@ -46,7 +49,7 @@ from quire.memory.sizing import (
     size_text,
 )
 from quire.models.decoder import Decoder, heads_of, spec_of_rank
-from quire.models.kv_cache import cache_of
+from quire.models.kv_cache import CacheWish, cache_of
 from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
 from quire.quant.form_name import is_form
@@ -99,20 +102,21 @@ def build_engine(
     args, ranks = seat.args, seat.ranks
     own = spec_of_rank(spec, ranks)
     cpu = CpuPath.of(args, device)
-    check_weights_fit(_weight_bytes(checkpoint, spec, cpu, dtype), total_memory(device))
+    keeps = cpu.keeps_packed or keeps_packed_on(device, args, checkpoint)
+    check_weights_fit(_weight_bytes(checkpoint, spec, keeps, dtype), total_memory(device))
     heads = heads_of(own, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
-    name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
+    name, backend = proved_backend(config.attention_backend, device, dtype, heads, kept.coded)
     cpu, wish = _wish(args, checkpoint, device, cpu)
     model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks=ranks)
     backend = cpu.attention(backend, ops)
-    cache = cache_of(own, plain_form(backend.cache_dtype), kept, args.page_size)
-    balance_keys(model, cache)
+    whole = _whole_cache(own, backend, kept, args.page_size, ranks)
+    balance_keys(model, cache := whole.of_layers(model.layers))
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
     attention = Decision("attention", name, f"first that can do {dtype} on {device.type}")
     decisions = [*config.decisions, attention, *cpu.decisions(ops), *_about_cache(cache)]
-    runs = Runs(model, backend, cache, rows)
+    runs = Runs(model, backend, cache, rows, _largest_share(whole, ranks.stage.count))
     pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
@@ -126,13 +130,22 @@ def build_engine(
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows, secret)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
-    names = names_of(checkpoint.config, spec)
+    names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
     adapters = open_adapters(args, runner, names, decisions, seat.group)
-    core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts, adapters)
+    runner.balancer = open_copies(args, model, checkpoint, names, wish, cpu)
+    core = EngineCore(scheduler, runner, lag, grammars, drafts, adapters)
     connect_tiers(tiers, core, runner)
-    sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
+    sized = replace(config.cache, num_pages=pages, token_bytes=whole.token_bytes)
     config = replace(config, cache=sized, decisions=tuple(decisions))
     return Engine(core, runner, config, spec, seat.group, tiers)
+
+
+def _whole_cache(
+    spec: ModelSpec, backend: AttentionBackend, kept: CacheWish, page_size: int, ranks: Ranks
+) -> CacheSpec:
+    """Of all stages."""
+    plain = plain_form(backend.cache_dtype)
+    return cache_of(spec, plain, kept, page_size, is_staged=not ranks.stage.is_only)
 
 
 def _about_cache(cache: CacheSpec) -> list[Decision]:
@@ -145,7 +158,14 @@ def _wish(
     form = asked_form(args, checkpoint, device)
     if form is not None:
         cpu = cpu.rounding_to(str(args.quantization))
-    return cpu, Wish(cpu.keeps_packed, form)
+    return cpu, Wish(cpu.keeps_packed or keeps_packed_on(device, args, checkpoint), form)
+
+
+def keeps_packed_on(device: torch.device, args: EngineArgs, checkpoint: Checkpoint) -> bool:
+    """Whether a GPU keeps what is stored packed. A dtype that was asked for is what weights are
+    expanded to, as on a CPU."""
+    is_packed = isinstance(checkpoint, GGUFCheckpoint) or method_of(checkpoint.config) is not None
+    return device.type == "cuda" and args.dtype == "auto" and is_packed
 
 
 def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> RequestRows:
@@ -155,8 +175,10 @@ def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> Request
     )
 
 
-def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, cpu: CpuPath, dtype: torch.dtype) -> int:
-    if cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
+def _weight_bytes(
+    checkpoint: Checkpoint, spec: ModelSpec, keeps_packed: bool, dtype: torch.dtype
+) -> int:
+    if keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
         return sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
     return spec.num_params * dtype.itemsize
 
@@ -188,11 +210,6 @@ def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -
             f"got quantization={name!r}, the weights are stored as {stored or 'plain numbers'};"
             " leave it out"
         )
-    if device.type != "cpu":
-        raise NotSupported(
-            f"got quantization={name!r} on {device.type}: weights are rounded at load on CPUs only"
-            " so far; leave it out, or use a checkpoint that is stored in that form"
-        )
     return load_form(name)
 
 
@@ -210,10 +227,16 @@ def _group_decisions(groups: LayerGroups) -> list[Decision]:
     return [Decision("layer groups", ", ".join(kinds), why)]
 
 
-def max_inflight(sched: SchedConfig, device: torch.device) -> int:
-    """Tokens of one request in steps launched and not settled: on CUDA there may be two."""
+def steps_ahead(device: torch.device, num_stages: int = 1) -> int:
+    """How many steps are launched before the result of one is looked at; of stages, each has one
+    to compute."""
+    return 1 if device.type == "cuda" else num_stages - 1
+
+
+def max_inflight(sched: SchedConfig, device: torch.device, num_stages: int = 1) -> int:
+    """Tokens of one request in steps launched and not settled."""
     chunk = min(sched.max_chunk or sched.max_num_batched_tokens, sched.max_model_len)
-    return 2 * chunk if device.type == "cuda" else chunk
+    return (1 + steps_ahead(device, num_stages)) * chunk
 
 
 def _grammars(
@@ -232,6 +255,13 @@ class Runs(NamedTuple):
     backend: AttentionBackend
     cache: CacheSpec
     rows: RequestRows
+    page_bytes: int  # of a page, on the stage that keeps most of it
+
+
+def _largest_share(whole: CacheSpec, num_stages: int) -> int:
+    """Bytes of a page on the stage that keeps most of it."""
+    stages = stage_layers(whole.groups.num_layers, num_stages)
+    return max(whole.of_layers(layers).page_bytes for layers in stages)
 
 
 def _size_pool(
@@ -240,9 +270,10 @@ def _size_pool(
     """Run the largest step for real, then give the cache what is left.
 
     A page holds `draft_bytes` of another model, which drafts, as well."""
-    model, backend, cache, rows = runs
-    device, sched, page_bytes = model.device, config.sched, cache.page_bytes + draft_bytes
-    needs = PageNeeds(cache.page_size, cache.groups.windows, max_inflight(sched, device))
+    model, backend, cache, rows, page_bytes = runs
+    device, sched, page_bytes = model.device, config.sched, page_bytes + draft_bytes
+    inflight = max_inflight(sched, device, model.stage.count)
+    needs = PageNeeds(cache.page_size, cache.groups.windows, inflight)
 
     def step_bytes() -> int:
         before = peak_memory(device)
@@ -260,10 +291,10 @@ def _size_pool(
     else:
         # The weights are already gone from what is free. The step is only worth running when
         # memory is short: otherwise the cache is capped far below what is left.
-        weights, free = 0, free_memory(device) // model.ranks.size
+        weights, free = 0, free_memory(device) // model.ranks.num_processes
         one_request = (needs.of(sched.max_model_len) + 1) * page_bytes
         usable = cpu_cache_bytes(free, one_request)
-        is_short = usable < max(CPU_DEFAULT, one_request) and model.ranks.is_alone
+        is_short = usable < max(CPU_DEFAULT, one_request) and model.ranks.num_processes == 1
         step = step_bytes() if is_short and config.kv_cache_memory is None else 0
     room = Room(total_memory(device), usable, weights, step, config.kv_cache_memory)
     lens = (cache.page_size, sched.max_model_len, sched.max_num_seqs)

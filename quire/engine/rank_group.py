@@ -18,9 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire.config import EngineArgs
+from quire.dist.comm import Comm
 from quire.dist.gloo import GlooComm
 from quire.dist.launch import RankProcess, end, launch
 from quire.dist.ranks import Ranks
+from quire.dist.ring import GlooRing
+from quire.dist.stages import Stage
 from quire.engine import rank_messages as msg
 from quire.engine.usable_cpus import usable_cpus
 from quire.engine.wire import receive
@@ -52,6 +55,7 @@ class RankGroup:
         self._orders, self._reports = msg.orders(), msg.reports()
         self._why: str | None = None  # it is lost
         self._are_here = False
+        self._shares_first = 0  # how many ranks are on the first stage with us
 
     # ------------------------------------------------------------ a model
 
@@ -65,8 +69,11 @@ class RankGroup:
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._folders.append(tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=memory))
         meeting = Path(self._folders[-1].name) / "meeting"
-        if self.comm == "shared":
-            make_memory(meeting, self.size)
+        sharing = args.parallel.tensor_parallel_size
+        self._shares_first = sharing - 1
+        if self.comm == "shared" and sharing > 1:
+            for stage in range(args.parallel.pipeline_parallel_size):
+                make_memory(_beside(meeting, stage), sharing)
 
         def order(rank: int) -> msg.Begin:
             return msg.Begin(args, rank, self.size, str(meeting), self.comm, self.deadline_s)
@@ -86,6 +93,14 @@ class RankGroup:
     def announce(self, plan: StepPlan) -> None:
         """Everybody executes this plan next. Raises RankLost."""
         self._send(msg.Step(plan))
+
+    def rebalance(self) -> None:
+        self._send(msg.Rebalance())
+
+    def settle(self) -> None:
+        """Everybody draws for the oldest step under way. Raises RankLost."""
+        if self._shares_first:
+            self._send(msg.Settle(), self._others[: self._shares_first])
 
     def put_adapter(self, number: int, path: str) -> None:
         self._send(msg.PutAdapter(number, path))
@@ -175,12 +190,26 @@ class RankGroup:
 
 def ranks_of(begin: msg.Begin, lives: Callable[[], bool] = lambda: True) -> Ranks:
     """The place of a rank among those that were told the same; `lives`: whether they still do."""
-    meeting, deadline_s = Path(begin.meeting), begin.deadline_s
+    asked, deadline_s = begin.args.parallel, begin.deadline_s
+    index, rank = divmod(begin.rank, asked.tensor_parallel_size)
+    stage = Stage()
+    if (count := asked.pipeline_parallel_size) > 1:
+        behind = Path(f"{begin.meeting}-behind-{rank}")
+        stage = Stage(index, count, GlooRing(behind, index, count, deadline_s))
+    place, meeting = (rank, asked.tensor_parallel_size), _beside(Path(begin.meeting), index)
+    if place[1] == 1:
+        return Ranks(stage=stage)
     library = find_library().library
     if begin.comm == "shared" and library is not None:
-        place = begin.rank, begin.size
-        return Ranks(*place, SharedComm(meeting, place, deadline_s, library, lives))
-    return Ranks(begin.rank, begin.size, GlooComm(meeting, begin.rank, begin.size, deadline_s))
+        comm: Comm = SharedComm(meeting, place, deadline_s, library, lives)
+    else:
+        comm = GlooComm(meeting, *place, deadline_s)
+    return Ranks(*place, comm, stage, asked.tp_reduce == "fast")
+
+
+def _beside(meeting: Path, stage: int) -> Path:
+    """Where ranks that share the layers of a stage meet."""
+    return meeting.with_name(f"{meeting.name}-beside-{stage}")
 
 
 def _has_news(other: RankProcess, seconds: float) -> bool:

@@ -52,6 +52,7 @@ def _serve(begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.s
     from quire.engine.rank_group import ranks_of
     from quire.engine.seat import OtherSeat
     from quire.load.open import open_model
+    from quire.runner.stage_runner import BesideFirstRunner
 
     def await_pages() -> int:
         pages = inbox.get()
@@ -69,6 +70,12 @@ def _serve(begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.s
         match order:
             case msg.Step(plan):
                 runner.execute(plan).result()
+            case msg.Settle():
+                assert isinstance(runner, BesideFirstRunner)
+                runner.settle()
+            case msg.Rebalance():
+                if runner.balancer is not None:
+                    runner.balancer.rebalance()
             case msg.PutAdapter(number, path):
                 runner.adapters.put(number, path)
             case msg.DropAdapter(number):

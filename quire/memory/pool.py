@@ -49,9 +49,9 @@ class PagePool:
         # The same bytes by page, for whoever moves pages: [places, parts, pages, bytes].
         self._bytes = [region.view(torch.uint8).flatten(3) for region in self._regions]
         self.page_bytes = sum(region[:, :, 0].numel() for region in self._bytes)
-        layers = range(self.groups.num_layers)
-        self._layers = [self._view(tensors[self.groups.place_of(i)], i) for i in layers]
-        self._group_of = [self.groups.group_of(layer) for layer in layers]
+        layers = self.groups.layers  # all of the model's, or those of a stage
+        self._layers = {i: self._view(tensors[self.groups.place_of(i)], i) for i in layers}
+        self._group_of = {layer: self.groups.group_of(layer) for layer in layers}
 
     def _part_shape(self, form: CacheForm) -> tuple[int, ...]:
         """Of the keys, or the values, of one layer; pages first."""
@@ -95,7 +95,8 @@ class PagePool:
         layers; only with a backend that takes trees (`attn/moves.py`)."""
         mover = slot_mover(self._backend)
         if not self.cache.is_uniform:
-            for cache, group in zip(self._layers, self._group_of, strict=True):
+            for layer, cache in self._layers.items():
+                group = self.group_of(layer)
                 mover.move(cache, sources[group], targets[group], self._spec)
             return
         # All places at once: no page is of two groups.

@@ -177,6 +177,13 @@ METRICS = (
         " or miss.",
         ("outcome",),
     ),
+    Metric(
+        "route_requests",
+        "counter",
+        "Requests for the model auto that came to this one, by reason: rule, chance, cascade,"
+        " default, budget, unavailable or escalated. An escalated one counts for both models.",
+        ("reason",),
+    ),
     Metric("http_requests", "counter", "HTTP answers.", ("route", "status")),
     Metric(
         "http_request_seconds",

@@ -137,7 +137,7 @@ class Scheduler:
         """
         late: list[Request] = []
         max_len, reserve = self.config.max_model_len, self.kv.reserve
-        for request in turns(self.running.values(), self.waiting):
+        for request in turns(self.running.values(), self.waiting, self.config.waits_for_draws):
             start = request.num_computed + request.num_inflight
             known = len(request.tokens) + request.num_pending
             if known - start > 1:

@@ -13,18 +13,9 @@ from tests.rules.source import ROOT, imports, trees
 # Lower may not import from higher. Packages on one line may not import from each other.
 LAYERS: list[set[str]] = [
     {"errors", "version"},
-    {
-        "params",
-        "registry",
-        "env",
-        "config",
-        "jsonfile",
-        "progress",
-        "outputs",
-        "inputs",
-        "draft_tree",
-    },
-    {"speculative"},
+    {"params", "registry", "env", "config", "jsonfile", "progress", "outputs", "inputs"},
+    {"draft_tree"},
+    {"speculative", "flat_args"},
     {"request", "sampling_params"},
     {"step"},
     {"dist", "forward", "kernels", "kv", "quant", "text"},
@@ -39,6 +30,7 @@ LAYERS: list[set[str]] = [
     {"engine"},
     {"offline", "batches"},
     {"kept", "answers"},
+    {"routing"},
     {"llm"},
     {"bench"},
     {"evaluate", "sim"},
@@ -79,6 +71,7 @@ TORCH_FREE = [
     "quire.sim.simulate",
     "quire.dist.cuts",
     "quire.dist.launch",
+    "quire.flat_args",
     "quire.spec.speculation",
     "quire.spec.suffix",
     "quire.speculative",
@@ -115,6 +108,7 @@ TORCH_FREE = [
     "quire.router.main",
     "quire.kept.conversations",
     "quire.answers.index",
+    "quire.routing.fit",
     "quire.cli.main",
 ]
 

@@ -27,7 +27,7 @@ class Stored(NamedTuple):
 
 
 class Guessed(NamedTuple):
-    logits: Tensor  # [rows, tokens of the target]
+    logits: Tensor  # [rows, outputs of the head]
     features: Tensor  # [rows, hidden] for the position behind
 
 
@@ -44,6 +44,10 @@ class FeatureHead(Protocol):
 
     def attend(self, stored: Stored, at: LayerContext) -> Guessed:
         """With a plan of some tokens alone, `stored` has these alone."""
+        ...
+
+    def named(self, logits: Tensor) -> Tensor:
+        """[rows, outputs of the head] -> [rows, tokens of the target]."""
         ...
 
     def parameters(self) -> dict[str, Parameter]:
