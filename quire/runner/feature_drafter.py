@@ -158,14 +158,8 @@ class FeatureDrafter:
         """From drafts, each over those on the way to it."""
         # The head reads a token at the position before it, so the tree begins one place earlier.
         before = [TreeNode(work._replace(start=work.start - 1), node) for work, node in nodes]
-        fed = tuple(node.alone(node.work.request_id) for node in before)
-        shape = StepShape(fed, self._rows.max_rows, trees=StepTrees.of_nodes(before))
-        arrays: dict[str, IntArray] = {}
-        shape.stage(arrays)
-        layer, sent = self.layer, self._uploader.send(arrays)
-        batch = ragged_batches(self._rows, shape, sent, layer.spec.page_size)[0]
-        at = LayerContext(layer.backend, layer.pool.layer(0), layer.backend.plan(batch, layer.spec))
-        return self._named(layer.head.attend(layer.head.store(batch.input_ids, features, at), at))
+        fed = [node.alone(node.work.request_id) for node in before]
+        return self._attend(fed, features, StepTrees.of_nodes(before))
 
     def _read(self, due: Iterable[tuple[Work, int]]) -> None:
         """Positions of these works' rows before the numbers beside them, for keys and values."""
@@ -188,9 +182,11 @@ class FeatureDrafter:
         _, _, batch = self._step(fed)
         self.layer.head.store(batch.input_ids, features, self._context(batch))
 
-    def _attend(self, fed: Sequence[Work], features: Tensor) -> Guessed:
+    def _attend(
+        self, fed: Sequence[Work], features: Tensor, trees: StepTrees | None = None
+    ) -> Guessed:
         """From the last position of each."""
-        shape, sent, batch = self._step(fed)
+        shape, sent, batch = self._step(fed, trees)
         has_tail = len(shape.sampled) < shape.num_tokens
         if self._tape is not None and shape.num_tokens <= MOST_ROWS:
             return self._named(self._tape.run(batch, sent, features, has_tail))
@@ -201,12 +197,14 @@ class FeatureDrafter:
             at = self._context(sampled_batch(self._rows, shape, sent, batch, 0))
         return self._named(head.attend(stored, at))
 
-    def _step(self, fed: Sequence[Work]) -> tuple[StepShape, dict[str, Tensor], Batch]:
-        shape = StepShape(tuple(fed), self._rows.max_rows)
+    def _step(
+        self, fed: Sequence[Work], trees: StepTrees | None = None
+    ) -> tuple[StepShape, dict[str, Tensor], Batch]:
+        shape = StepShape(tuple(fed), self._rows.max_rows, trees=trees)
         arrays: dict[str, IntArray] = {}
         shape.stage(arrays)
         sent, size = self._uploader.send(arrays), self.layer.spec.page_size
-        if shape.is_decode:
+        if shape.is_decode and trees is None:
             places = (sent["rows"], sent["positions"])
             return shape, sent, decode_batches(self._rows, *places, size, shape.context_lens)[0]
         return shape, sent, ragged_batches(self._rows, shape, sent, size)[0]

@@ -310,11 +310,7 @@ class ModelRunner:
         return reads is None or reads.leaves_tail(self.model.spec.num_layers)
 
     def tail(
-        self,
-        plan: StepPlan,
-        shape: StepShape,
-        sent: dict[str, Tensor],
-        step: Batch,
+        self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor], step: Batch
     ) -> Tail | None:
         """What to keep in the last layer; None: everything."""
         if not self.has_tail(plan, shape):

@@ -14,6 +14,7 @@ from tests.rules.source import ROOT, imports, trees
 LAYERS: list[set[str]] = [
     {"errors", "version"},
     {"params", "registry", "env", "config", "jsonfile", "progress", "outputs", "inputs"},
+    {"draft_tree"},
     {"speculative", "flat_args"},
     {"request", "sampling_params"},
     {"step"},

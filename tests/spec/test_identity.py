@@ -127,9 +127,9 @@ HEADS = [
     ("eagle3", "gemma3_text", "chunked"),
     ("medusa", "llama", "preempted"),
     ("mtp", "deepseek_v3", "chunked"),
-    ("eagle3 tree", "llama", "crowded"),
-    ("eagle3 tree", "gemma3_text", "preempted"),
-    ("medusa tree", "llama", "alone"),
+    ("eagle3 tree", "llama", "preempted"),
+    ("eagle3 tree", "gemma3_text", "chunked"),
+    ("medusa tree", "llama", "crowded"),
     ("mtp tree", "deepseek_v3", "chunked"),
 ]
 if IS_LONG:

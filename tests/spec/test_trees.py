@@ -240,18 +240,16 @@ def test_heads_guess_behind_every_node_as_published(
     config = {"method": method, **TREE}
     if method != "mtp":
         config["model"] = str(folder / method)
+    features: Any = lambda streams: streams[-1]  # noqa: E731
+    if method == "eagle3":
+        features, guess = eagle3_guess(folder / "eagle3", target)
+    elif method == "mtp":
+        guess = mtp_guess(folder / family, tmp_path / "deeper", target)
     for tokens, start, logits, children in watched(folder, family, config):
-        depth = len(tokens) - 1 - start
+        depth, known = len(tokens) - 1 - start, features(streams_of(target, tokens[:start]))
         if method == "medusa":
-            hidden = streams_of(target, tokens[:start])[-1][-1]
-            want = medusa_logits(folder / "medusa", hidden, depth)
-        elif method == "eagle3":
-            features, guess = eagle3_guess(folder / "eagle3", target)
-            known = features(streams_of(target, tokens[:start]))
-            want = chain(known, tokens, start, depth + 1, guess)[-1]
+            want = medusa_logits(folder / "medusa", known[-1], depth)
         else:
-            guess = mtp_guess(folder / family, tmp_path / "deeper", target)
-            known = streams_of(target, tokens[:start])[-1]
             want = chain(known, tokens, start, depth + 1, guess)[-1]
         torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
         assert children == logits.topk(len(children)).indices.tolist()
