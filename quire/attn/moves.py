@@ -82,6 +82,7 @@ def move_lanes(
         by_token = by_token.transpose(-1, -2)  # [..., pages, heads, runs, run, numbers]
     by_token = by_token.transpose(-4, -3)  # [..., pages, runs, heads, run, numbers]
     to, at = (
-        (slots // size, slots % size // run, slice(None), slots % run) for slots in (targets, sources)
+        (slots // size, slots % size // run, slice(None), slots % run)
+        for slots in (targets, sources)
     )
     by_token[(..., *to, slice(None))] = by_token[(..., *at, slice(None))]

@@ -22,6 +22,7 @@ from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, p
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_heads import TargetModel
+from quire.engine.gpu_weights import gpu_weight_decisions, keeps_packed_on
 from quire.engine.load_model import load_model
 from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
@@ -100,8 +101,9 @@ def build_engine(
     args, ranks = seat.args, seat.ranks
     own = spec_of_rank(spec, ranks)
     cpu = CpuPath.of(args, device)
-    keeps = cpu.keeps_packed or keeps_packed_on(device, args, checkpoint)
-    check_weights_fit(_weight_bytes(checkpoint, spec, keeps, dtype), total_memory(device))
+    is_gguf = isinstance(checkpoint, GGUFCheckpoint)
+    as_stored = keeps_packed_on(device, args, checkpoint) or (cpu.keeps_packed and is_gguf)
+    check_weights_fit(_weight_bytes(checkpoint, spec, as_stored, dtype), total_memory(device))
     heads = heads_of(own, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
     name, backend = proved_backend(config.attention_backend, device, dtype, heads, kept.coded)
@@ -115,7 +117,8 @@ def build_engine(
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
     attention = Decision("attention", name, f"first that can do {dtype} on {device.type}")
-    decisions = [*config.decisions, attention, *cpu.decisions(ops), *_about_cache(cache)]
+    decisions = [*config.decisions, attention, *cpu.decisions(ops)]
+    decisions += [*gpu_weight_decisions(ops, device), *_about_cache(cache)]
     runs = Runs(model, backend, cache, rows)
     page_bytes = parts.page_bytes + _largest_share(whole, ranks.stage.count)
     pages = seat.num_pages(partial(_size_pool, config, runs, page_bytes, decisions))
@@ -154,13 +157,6 @@ def _wish(
     return cpu, Wish(cpu.keeps_packed or keeps_packed_on(device, args, checkpoint), form)
 
 
-def keeps_packed_on(device: torch.device, args: EngineArgs, checkpoint: Checkpoint) -> bool:
-    """Whether a GPU keeps what is stored packed. A dtype that was asked for is what weights are
-    expanded to, as on a CPU."""
-    is_packed = isinstance(checkpoint, GGUFCheckpoint) or method_of(checkpoint.config) is not None
-    return device.type == "cuda" and args.dtype == "auto" and is_packed
-
-
 def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> RequestRows:
     max_pages = -(-sched.max_model_len // cache.page_size)
     return RequestRows(
@@ -169,9 +165,9 @@ def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> Request
 
 
 def _weight_bytes(
-    checkpoint: Checkpoint, spec: ModelSpec, keeps_packed: bool, dtype: torch.dtype
+    checkpoint: Checkpoint, spec: ModelSpec, as_stored: bool, dtype: torch.dtype
 ) -> int:
-    if keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
+    if as_stored:
         return sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
     return spec.num_params * dtype.itemsize
 

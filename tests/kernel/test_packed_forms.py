@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.engine.gpu_weights import packed_decisions
 from quire.kernels.expand import Scratch, embed_packed, expand
 from quire.kernels.matmul import Layouts
 from quire.ops import packed_check
@@ -166,3 +167,18 @@ def test_floats_stay_as_they_are() -> None:
 def test_scratch_must_be_reserved() -> None:
     with pytest.raises(AssertionError, match="reserved"):
         Scratch().view((1, 1))
+
+
+def test_decisions_tell_bytes_and_reasons() -> None:
+    ops = _ops()
+    kernel = ops.linear([_whole(24, 256)], None)
+    assert isinstance(kernel, PackedLinear)
+    (weights,) = packed_decisions(ops)
+    assert weights.value.startswith("int4 g128 ")
+    failing = _ops("no such instruction")
+    with pytest.warns(RuntimeWarning):
+        failing.linear([_whole(24, 256)], None)
+    weights, expanded = packed_decisions(failing)
+    assert weights.value.startswith("float16 ") and expanded.value == "int4 g128"
+    assert "no such instruction" in expanded.why
+    assert packed_decisions(_ops()) == []
