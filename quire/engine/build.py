@@ -24,6 +24,7 @@ from quire.engine.copies import open_copies
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_heads import TargetModel
+from quire.engine.gpu_weights import gpu_weight_decisions, keeps_packed_on
 from quire.engine.load_model import load_model
 from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
@@ -52,6 +53,7 @@ from quire.models.decoder import Decoder, heads_of, spec_of_rank
 from quire.models.kv_cache import CacheWish, cache_of
 from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
+from quire.nn.ops import Ops
 from quire.quant.form_name import is_form
 from quire.quant.load_forms import LoadForm, load_form
 from quire.quant.methods import method_of, stored_method
@@ -102,8 +104,9 @@ def build_engine(
     args, ranks = seat.args, seat.ranks
     own = spec_of_rank(spec, ranks)
     cpu = CpuPath.of(args, device)
-    keeps = cpu.keeps_packed or keeps_packed_on(device, args, checkpoint)
-    check_weights_fit(_weight_bytes(checkpoint, spec, keeps, dtype), total_memory(device))
+    is_gguf = isinstance(checkpoint, GGUFCheckpoint)
+    as_stored = keeps_packed_on(device, args, checkpoint) or (cpu.keeps_packed and is_gguf)
+    check_weights_fit(_weight_bytes(checkpoint, spec, as_stored, dtype), total_memory(device))
     heads = heads_of(own, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
     name, backend = proved_backend(config.attention_backend, device, dtype, heads, kept.coded)
@@ -114,8 +117,7 @@ def build_engine(
     balance_keys(model, cache := whole.of_layers(model.layers))
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
-    attention = Decision("attention", name, f"first that can do {dtype} on {device.type}")
-    decisions = [*config.decisions, attention, *cpu.decisions(ops), *_about_cache(cache)]
+    decisions = _first_decisions(config, name, cpu, ops, cache)
     runs = Runs(model, backend, cache, rows, _largest_share(whole, ranks.stage.count))
     pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
@@ -148,8 +150,14 @@ def _whole_cache(
     return cache_of(spec, plain, kept, page_size, is_staged=not ranks.stage.is_only)
 
 
-def _about_cache(cache: CacheSpec) -> list[Decision]:
-    return [*cache_decisions(cache), *_group_decisions(cache.groups)]
+def _first_decisions(
+    config: EngineConfig, attention: str, cpu: CpuPath, ops: Ops, cache: CacheSpec
+) -> list[Decision]:
+    """Those that are made before pages are counted."""
+    why = f"first that can do {config.dtype} on {config.device}"
+    weights = [*cpu.decisions(ops), *gpu_weight_decisions(ops, config.device)]
+    about_cache = [*cache_decisions(cache), *_group_decisions(cache.groups)]
+    return [*config.decisions, Decision("attention", attention, why), *weights, *about_cache]
 
 
 def _wish(
@@ -161,13 +169,6 @@ def _wish(
     return cpu, Wish(cpu.keeps_packed or keeps_packed_on(device, args, checkpoint), form)
 
 
-def keeps_packed_on(device: torch.device, args: EngineArgs, checkpoint: Checkpoint) -> bool:
-    """Whether a GPU keeps what is stored packed. A dtype that was asked for is what weights are
-    expanded to, as on a CPU."""
-    is_packed = isinstance(checkpoint, GGUFCheckpoint) or method_of(checkpoint.config) is not None
-    return device.type == "cuda" and args.dtype == "auto" and is_packed
-
-
 def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> RequestRows:
     max_pages = -(-sched.max_model_len // cache.page_size)
     return RequestRows(
@@ -176,9 +177,9 @@ def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> Request
 
 
 def _weight_bytes(
-    checkpoint: Checkpoint, spec: ModelSpec, keeps_packed: bool, dtype: torch.dtype
+    checkpoint: Checkpoint, spec: ModelSpec, as_stored: bool, dtype: torch.dtype
 ) -> int:
-    if keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
+    if as_stored:
         return sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
     return spec.num_params * dtype.itemsize
 

@@ -18,7 +18,15 @@ from quire.kernels.packed_kernel import packed_kernel
 from quire.kernels.rehearsal import outline
 from quire.kernels.slabs import SlabForm, Slabs
 
-__all__ = ["PackedCall", "PackedTile", "packed_matmul", "pick_packed", "plan_packed", "unroll_of"]
+__all__ = [
+    "PackedCall",
+    "PackedTile",
+    "multiprocessors",
+    "packed_matmul",
+    "pick_packed",
+    "plan_packed",
+    "unroll_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +46,14 @@ _STEP = 128  # inputs that a step of the loop takes at least, where the weight a
 _PER_WORD = {"f16": 2, "bf16": 2, "u8": 4, "s8": 4, "power": 4}
 
 
-def pick_packed(m: int, n: int, multiprocessors: int) -> PackedTile:
-    """For m rows of x and n of w; where n is small, all multiprocessors share it."""
+def pick_packed(m: int, n: int, num_units: int) -> PackedTile:
+    """For m rows of x and n of w; where n is small, all multiprocessors share it. `num_units`: how
+    many there are."""
     block_m = next(size for size in (16, 32, 64, 128) if m <= size or size == 128)
     stages = {16: 6, 32: 5, 64: 4, 128: 3}[block_m]
     portion = 64
-    if m <= block_m and ceil_div(n, 64) < multiprocessors:
-        portion = min(64, max(16, ceil_div(n, multiprocessors)))
+    if m <= block_m and ceil_div(n, 64) < num_units:
+        portion = min(64, max(16, ceil_div(n, num_units)))
         portion += portion % 2  # gates come in pairs
     return PackedTile(block_m, 64, stages, 4, portion)
 
@@ -79,7 +88,7 @@ def packed_matmul(
     if out is None:
         out = torch.empty(m, n // 2 if gate else n, dtype=x.dtype, device=x.device)
     if m > 0:
-        tile = tile or pick_packed(m, n, _multiprocessors(x.device))
+        tile = tile or pick_packed(m, n, multiprocessors(x.device))
         plan_packed(x, slabs, bias, out, tile, gate).run()
     return out
 
@@ -132,7 +141,7 @@ def unroll_of(form: SlabForm) -> int:
     return next((u for u in (1, 2, 4) if u * form.slab >= need), 1)
 
 
-def _multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

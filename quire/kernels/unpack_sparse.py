@@ -22,8 +22,9 @@ def sparse_field(
     spots = rows.to(tl.int64)[:, None] * RUNS + tl.arange(0, RUNS)[None, :]
     byte = tl.load(places + slab.to(tl.int64) * N * RUNS + spots).to(tl.int32) >> (f * 4)
     first_place, second_place = byte & 3, (byte >> 2) & 3
-    plane = values + (slab.to(tl.int64) * 4 + f * 2) * N * RUNS
-    first, second = tl.load(plane + spots), tl.load(plane + N.to(tl.int64) * RUNS + spots)
+    plane = slab.to(tl.int64) * 4 + f * 2
+    first = tl.load(values + plane * N * RUNS + spots)
+    second = tl.load(values + (plane + 1) * N * RUNS + spots)
     zero = tl.zeros_like(first)
     w0 = tl.where(first_place == 0, first, tl.where(second_place == 0, second, zero))
     w1 = tl.where(first_place == 1, first, tl.where(second_place == 1, second, zero))

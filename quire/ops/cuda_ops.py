@@ -56,10 +56,9 @@ class CudaOps:
         weights = [made(weight) for weight in weights]
         if all(isinstance(weight, Dense) for weight in weights):
             floats = tensor_of([self.packed.ready(weight) for weight in weights])
-            kernel: LinearKernel = MatmulLinear(floats, bias, self._layouts, gate)
-        else:
-            kernel = self.packed.linear(weights, bias, gate)
-        return Int8Inputs(kernel) if weights[0].inputs == "int8-row" else kernel
+            kernel = MatmulLinear(floats, bias, self._layouts, gate)
+            return Int8Inputs(kernel) if weights[0].inputs == "int8-row" else kernel
+        return self.packed.linear(weights, bias, gate)
 
     def table(self, weight: Weight) -> Table:
         weight = self.packed.ready(weight)

@@ -7,6 +7,8 @@ or an error keeps the form expanded, with the reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from triton.errors import TritonError
 
@@ -26,12 +28,17 @@ _FAILURES = (
 )
 
 
+def failure_of(check: Callable[[], str | None]) -> str | None:
+    """What a check finds, or the error it ends in."""
+    try:
+        return check()
+    except _FAILURES as error:
+        return " ".join((type(error).__name__, *str(error).strip().splitlines()[-1:]))
+
+
 def why_not(weight: Weight, gate: str | None, dtype: torch.dtype) -> str | None:
     """None: packed products of this form have the bits of expanded ones."""
-    try:
-        return _difference(weight, gate, dtype)
-    except _FAILURES as error:
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[-1:]}"
+    return failure_of(lambda: _difference(weight, gate, dtype))
 
 
 def _difference(weight: Weight, gate: str | None, dtype: torch.dtype) -> str | None:

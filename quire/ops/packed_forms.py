@@ -9,6 +9,8 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +19,10 @@ from quire.kernels.expand import Scratch, embed_packed
 from quire.kernels.matmul import Layouts
 from quire.kernels.slabs import Slabs
 from quire.nn.ops import LinearKernel
+from quire.ops.int8_inputs import Int8Inputs
+from quire.ops.int8_linear import Int8Linear, can_multiply, difference
 from quire.ops.matmul_linear import MatmulLinear
-from quire.ops.packed_check import why_not
+from quire.ops.packed_check import failure_of, why_not
 from quire.ops.packed_experts import ExpertRows, ExpertSlabs
 from quire.ops.packed_linear import PackedLinear, PartsLinear
 from quire.ops.slabs_of import joined, moved, slabs_of
@@ -34,6 +38,7 @@ class PackedForms:
         self, device: torch.device, dtype: torch.dtype, layouts: Layouts, check: Check = why_not
     ) -> None:
         self.device, self.dtype, self.layouts, self.check = device, dtype, layouts, check
+        self.check_int8 = difference
         self.scratch = Scratch()
         self.kept: Counter[str] = Counter()  # bytes of weights by their form
         self.refused: dict[str, str] = {}  # forms that are expanded, and why
@@ -64,14 +69,18 @@ class PackedForms:
         if slabs is None:
             return None
         key = (slabs.form, gate, slabs.order is not None, slabs.shape[1] % slabs.form.slab == 0)
-        if key not in self._verdicts:
-            self._verdicts[key] = self.check(weight, gate, self.dtype)
-            if (why := self._verdicts[key]) is not None:
-                self._refuse(slabs.form.name, why)
-        if self._verdicts[key] is not None:
+        if not self._holds(key, slabs.form.name, lambda: self.check(weight, gate, self.dtype)):
             return None
         self.kept[slabs.form.name] += slabs.num_bytes
         return slabs
+
+    def _holds(self, key: object, form: str, check: Callable[[], str | None]) -> bool:
+        """Whether a kernel may be used, asked once for each key."""
+        if key not in self._verdicts:
+            self._verdicts[key] = failure_of(check)
+            if (why := self._verdicts[key]) is not None:
+                self._refuse(form, why)
+        return self._verdicts[key] is None
 
     def expert_slabs(self, rows: ExpertRows) -> ExpertSlabs | None:
         """None: they are to be expanded; so are sorted columns, which differ between experts."""
@@ -87,10 +96,22 @@ class PackedForms:
         return tensor
 
     def _part(self, weight: Weight, bias: Tensor | None, gate: str | None) -> LinearKernel:
+        if weight.inputs == "int8-row":
+            return self._rounded(weight, bias, gate)
         slabs = self.slabs(weight, gate)
         if slabs is None:
             return MatmulLinear(self.expanded(weight), bias, self.layouts, gate)
         return PackedLinear(slabs, bias, self.layouts, self.scratch, self.dtype, gate)
+
+    def _rounded(self, weight: Weight, bias: Tensor | None, gate: str | None) -> LinearKernel:
+        """Inputs are rounded to int8: whole numbers throughout where there is such a product."""
+        slabs = slabs_of(weight)
+        if slabs is not None and can_multiply(weight, slabs):
+            key = (slabs.form, "int8", slabs.shape[1] % slabs.form.slab == 0)
+            if self._holds(key, slabs.form.name, lambda: self.check_int8(weight, self.dtype)):
+                self.kept[slabs.form.name] += slabs.num_bytes
+                return Int8Linear(slabs, bias, gate)
+        return Int8Inputs(self._part(as_it_is(weight), bias, gate))
 
     def _refuse(self, form: str, why: str) -> None:
         self.refused[form] = why
@@ -100,6 +121,13 @@ class PackedForms:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def as_it_is(weight: Weight) -> Weight:
+    """The same for inputs that somebody else rounds."""
+    form: Any = weight  # forms are dataclasses, which their protocol does not say
+    made_of: Weight = replace(form, inputs="float")
+    return made_of
 
 
 def has_order(weight: Weight) -> bool:

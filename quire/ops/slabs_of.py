@@ -143,7 +143,9 @@ def _of_codes(weight: Coded, paired: bool) -> Slabs:
 def _scales(weight: Coded, form: SlabForm) -> tuple[SlabForm, dict[str, Tensor]]:
     """The form with what is said of scales, and their words."""
     groups = _groups(form, weight.shape[1])
-    scales, offsets, zeros = _narrow(weight.scales), weight.offsets, weight.zeros
+    offsets, zeros = weight.offsets, weight.zeros
+    is_one = form.group == 0 and offsets is None and not weight.are_powers
+    scales = weight.scales.float() if is_one else _narrow(weight.scales)
     kind = "power" if weight.are_powers else KINDS[scales.dtype]
     form = replace(form, scales=kind)
     made: dict[str, Tensor] = {}

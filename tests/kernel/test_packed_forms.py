@@ -11,10 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.engine.gpu_weights import packed_decisions
 from quire.kernels.expand import Scratch, embed_packed, expand
 from quire.kernels.matmul import Layouts
-from quire.ops import packed_check
+from quire.ops import int8_linear, packed_check
 from quire.ops.cuda_ops import CudaOps
+from quire.ops.int8_inputs import Int8Inputs, round_rows
+from quire.ops.int8_linear import Int8Linear, difference
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.packed_forms import PackedForms, PackedTable
 from quire.ops.packed_linear import EXPAND_ROWS, PackedLinear
@@ -166,3 +169,64 @@ def test_floats_stay_as_they_are() -> None:
 def test_scratch_must_be_reserved() -> None:
     with pytest.raises(AssertionError, match="reserved"):
         Scratch().view((1, 1))
+
+
+def test_decisions_tell_bytes_and_reasons() -> None:
+    ops = _ops()
+    kernel = ops.linear([_whole(24, 256)], None)
+    assert isinstance(kernel, PackedLinear)
+    (weights,) = packed_decisions(ops)
+    assert weights.value.startswith("int4 g128 ")
+    failing = _ops("no such instruction")
+    with pytest.warns(RuntimeWarning):
+        failing.linear([_whole(24, 256)], None)
+    weights, expanded = packed_decisions(failing)
+    assert weights.value.startswith("float16 ") and expanded.value == "int4 g128"
+    assert "no such instruction" in expanded.why
+    assert packed_decisions(_ops()) == []
+
+
+def _signed(num_out: int, num_in: int) -> Coded:
+    codes = torch.randint(0, 256, (num_out, num_in), dtype=torch.uint8)
+    scales = (torch.rand(num_out, 1) * 0.01).half()
+    return Coded(codes, 8, 32, scales, inputs="int8-row", share=num_in // 32)
+
+
+def test_signed_bytes_multiply_signed_bytes() -> None:
+    """Red when W8A8 rounds inputs otherwise than the CPU does, or a gate is forgotten."""
+    torch.manual_seed(6)
+    ops, weight, bias = _ops(), _signed(48, 128), torch.randn(48).half()
+    x = torch.randn(5, 128).half()
+    kernel = ops.linear([weight], bias)
+    assert isinstance(kernel, Int8Linear)
+    want = round_rows(x.float()) @ weight.dequantize().T + bias
+    torch.testing.assert_close(kernel(x).float(), want, rtol=2e-3, atol=2e-3)
+    gated = ops.linear([weight], None, "silu")(x).float()
+    both = round_rows(x.float()) @ weight.dequantize().T
+    want = torch.nn.functional.silu(both[:, :24]) * both[:, 24:]
+    torch.testing.assert_close(gated, want, rtol=1e-2, atol=1e-2)
+
+
+def test_int8_products_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = _signed(24, 128)
+    assert difference(weight, torch.float16) is None
+    monkeypatch.setattr(
+        int8_linear.Int8Linear, "__call__", lambda self, x: torch.zeros(len(x), 24).half()
+    )
+    assert difference(weight, torch.float16) == "int8 products of 1 rows differ"
+    ops = _ops()
+    ops.packed.check_int8 = lambda *_: "no such instruction"
+    with pytest.warns(RuntimeWarning, match="no such instruction"):
+        kernel = ops.linear([weight], None)
+    assert isinstance(kernel, Int8Inputs) and isinstance(kernel.kernel, PackedLinear)
+
+
+def test_ternary_weights_round_their_inputs() -> None:
+    torch.manual_seed(7)
+    codes = torch.randint(0, 3, (24, 128), dtype=torch.uint8)
+    scales = torch.full((24, 1), 0.5).half()
+    weight = Coded(codes, 2, 32, scales, zero=1, inputs="int8-row", share=4)
+    kernel, x = _ops().linear([weight], None), torch.randn(3, 128).half()
+    assert isinstance(kernel, Int8Inputs)
+    want = round_rows(x).float() @ weight.dequantize().T
+    torch.testing.assert_close(kernel(x).float(), want, rtol=2e-3, atol=2e-3)
