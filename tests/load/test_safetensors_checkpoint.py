@@ -105,6 +105,16 @@ def test_unknown_tensor(tmp_path: Path) -> None:
             method("v")
 
 
+def test_a_file_in_memory_stays(tmp_path: Path) -> None:
+    """Red when tensors of a file that was loaded whole are still read from the disk."""
+    folder = make_folder(tmp_path, {"w": torch.arange(100_000.0)})
+    shard = Shard(folder / "model.safetensors")
+    assert len(shard.load()) == (folder / "model.safetensors").stat().st_size
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    assert torch.equal(shard.read("w"), torch.arange(100_000.0))
+
+
 def test_file_that_shrinks_while_open(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, {"w": torch.ones(100_000)})
     checkpoint = SafetensorsCheckpoint.open(folder)
