@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire.errors import CheckpointError
-from quire.load.safetensors_checkpoint import DTYPES, SafetensorsCheckpoint, read_config
+from quire.load.safetensors_checkpoint import DTYPES, SafetensorsCheckpoint, Shard, read_config
 
 
 def make_folder(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
