@@ -44,6 +44,8 @@ class Parallel:
 
     tensor_parallel_size: int = 1  # ranks that share each layer among them
     pipeline_parallel_size: int = 1  # stages of layers, one behind the other
+    num_redundant_experts: int = 0  # of each layer, that live on a second rank as well
+    eplb_step_interval: int = 3000  # steps after which it is looked which ones
     tp_reduce: str = "exact"  # or "fast": sums are split, and bits depend on the number of ranks
 
     @property

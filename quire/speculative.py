@@ -194,7 +194,9 @@ def _check_tree(config: SpecConfig) -> None:
             f"got speculative_config.tree={config.tree!r} beside a speculative_token_tree, which"
             " says how wide it is; give one of them"
         )
-    if config.tree is not None and (type(config.tree) is not int or not 2 <= config.tree <= MAX_WIDTH):
+    if config.tree is not None and (
+        type(config.tree) is not int or not 2 <= config.tree <= MAX_WIDTH
+    ):
         raise NotSupported(
             f"got speculative_config.tree={config.tree!r}, want a whole number from 2 to"
             f" {MAX_WIDTH}: guesses at each position"

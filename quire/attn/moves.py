@@ -1,4 +1,4 @@
-"""Moving single tokens in a cache: the bytes of some slots to other slots, in every layout there is.
+"""Moving single tokens in a cache: the bytes of some slots to other slots, in every layout.
 
 Only steps with trees of drafts need it (`runner/trees.py`): a draft that was right may lie in
 another slot than its position's. Tensors may have more dimensions in front of the pages, so that
@@ -82,6 +82,7 @@ def move_lanes(
         by_token = by_token.transpose(-1, -2)  # [..., pages, heads, runs, run, numbers]
     by_token = by_token.transpose(-4, -3)  # [..., pages, runs, heads, run, numbers]
     to, at = (
-        (slots // size, slots % size // run, slice(None), slots % run) for slots in (targets, sources)
+        (slots // size, slots % size // run, slice(None), slots % run)
+        for slots in (targets, sources)
     )
     by_token[(..., *to, slice(None))] = by_token[(..., *at, slice(None))]

@@ -48,6 +48,8 @@ FIELDS = {
     "tensor_parallel_size": "tensor_parallel_size",
     "pipeline_parallel_size": "pipeline_parallel_size",
     "tp_reduce": "tp_reduce",
+    "num_redundant_experts": "num_redundant_experts",
+    "eplb_step_interval": "eplb_step_interval",
     "speculative_config": "speculative_config",
 }
 MODEL_HELP = "known name, folder, .gguf file or hub repository (default: default)"
@@ -133,6 +135,13 @@ def _add_rank_flags(parser: VerbParser) -> None:
         metavar="N",
         help="stages of layers one behind the other, each so many processes",
     )
+    add(
+        "--num-redundant-experts",
+        type=positive,
+        metavar="N",
+        help="of each layer, the most visited live on two ranks",
+    )
+    add("--eplb-step-interval", type=positive, metavar="N", help="steps between two looks at that")
     add("--tp-reduce", metavar="NAME", help="exact, or fast: sums are split, bits may differ")
 
 

@@ -94,6 +94,9 @@ class RankGroup:
         """Everybody executes this plan next. Raises RankLost."""
         self._send(msg.Step(plan))
 
+    def rebalance(self) -> None:
+        self._send(msg.Rebalance())
+
     def settle(self) -> None:
         """Everybody draws for the oldest step under way. Raises RankLost."""
         if self._shares_first:

@@ -38,6 +38,10 @@ class Settle(msgspec.Struct, frozen=True, tag=True):
     """Draw for the oldest step that is under way; stages behind the first have nothing to do."""
 
 
+class Rebalance(msgspec.Struct, frozen=True, tag=True):
+    """Look which experts were visited most, and copy those."""
+
+
 class PutAdapter(msgspec.Struct, frozen=True, tag=True):
     """Read an adapter from a folder, under a number that admissions name."""
 
@@ -67,7 +71,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Order = Begin | Pages | Step | Settle | PutAdapter | DropAdapter | End
+Order = Begin | Pages | Step | Settle | Rebalance | PutAdapter | DropAdapter | End
 Report = Here | Ready | Failed
 
 

@@ -73,6 +73,9 @@ def _serve(begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.s
             case msg.Settle():
                 assert isinstance(runner, BesideFirstRunner)
                 runner.settle()
+            case msg.Rebalance():
+                if runner.balancer is not None:
+                    runner.balancer.rebalance()
             case msg.PutAdapter(number, path):
                 runner.adapters.put(number, path)
             case msg.DropAdapter(number):

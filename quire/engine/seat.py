@@ -60,7 +60,8 @@ class FirstSeat:
         return count
 
     def runner(self, *parts: Any) -> ModelRunner:
-        others = Others(self._group.announce, self._group.settle, self._group.lost)
+        group = self._group
+        others = Others(group.announce, group.rebalance, group.settle, group.lost)
         kind = FirstRunner if self.ranks.stage.is_only else FirstStageRunner
         return kind(others, self.ranks.comm, *parts)
 

@@ -97,8 +97,10 @@ def multiply_packed(
     unroll = unroll_of(slabs.form)
     _launch(
         (tiles_m * ceil_div(n, tile.block_n), 1, 1),
-        (x, *slabs.tensors, bias, y, pairs.pairs, pairs.counts, tiles_m, n, k)
-        + (slabs.num_scale_rows,),
+        (
+            *(x, *slabs.tensors, bias, y, pairs.pairs, pairs.counts),
+            *(tiles_m, n, k, slabs.num_scale_rows),
+        ),
         {
             **slabs.constants,
             "NUM": num_experts,

@@ -15,9 +15,10 @@ from torch import Tensor
 from quire.kernels.early import early_options
 from quire.kernels.launch import Launcher, alignments, ceil_div
 from quire.kernels.packed_kernel import packed_kernel
+from quire.kernels.rehearsal import outline
 from quire.kernels.slabs import SlabForm, Slabs
 
-__all__ = ["PackedTile", "packed_matmul", "pick_packed", "unroll_of"]
+__all__ = ["PackedCall", "PackedTile", "packed_matmul", "pick_packed", "plan_packed", "unroll_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,22 @@ def pick_packed(m: int, n: int, multiprocessors: int) -> PackedTile:
     return PackedTile(block_m, 64, stages, 4, portion)
 
 
+@dataclass(frozen=True, slots=True)
+class PackedCall:
+    """A launch with its tensors, ready to run, or to compile ahead of the first run."""
+
+    grid: tuple[int, int, int]
+    args: tuple[object, ...]
+    options: Mapping[str, object]
+    kind: tuple[object, ...]
+
+    def run(self) -> None:
+        _launch(self.grid, self.args, self.options, self.kind)
+
+    def compile(self) -> object:
+        return packed_kernel.warmup(*map(outline, self.args), grid=self.grid, **self.options)
+
+
 def packed_matmul(
     x: Tensor,
     slabs: Slabs,
@@ -58,39 +75,53 @@ def packed_matmul(
     gate: str | None = None,
 ) -> Tensor:
     """x [m, k] -> [m, n] in x's dtype, gated [m, n / 2]. `out` may be some columns of a tensor."""
-    (m, k), (n, num_in) = x.shape, slabs.shape
-    assert k == num_in and x.stride(1) == 1, f"got x {tuple(x.shape)}, w {slabs.shape}"
-    assert (gate is None) or slabs.paired, "rows of a gated weight come in pairs"
+    m, n = len(x), slabs.shape[0]
     if out is None:
         out = torch.empty(m, n // 2 if gate else n, dtype=x.dtype, device=x.device)
-    if m == 0:
-        return out
-    tile = tile or pick_packed(m, n, _multiprocessors(x.device))
-    num_slabs = ceil_div(k, slabs.form.slab)
-    unroll = unroll_of(slabs.form)
-    args = (
-        *(x, *slabs.tensors, bias, out),
-        *(m, n, k, slabs.num_scale_rows, x.stride(0), out.stride(0), tile.portion),
-    )
-    options: Mapping[str, object] = {
-        **slabs.constants,
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "UNROLL": unroll,
-        "TAIL": num_slabs % unroll != 0,
-        "EVEN_K": k % slabs.form.slab == 0,
-        "HAS_BIAS": bias is not None,
-        "GATE": gate or "",
-        **early_options(),
-        "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages,
-    }
-    grid = (ceil_div(n, tile.portion), ceil_div(m, tile.block_m), 1)
-    kind_of_bias = None if bias is None else bias.dtype
-    strides = (x.stride(0), out.stride(0))
-    kind = (x.dtype, kind_of_bias, *slabs.kind, strides, alignments(x, bias, out))
-    _launch(grid, args, options, kind)
+    if m > 0:
+        tile = tile or pick_packed(m, n, _multiprocessors(x.device))
+        plan_packed(x, slabs, bias, out, tile, gate).run()
     return out
+
+
+def plan_packed(
+    x: Tensor,
+    slabs: Slabs,
+    bias: Tensor | None,
+    out: Tensor,
+    tile: PackedTile,
+    gate: str | None = None,
+) -> PackedCall:
+    """The launch behind `packed_matmul`."""
+    (m, k), (n, num_in) = x.shape, slabs.shape
+    assert k == num_in and x.stride(1) == 1, f"got x {tuple(x.shape)}, w {slabs.shape}"
+    assert gate is None or slabs.paired, "rows of a gated weight come in pairs"
+    unroll = unroll_of(slabs.form)
+    strides = (x.stride(0), out.stride(0))
+    return PackedCall(
+        grid=(ceil_div(n, tile.portion), ceil_div(m, tile.block_m), 1),
+        args=(
+            *(x, *slabs.tensors, bias, out),
+            *(m, n, k, slabs.num_scale_rows, *strides, tile.portion),
+        ),
+        options={
+            **slabs.constants,
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "UNROLL": unroll,
+            "TAIL": ceil_div(k, slabs.form.slab) % unroll != 0,
+            "EVEN_K": k % slabs.form.slab == 0,
+            "HAS_BIAS": bias is not None,
+            "GATE": gate or "",
+            **early_options(),
+            "num_warps": tile.num_warps,
+            "num_stages": tile.num_stages,
+        },
+        kind=(
+            *(x.dtype, None if bias is None else bias.dtype, strides),
+            *(*slabs.kind, alignments(x, bias, out)),
+        ),
+    )
 
 
 def unroll_of(form: SlabForm) -> int:

@@ -67,48 +67,19 @@ def _value(
         elif KIND == "e2m1":  # doubled: two bits of exponent and one below, moved into their places
             bits = ((q & 8) << 28) | ((q & 7) << 22)
             value = bits.to(tl.float32, bitcast=True) * 1.7014118346046923e38  # 2**127
-        else:  # its low bits: a subtraction is cheaper than a conversion, and zeros are taken anyway
+        else:  # its low bits: cheaper than a conversion, as zeros are subtracted anyway
             value = (q | 0x4B000000).to(tl.float32, bitcast=True)
     return value
 
 
 @triton.jit
-def _scaled_field(
-    tensors, table, rows, slab, i: tl.constexpr, f: tl.constexpr, N, num_scale_rows,
-    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr, UNROLL: tl.constexpr,
-    SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
-    ZERO: tl.constexpr, ZEROS: tl.constexpr, PLAIN: tl.constexpr,
+def _with_scales(
+    value, tensors, base, at, row, num_scale_rows,
+    KIND: tl.constexpr, LOW: tl.constexpr, SCALES: tl.constexpr, OFFSETS: tl.constexpr,
+    SUPER: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr, STEP_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """The same in fp32, of codes with scales."""
-    codes, scales, supers, offsets, zeros = tensors
-    BITS: tl.constexpr = LOW + HIGH
-    UNIT: tl.constexpr = HIGH if HIGH > 0 and HIGH < LOW else LOW
-    SLAB: tl.constexpr = 8 // UNIT * WIDTH
-    columns = tl.arange(0, WIDTH)
-    tiles = codes + (slab + i).to(tl.int64) * N * (WIDTH * BITS // UNIT)
-    spots = rows[:, None] * WIDTH + columns[None, :]
-    value = _value(tiles, table, rows, spots, f, N, KIND, LOW, HIGH, WIDTH, PLAIN)
-
-    # The group, from the step's first one on where steps are whole groups.
-    STEP: tl.constexpr = SLAB * UNROLL
-    STEP_GROUPS: tl.constexpr = STEP // GROUP if GROUP > 0 and STEP % GROUP == 0 else 0
-    start: tl.constexpr = i * SLAB + f * WIDTH
-    if GROUP == 0:
-        base, at = slab * 0, 0
-    elif GROUP % WIDTH != 0:
-        base, at = slab * 0, ((slab * SLAB + start + columns) // GROUP)[None, :]
-    elif STEP_GROUPS > 0:
-        base, at = slab // UNROLL * STEP_GROUPS, start // GROUP
-    else:
-        base, at = (slab * SLAB + start) // GROUP, 0
-    row = rows
-    if ROWS > 1:
-        if PAIRED:
-            row = rows % 2 * (N // 2) + rows // 2
-        row = row // ROWS
-    row = row[:, None]
-
+    """(value - zero) * scale + offset, of group base + at."""
+    _, scales, supers, offsets, zeros = tensors
     IN_WORD: tl.constexpr = OFFSETS if OFFSETS == "f16" else ZEROS if ZEROS == "u16" else ""
     scale, beside = _two_numbers(
         scales, base, at, row, num_scale_rows, SCALES, IN_WORD, STEP_GROUPS
@@ -138,6 +109,48 @@ def _scaled_field(
 
 
 @triton.jit
+def _scaled_field(
+    tensors, table, rows, slab, i: tl.constexpr, f: tl.constexpr, N, num_scale_rows,
+    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr, UNROLL: tl.constexpr,
+    SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
+    ZERO: tl.constexpr, ZEROS: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """The same in fp32, of codes with scales."""
+    BITS: tl.constexpr = LOW + HIGH
+    UNIT: tl.constexpr = HIGH if HIGH > 0 and HIGH < LOW else LOW
+    SLAB: tl.constexpr = 8 // UNIT * WIDTH
+    columns = tl.arange(0, WIDTH)
+    tiles = tensors[0] + (slab + i).to(tl.int64) * N * (WIDTH * BITS // UNIT)
+    spots = rows[:, None] * WIDTH + columns[None, :]
+    value = _value(tiles, table, rows, spots, f, N, KIND, LOW, HIGH, WIDTH, PLAIN)
+
+    # The group, from the step's first one on where steps are whole groups.
+    STEP: tl.constexpr = SLAB * UNROLL
+    STEP_GROUPS: tl.constexpr = STEP // GROUP if GROUP > 0 and STEP % GROUP == 0 else 0
+    start: tl.constexpr = i * SLAB + f * WIDTH
+    if GROUP == 0:
+        base, at = slab * 0, 0
+    elif GROUP % WIDTH != 0:
+        base, at = slab * 0, ((slab * SLAB + start + columns) // GROUP)[None, :]
+    elif STEP_GROUPS > 0:
+        base, at = slab // UNROLL * STEP_GROUPS, start // GROUP
+    else:
+        base, at = (slab * SLAB + start) // GROUP, 0
+    row = rows
+    if ROWS > 1:
+        if PAIRED:
+            row = rows % 2 * (N // 2) + rows // 2
+        row = row // ROWS
+    row = row[:, None]
+
+    return _with_scales(
+        value, tensors, base, at, row, num_scale_rows,
+        KIND, LOW, SCALES, OFFSETS, SUPER, ZERO, ZEROS, STEP_GROUPS,
+    )  # fmt: skip
+
+
+@triton.jit
 def weight_field(
     tensors,  # codes, scales, supers, offsets, zeros of `Slabs`
     table,  # its values
@@ -150,7 +163,7 @@ def weight_field(
     SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
     ZERO: tl.constexpr, ZEROS: tl.constexpr, PLAIN: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """[rows, WIDTH] of DTYPE: field f of slab + i, where a step of UNROLL slabs begins at `slab`."""
+    """[rows, WIDTH] of DTYPE: field f of slab + i; a step of UNROLL slabs begins at `slab`."""
     if KIND == "2:4":
         weight = sparse_field(tensors[0], table, rows, slab + i, f, N, WIDTH)
     else:

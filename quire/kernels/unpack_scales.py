@@ -40,7 +40,7 @@ def part_of(word, base, at, PER: tl.constexpr, STATIC: tl.constexpr):
 
 @triton.jit
 def _power(exponent):
-    """2**(e - 128) in fp32, small ones too: a product of two powers that are no less than 2**-64."""
+    """2**(e - 128) in fp32, small ones too: a product of two powers of 2**-64 and more."""
     half = exponent // 2 - 64
     rest = exponent - 128 - half
     one = ((half + 127) << 23).to(tl.float32, bitcast=True)

@@ -8,6 +8,7 @@ or an error keeps the form expanded, with the reason.
 from __future__ import annotations
 
 import torch
+from triton.errors import TritonError
 
 from quire.kernels.expand import expand
 from quire.kernels.matmul import interleave, matmul
@@ -18,13 +19,18 @@ from quire.quant.weight import Weight
 
 _WEIGHT_ROWS = 192
 _ROWS = (1, 16, 17, 33, 100, 129)  # of x: every tile of `packed_matmul.pick_packed`
+# Compilers raise nearly anything, and the engine must start all the same.
+_FAILURES = (
+    *(TritonError, RuntimeError, AssertionError, ValueError, TypeError, AttributeError),
+    *(LookupError, ArithmeticError, OSError, ImportError),
+)
 
 
 def why_not(weight: Weight, gate: str | None, dtype: torch.dtype) -> str | None:
     """None: packed products of this form have the bits of expanded ones."""
     try:
         return _difference(weight, gate, dtype)
-    except Exception as error:  # compilers raise what they like, and the engine must start anyway
+    except _FAILURES as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[-1:]}"
 
 

@@ -39,7 +39,9 @@ class PackedForms:
         self.refused: dict[str, str] = {}  # forms that are expanded, and why
         self._verdicts: dict[object, str | None] = {}
 
-    def linear(self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None) -> LinearKernel:
+    def linear(
+        self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None
+    ) -> LinearKernel:
         """Parts one below the other; those that are alike are one product."""
         parts = joined([self.ready(weight) for weight in weights])
         if len(parts) == 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -63,9 +63,11 @@ def joined(weights: Sequence[Weight]) -> list[Weight]:
 
 def moved(weight: Weight, device: torch.device) -> Weight:
     """The same on a device."""
-    held = {f.name: getattr(weight, f.name) for f in fields(weight)}  # type: ignore[arg-type]
-    tensors = {n: t.to(device) for n, t in held.items() if isinstance(t, Tensor)}
-    return replace(weight, **tensors)  # type: ignore[type-var]
+    form: Any = weight  # forms are dataclasses, which their protocol does not say
+    held = {field.name: getattr(form, field.name) for field in fields(form)}
+    tensors = {name: t.to(device) for name, t in held.items() if isinstance(t, Tensor)}
+    made: Weight = replace(form, **tensors)
+    return made
 
 
 def _interleaved(weight: W) -> W:
@@ -90,7 +92,7 @@ def _width(kind: str, bits: int, num_in: int, group: int) -> int:
 
 
 def _of_floats(weight: Scaled, paired: bool) -> Slabs:
-    num_out, num_in = weight.shape
+    num_in = weight.shape[1]
     group = 0 if weight.block[1] >= num_in else weight.block[1]
     kind = "e4m3" if weight.tensor.dtype == torch.float8_e4m3fn else "e5m2"
     form = SlabForm(kind, 8, 0, _width(kind, 8, num_in, group), group, weight.block[0])
@@ -154,8 +156,8 @@ def _scales(weight: Coded, form: SlabForm) -> tuple[SlabForm, dict[str, Tensor]]
             made["supers"] = pack_numbers(weight.super_scales.float(), supers)
     if offsets is not None and offsets.dtype == torch.float16:
         return replace(form, offsets="f16"), {"scales": pack_pairs(scales, offsets, groups)}
-    can_pair = zeros is not None and zeros.dtype == torch.uint8 and scales.element_size() == 2
-    if can_pair and form.group >= _PAIRED:
+    can_pair = scales.element_size() == 2 and form.group >= _PAIRED
+    if can_pair and zeros is not None and zeros.dtype == torch.uint8:
         words = pack_pairs(scales, zeros.short(), groups)
         return replace(form, zeros="u16"), {"scales": words}
     made["scales"] = pack_numbers(scales, groups)

@@ -200,7 +200,8 @@ class RouterApp:
         if path == "/ready":
             ready = not self.is_draining and any(one.is_usable() for one in self.upstreams)
             return await _reply(send, 200 if ready else 503, {"ready": ready})
-        if not self._is_admin(scope):
+        is_open = path == "/metrics" and self.settings.public_metrics
+        if not is_open and not self._is_admin(scope):
             return await _refuse(send, 401, "this needs the admin key", "invalid_api_key")
         if path == "/metrics":
             text = metrics_text(self._everyone, self.proxy.num_retried)

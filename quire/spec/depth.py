@@ -29,7 +29,9 @@ class Candidate:
     parents: Parents = ()  # of a tree, whose drafts are in the order of their survival
 
     def survivals(self) -> Iterable[float]:
-        return survivals(self.chances, self.parents) if self.parents else accumulate(self.chances, mul)
+        return (
+            survivals(self.chances, self.parents) if self.parents else accumulate(self.chances, mul)
+        )
 
     def step_of(self, draft: int) -> int:
         """The step of the model that makes this draft, from 1 on; 0: it comes with a sibling."""

@@ -63,7 +63,9 @@ def test_weights_are_rounded_to_the_inputs_dtype(form: str, dtype: torch.dtype) 
     assert torch.equal(packed_matmul(x, slabs, tile=TILE), _dense(x, weight, slabs))
 
 
-@pytest.mark.parametrize("name", ["fp8", "int8", "nf4", "mxfp4", "rtn-int4-g128", "rtn-int4-g128-asym"])
+@pytest.mark.parametrize(
+    "name", ["fp8", "int8", "nf4", "mxfp4", "rtn-int4-g128", "rtn-int4-g128-asym"]
+)
 def test_forms_made_at_load(name: str) -> None:
     torch.manual_seed(5)
     weight = load_form(name).of(torch.randn(40, 640))

@@ -14,7 +14,7 @@ from tests.rules.source import ROOT, imports, trees
 LAYERS: list[set[str]] = [
     {"errors", "version"},
     {"params", "registry", "env", "config", "jsonfile", "progress", "outputs", "inputs"},
-    {"speculative"},
+    {"speculative", "flat_args"},
     {"request", "sampling_params"},
     {"step"},
     {"dist", "forward", "kernels", "kv", "quant", "text"},
@@ -70,6 +70,7 @@ TORCH_FREE = [
     "quire.sim.simulate",
     "quire.dist.cuts",
     "quire.dist.launch",
+    "quire.flat_args",
     "quire.spec.speculation",
     "quire.spec.suffix",
     "quire.speculative",
