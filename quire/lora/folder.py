@@ -258,7 +258,7 @@ def _hash(data: NDArray[np.uint8], scales: list[tuple[str, int, float]]) -> Futu
 
     def run() -> None:
         digest = sha256(repr(scales).encode())
-        digest.update(data)  # without the interpreter's lock
+        digest.update(data.data)  # without the interpreter's lock
         found.set_result(digest.digest())
 
     Thread(target=run, name="adapter digest").start()

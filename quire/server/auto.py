@@ -93,6 +93,7 @@ class Auto:
         request.route = Routed(self, choice)
         request.warnings.clear()
         request.answer_headers.clear()
+        request.notes.clear()
         return self._tell(request, choice)
 
     # ------------------------------------------------------------ deciding
