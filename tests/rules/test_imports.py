@@ -36,6 +36,7 @@ LAYERS: list[set[str]] = [
     {"distill"},
     {"server"},
     {"router"},
+    {"deploy"},
     {"cli"},
 ]
 
