@@ -35,6 +35,7 @@ VERBS = {
     "batch": Verb("quire.cli.batch", "run a file of requests, one a line; goes on after a kill"),
     "route": Verb("quire.cli.route", "learn when a small model suffices, from examples"),
     "router": Verb("quire.cli.router", "one address in front of several servers"),
+    "deploy": Verb("quire.cli.deploy", "replicas of a server on Ray Serve, as many as are needed"),
     "pull": Verb("quire.cli.pull", "download models, or list those known by name"),
     "inspect": Verb("quire.cli.inspect", "show what a model is and what the engine would decide"),
     "evaluate": Verb("quire.cli.evaluate", "judge a model: perplexity, distance, tasks, size"),

@@ -71,7 +71,8 @@ class RouterApp:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        if path.startswith("/router/") or (method == "GET" and path in OWN):
+        is_own = path.startswith("/router/") or (method == "GET" and path in OWN)
+        if is_own and not self.settings.is_transparent:
             return await self._own(scope, send)
         if self.is_draining:
             return await _refuse(send, 503, "the router is going away", "draining")

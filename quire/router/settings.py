@@ -67,6 +67,7 @@ class RouterSettings:
     policy: Policy = "prefix"
     tokenizer: str = ""  # model whose tokenizer names prefixes; "": they are named by their text
     chat_template: str | None = None  # text of a template that replaces the model's
+    is_transparent: bool = False  # everything is passed on, the router's own paths too
     admin_key: str = ""  # of the upstreams, and of the router's own verbs
     public_metrics: bool = False  # for whoever has no key
     share_prefix_cache: bool = False  # as the upstreams were told

@@ -38,6 +38,7 @@ LAYERS: list[set[str]] = [
     {"distill"},
     {"server"},
     {"router"},
+    {"deploy"},
     {"cli"},
 ]
 
