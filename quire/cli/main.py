@@ -33,6 +33,7 @@ VERBS = {
     "chat": Verb("quire.cli.chat", "talk to a model in the terminal"),
     "generate": Verb("quire.cli.generate", "continue prompts, or answer them with --chat"),
     "batch": Verb("quire.cli.batch", "run a file of requests, one a line; goes on after a kill"),
+    "join": Verb("quire.cli.join", "hold a part of a model that another machine serves"),
     "router": Verb("quire.cli.router", "one address in front of several servers"),
     "pull": Verb("quire.cli.pull", "download models, or list those known by name"),
     "inspect": Verb("quire.cli.inspect", "show what a model is and what the engine would decide"),
