@@ -84,6 +84,18 @@ def _check_ranks(asked: Parallel) -> None:
     _whole("pipeline_parallel_size", asked.pipeline_parallel_size, 1, MAX_RANKS)
     _whole("num_redundant_experts", asked.num_redundant_experts, 0, MAX_REDUNDANT)
     _whole("eplb_step_interval", asked.eplb_step_interval, 1, MAX_INTERVAL)
+    _whole("nnodes", asked.nnodes, 1, MAX_RANKS)
+    _whole("master_port", asked.master_port, 1, 65535)
+    _whole("distributed_timeout_seconds", asked.distributed_timeout_seconds, 1, 1 << 20)
+    if asked.node_rank != 0:
+        raise NotSupported(
+            f"got node_rank={asked.node_rank}: an engine is the first machine's; run"
+            f" 'quire join --node-rank {asked.node_rank}' on the others"
+        )
+    if asked.num_ranks % asked.nnodes:
+        raise NotSupported(
+            f"got nnodes={asked.nnodes} for {asked.num_ranks} ranks, want as many on each machine"
+        )
     _one_of("tp_reduce", asked.tp_reduce, REDUCES)
     if asked.num_ranks > MAX_RANKS:
         raise NotSupported(f"got {asked}, {asked.num_ranks} ranks, want {MAX_RANKS} or less")

@@ -48,6 +48,12 @@ FIELDS = {
     "tensor_parallel_size": "tensor_parallel_size",
     "pipeline_parallel_size": "pipeline_parallel_size",
     "tp_reduce": "tp_reduce",
+    "nnodes": "nnodes",
+    "node_rank": "node_rank",
+    "master_addr": "master_addr",
+    "master_port": "master_port",
+    "rank_secret": "rank_secret",
+    "distributed_timeout_seconds": "distributed_timeout_seconds",
     "num_redundant_experts": "num_redundant_experts",
     "eplb_step_interval": "eplb_step_interval",
     "speculative_config": "speculative_config",
@@ -143,6 +149,12 @@ def _add_rank_flags(parser: VerbParser) -> None:
     )
     add("--eplb-step-interval", type=positive, metavar="N", help="steps between two looks at that")
     add("--tp-reduce", metavar="NAME", help="exact, or fast: sums are split, bits may differ")
+    add("--nnodes", type=positive, metavar="N", help="machines; the others run 'quire join'")
+    add("--node-rank", type=int, metavar="N", help="0: this is the first of them")
+    add("--master-addr", metavar="HOST", help="where this machine listens for the others")
+    add("--master-port", type=positive, metavar="N", help="(default: 29501)")
+    add("--rank-secret", metavar="FILE", help="the file that all machines have in common")
+    add("--distributed-timeout-seconds", type=positive, metavar="N", help="for them to come")
 
 
 def comma_list(text: str) -> tuple[str, ...]:

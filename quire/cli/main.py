@@ -34,6 +34,7 @@ VERBS = {
     "generate": Verb("quire.cli.generate", "continue prompts, or answer them with --chat"),
     "batch": Verb("quire.cli.batch", "run a file of requests, one a line; goes on after a kill"),
     "route": Verb("quire.cli.route", "learn when a small model suffices, from examples"),
+    "join": Verb("quire.cli.join", "hold a part of a model that another machine serves"),
     "router": Verb("quire.cli.router", "one address in front of several servers"),
     "deploy": Verb("quire.cli.deploy", "replicas of a server on Ray Serve, as many as are needed"),
     "pull": Verb("quire.cli.pull", "download models, or list those known by name"),

@@ -137,9 +137,15 @@ def build_engine(
     runner.balancer = open_copies(args, model, checkpoint, names, wish, cpu)
     core = EngineCore(scheduler, runner, lag, grammars, drafts, adapters)
     connect_tiers(tiers, core, runner)
-    sized = replace(config.cache, num_pages=pages, token_bytes=whole.token_bytes)
-    config = replace(config, cache=sized, decisions=tuple(decisions))
+    config = _settled(config, pages, whole, decisions)
     return Engine(core, runner, config, spec, seat.group, tiers)
+
+
+def _settled(
+    config: EngineConfig, pages: int, whole: CacheSpec, decisions: list[Decision]
+) -> EngineConfig:
+    sized = replace(config.cache, num_pages=pages, token_bytes=whole.token_bytes)
+    return replace(config, cache=sized, decisions=tuple(decisions))
 
 
 def _whole_cache(

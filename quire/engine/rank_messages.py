@@ -19,9 +19,10 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     args: EngineArgs
     rank: int
     size: int
-    meeting: str  # a path, where ranks find each other
+    meeting: str  # a path where ranks find each other, or host and port
     comm: str  # "shared" memory, or "gloo"
     deadline_s: float  # how long ranks wait for one another in a step
+    digest: str = ""  # of the model, for those who have files of their own
 
 
 class Pages(msgspec.Struct, frozen=True, tag=True):
@@ -61,6 +62,10 @@ class Here(msgspec.Struct, frozen=True, tag=True):
     """The process is up."""
 
 
+class SameModel(msgspec.Struct, frozen=True, tag=True):
+    """What is here is what the digest is of."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded."""
 
@@ -72,7 +77,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = Begin | Pages | Step | Settle | Rebalance | PutAdapter | DropAdapter | End
-Report = Here | Ready | Failed
+Report = Here | SameModel | Ready | Failed
 
 
 def orders() -> Codec[Order]:

@@ -88,4 +88,4 @@ def seat_of(args: EngineArgs, group: RankGroup | None = None) -> Seat:
         return LoneSeat(args)
     from quire.engine.rank_group import RankGroup  # and msgspec, which one rank does without
 
-    return FirstSeat(args, group or RankGroup(args.parallel.num_ranks))
+    return FirstSeat(args, group or RankGroup(args.parallel.num_ranks, nodes=args.parallel))
