@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from quire.config import EngineArgs
+from quire.config import EngineArgs, Parallel
 from quire.errors import NotSupported
 from quire.kv.forms import parse_cache_dtype
 from quire.quant.form_name import check_form
@@ -23,6 +23,7 @@ LOAD_FORMATS = ("auto", "dummy")
 TRANSPORTS = ("sockets", "nixl")
 ROLES = ("both", "prefill", "decode")
 POLICIES = ("fcfs", "priority", "fair")
+REDUCES = ("exact", "fast")
 
 MAX_MODEL_LEN = 1 << 24
 MAX_SEQS = 1 << 14  # a row of the token table each
@@ -33,6 +34,8 @@ MIN_DISK = 1 << 20
 MAX_WAIT_MS = 60_000.0
 MAX_AGING_S = 1e9
 MAX_RANKS = 64
+MAX_REDUNDANT = 1 << 10
+MAX_INTERVAL = 1 << 30
 MAX_LORAS = 1 << 12
 THREADS_PER_CPU = 8  # OpenMP breaks down on thousands
 
@@ -55,7 +58,7 @@ def check_args(args: EngineArgs) -> None:
     _whole(
         "num_threads", args.num_threads, 1, most, f" ({THREADS_PER_CPU} for each of {cpus} CPUs)"
     )
-    _whole("tensor_parallel_size", args.tensor_parallel_size, 1, MAX_RANKS)
+    _check_ranks(args.parallel)
     _whole("max_loras", args.max_loras, 1, MAX_LORAS)
     size = args.page_size
     if not _is_whole(size) or not 1 <= size <= MAX_PAGE_SIZE or size & (size - 1):
@@ -74,6 +77,28 @@ def check_args(args: EngineArgs) -> None:
             f"got max_chunk={args.max_chunk} with enable_chunked_prefill=False: prompts are either"
             " cut into chunks or not; drop one of the two"
         )
+
+
+def _check_ranks(asked: Parallel) -> None:
+    _whole("tensor_parallel_size", asked.tensor_parallel_size, 1, MAX_RANKS)
+    _whole("pipeline_parallel_size", asked.pipeline_parallel_size, 1, MAX_RANKS)
+    _whole("num_redundant_experts", asked.num_redundant_experts, 0, MAX_REDUNDANT)
+    _whole("eplb_step_interval", asked.eplb_step_interval, 1, MAX_INTERVAL)
+    _whole("nnodes", asked.nnodes, 1, MAX_RANKS)
+    _whole("master_port", asked.master_port, 1, 65535)
+    _whole("distributed_timeout_seconds", asked.distributed_timeout_seconds, 1, 1 << 20)
+    if asked.node_rank != 0:
+        raise NotSupported(
+            f"got node_rank={asked.node_rank}: an engine is the first machine's; run"
+            f" 'quire join --node-rank {asked.node_rank}' on the others"
+        )
+    if asked.num_ranks % asked.nnodes:
+        raise NotSupported(
+            f"got nnodes={asked.nnodes} for {asked.num_ranks} ranks, want as many on each machine"
+        )
+    _one_of("tp_reduce", asked.tp_reduce, REDUCES)
+    if asked.num_ranks > MAX_RANKS:
+        raise NotSupported(f"got {asked}, {asked.num_ranks} ranks, want {MAX_RANKS} or less")
 
 
 def _check_tiers(args: EngineArgs) -> None:

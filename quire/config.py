@@ -23,6 +23,7 @@ class SchedConfig:
     batch_wait_tokens: int = 0  # ... unless this many prompt tokens already wait
     chunked_prefill: bool = True  # False: a prompt enters only as a whole
     target_gap_ms: float = 0.0  # prompts beside decodes shall not make a step longer; 0: they may
+    waits_for_draws: bool = False  # a request enters no step before its last token is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,33 @@ class CacheConfig:
     dtype: str = "auto"  # of keys and values, a name of `kv/forms.py`
     token_bytes: int = 0  # of one token in all layers; filled in when the form is known
     skipped: frozenset[int] = frozenset()  # layers that keep floats whatever `dtype` says
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """The processes that hold a model together; `flat_args.py` sets these by their plain names."""
+
+    tensor_parallel_size: int = 1  # ranks that share each layer among them
+    pipeline_parallel_size: int = 1  # stages of layers, one behind the other
+    num_redundant_experts: int = 0  # of each layer, that live on a second rank as well
+    eplb_step_interval: int = 3000  # steps after which it is looked which ones
+    nnodes: int = 1  # machines that the ranks are on
+    node_rank: int = 0  # which one this is
+    master_addr: str = "127.0.0.1"  # where the first one listens for the others
+    master_port: int = 29501
+    rank_secret: str | None = None  # the file that all of them have in common
+    distributed_timeout_seconds: int | None = None  # for the others to come
+    tp_reduce: str = "exact"  # or "fast": sums are split, and bits depend on the number of ranks
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def __str__(self) -> str:
+        """For messages: what was asked for."""
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+        asked = [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) != 1]
+        return ", ".join(asked) or "one rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +96,7 @@ class EngineArgs:
     quantization: str | None = None  # what weights are rounded to while they are loaded
     kv_cache_dtype: str = "auto"
     kv_cache_dtype_skip_layers: tuple[int | str, ...] = ()
-    tensor_parallel_size: int = 1  # processes that hold the model together
+    parallel: Parallel = Parallel()  # processes that hold the model together
     kv_host_memory: int | None = None  # bytes for pages that the pool has no room for
     kv_disk: str | None = None  # a folder that keeps pages across restarts
     kv_disk_size: int | None = None  # most bytes in that folder

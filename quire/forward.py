@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from torch import Tensor
@@ -47,6 +47,9 @@ class Batch:
     host_prompt_lens: np.ndarray[Any, Any] | None = None  # [seqs] int32; see `attn/latent_forms.py`
     # Many neighbours have the same pages in front: worth reading those once for all of them.
     shares_prefix: bool = False
+    # Of drafts that are trees: how many drafts each token sees, itself included, and their places,
+    # in the order of positions. Places stand for positions in `slots` and `context_lens`.
+    paths: Tensor | None = None  # [tokens, 1 + depth]; -1 first: the token is of no tree
 
     @property
     def num_seqs(self) -> int:
@@ -100,6 +103,14 @@ class Taps:
         return tuple(self.streams[layer] for layer in self.layers if layer in self.streams)
 
 
+# What a block adds last, and what it is added to; None: that has happened. [tokens, hidden] each.
+Stream = tuple["Tensor", "Tensor | None"]
+
+
+def stream_of(parts: Sequence[Tensor]) -> Stream:
+    return parts[0], parts[1] if len(parts) > 1 else None
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """What a model's forward receives: a step, planned."""
@@ -110,6 +121,7 @@ class ForwardContext:
     pool: PagePool
     taps: Taps | None = None  # streams that somebody reads besides the result
     adapted: Adapted | None = None
+    incoming: Stream | None = None  # from the stage before, where another rank has those layers
 
     def at(self, layer: int) -> LayerContext:
         plan = self.attn_plans[self.pool.group_of(layer)]

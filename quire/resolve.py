@@ -76,6 +76,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
             batch_wait_tokens=args.batch_wait_tokens,
             chunked_prefill=args.enable_chunked_prefill,
             target_gap_ms=args.target_gap_ms,
+            waits_for_draws=args.parallel.pipeline_parallel_size > 1,
         ),
         cache=_cache(args, spec, device.type, decide),
         kv_cache_memory=args.kv_cache_memory,
@@ -90,13 +91,18 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
 
 
 def _check_ranks(args: EngineArgs, device: str) -> None:
-    if args.tensor_parallel_size == 1:
+    if args.parallel.num_ranks == 1:
         return
-    asked = f"tensor_parallel_size={args.tensor_parallel_size}"
+    asked = str(args.parallel)
     if device != "cpu":
         raise NotSupported(
             f"got {asked} on {device}: ranks hold a model together on CPUs only so far; start one"
             " engine for each device, or use device='cpu'"
+        )
+    if args.parallel.num_redundant_experts and args.load_format == "dummy":
+        raise NotSupported(
+            f"got num_redundant_experts={args.parallel.num_redundant_experts} with load_format="
+            "'dummy': copies of experts are read from the model's files; leave one of them out"
         )
     if args.kv_host_memory or args.kv_disk or args.kv_role != "both":
         raise NotSupported(
@@ -130,10 +136,10 @@ def _cache(
     config = CacheConfig(args.page_size, 0, args.enable_prefix_caching)
     if name == "auto":
         return config
-    if device != "cpu":
+    if spec.mla is not None and device != "cpu":
         raise NotSupported(
-            f"got kv_cache_dtype={args.kv_cache_dtype!r} on {device}: codes are kept on CPUs only"
-            " so far; leave it out"
+            f"got kv_cache_dtype={args.kv_cache_dtype!r} for {spec.architecture} on {device}:"
+            " latents are kept as codes on CPUs only so far; leave it out"
         )
     if spec.mla is not None and name == "int4":
         raise NotSupported(

@@ -10,8 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from quire.config import EngineArgs
 from quire.engine.build import Engine, build_engine
+from quire.flat_args import args_of
 from quire.load.checkpoint import Stored
 
 VOCAB = 199
@@ -255,8 +255,8 @@ def tiny_model(family: str, seed: int = 0) -> Any:
 
 
 def tiny_engine(model: Any, **changes: Any) -> Engine:
-    args = EngineArgs(
-        **{
+    args = args_of(
+        {
             "device": "cpu",
             "dtype": "float32",
             "page_size": 4,

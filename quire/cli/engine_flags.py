@@ -46,6 +46,16 @@ FIELDS = {
     "threads": "num_threads",
     "enforce_eager": "enforce_eager",
     "tensor_parallel_size": "tensor_parallel_size",
+    "pipeline_parallel_size": "pipeline_parallel_size",
+    "tp_reduce": "tp_reduce",
+    "nnodes": "nnodes",
+    "node_rank": "node_rank",
+    "master_addr": "master_addr",
+    "master_port": "master_port",
+    "rank_secret": "rank_secret",
+    "distributed_timeout_seconds": "distributed_timeout_seconds",
+    "num_redundant_experts": "num_redundant_experts",
+    "eplb_step_interval": "eplb_step_interval",
     "speculative_config": "speculative_config",
 }
 MODEL_HELP = "known name, folder, .gguf file or hub repository (default: default)"
@@ -124,6 +134,27 @@ def _add_rank_flags(parser: VerbParser) -> None:
         metavar="N",
         help="processes that hold the model together, to the same bits",
     )
+    add(
+        "--pipeline-parallel-size",
+        "-pp",
+        type=positive,
+        metavar="N",
+        help="stages of layers one behind the other, each so many processes",
+    )
+    add(
+        "--num-redundant-experts",
+        type=positive,
+        metavar="N",
+        help="of each layer, the most visited live on two ranks",
+    )
+    add("--eplb-step-interval", type=positive, metavar="N", help="steps between two looks at that")
+    add("--tp-reduce", metavar="NAME", help="exact, or fast: sums are split, bits may differ")
+    add("--nnodes", type=positive, metavar="N", help="machines; the others run 'quire join'")
+    add("--node-rank", type=int, metavar="N", help="0: this is the first of them")
+    add("--master-addr", metavar="HOST", help="where this machine listens for the others")
+    add("--master-port", type=positive, metavar="N", help="(default: 29501)")
+    add("--rank-secret", metavar="FILE", help="the file that all machines have in common")
+    add("--distributed-timeout-seconds", type=positive, metavar="N", help="for them to come")
 
 
 def comma_list(text: str) -> tuple[str, ...]:
@@ -138,7 +169,7 @@ def model_of(args: Namespace) -> str:
 
 
 def engine_options(args: Namespace) -> dict[str, Any]:
-    """What was asked for, as keyword arguments of `LLM` and `EngineArgs`."""
+    """What was asked for, as keyword arguments of `LLM` and `args_of`."""
     values = {field: getattr(args, name, None) for name, field in FIELDS.items()}
     return {field: value for field, value in values.items() if value is not None}
 
@@ -146,9 +177,9 @@ def engine_options(args: Namespace) -> dict[str, Any]:
 def checked_args(args: Namespace, **more: Any) -> EngineArgs:
     """What was asked for, once it is known to make sense; nothing is downloaded or loaded."""
     from quire.args_check import check_args
-    from quire.config import EngineArgs
+    from quire.flat_args import args_of
 
-    made = EngineArgs(model=model_of(args), **(engine_options(args) | more))
+    made = args_of({"model": model_of(args)} | engine_options(args) | more)
     check_args(made)
     return made
 

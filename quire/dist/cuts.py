@@ -13,6 +13,7 @@ from quire.errors import NotSupported
 # Kernels take widths that are multiples of this; any other width is one that torch computes. Parts
 # of a width go the way that the whole would go.
 GRAIN = 16
+COARSE = (256, 128, 64, 32)
 
 
 class Cut(NamedTuple):
@@ -57,16 +58,27 @@ def shares(total: int, num_ranks: int) -> tuple[Cut, ...]:
     return tuple(Cut(borders[i], borders[i + 1], total) for i in range(num_ranks))
 
 
-def width_cuts(width: int, num_ranks: int) -> tuple[Cut, ...]:
+def width_cuts(width: int, num_ranks: int, grain: int = GRAIN) -> tuple[Cut, ...]:
     """Of the outputs of a product. A width that has no whole grains for everybody is not cut:
     every rank computes all of it.
 
     >>> [cut.size for cut in width_cuts(80, 2)], [cut.size for cut in width_cuts(20, 2)]
     ([48, 32], [20, 20])
     """
-    if width % GRAIN or width < GRAIN * num_ranks:
+    if width % grain or width < grain * num_ranks:
         return (Cut.whole(width),) * num_ranks
-    return tuple(share.times(GRAIN) for share in shares(width // GRAIN, num_ranks))
+    return tuple(share.times(grain) for share in shares(width // grain, num_ranks))
+
+
+def coarse_cuts(width: int, num_ranks: int) -> tuple[Cut, ...]:
+    """The same of what is another product's inputs as well: neighbours among these often share a
+    scale, so cuts lie as far apart as they can.
+
+    >>> [cut.size for cut in coarse_cuts(640, 2)], [cut.size for cut in coarse_cuts(80, 2)]
+    ([384, 256], [48, 32])
+    """
+    fits = (grain for grain in COARSE if width % grain == 0 and width >= grain * num_ranks)
+    return width_cuts(width, num_ranks, next(fits, GRAIN))
 
 
 def row_cuts(num_rows: int, num_ranks: int) -> tuple[Cut, ...]:

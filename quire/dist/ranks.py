@@ -14,7 +14,8 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from quire.dist.comm import Comm, SoloComm
-from quire.dist.cuts import Cut, HeadCut, head_cuts, row_cuts, shares, width_cuts
+from quire.dist.cuts import Cut, HeadCut, coarse_cuts, head_cuts, row_cuts, shares, width_cuts
+from quire.dist.stages import Stage
 
 
 class Recorded(Protocol):
@@ -53,18 +54,85 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Passage:
+    """From columns that are shared out, through a product, to rows that everybody has whole.
+
+    Without splitting sums: everybody gathers all inputs, computes some outputs, and gathers those.
+    Or, faster, each rank computes all outputs of its own inputs, and what the ranks have is added,
+    in their order: the same bits for any batch, others for another number of ranks."""
+
+    inputs: Spread
+    outputs: Spread
+    splits_sums: bool
+
+    @property
+    def taken(self) -> int | Cut:
+        """Inputs of the product here."""
+        return self.inputs.own if self.splits_sums else self.inputs.own.total
+
+    @property
+    def made(self) -> int | Cut:
+        """Outputs of the product here."""
+        return self.outputs.own.total if self.splits_sums else self.outputs.own
+
+    @property
+    def has_bias(self) -> bool:
+        """Where sums are split, one rank adds it."""
+        return not self.splits_sums or self.inputs.rank == 0
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x if self.splits_sums else self.inputs.gather(x)
+
+    def leave(self, y: Tensor) -> Tensor:
+        """-> [rows, all]."""
+        if not self.splits_sums:
+            return self.outputs.gather(y)
+        comm, size = self.inputs.comm, len(self.inputs.cuts)
+        return between(y, lambda rows: sum_of_all(rows, comm, size), self.outputs.own.total)
+
+
+def sum_of_all(rows: Tensor, comm: Comm, size: int) -> Tensor:
+    """What everybody has, added rank by rank."""
+    every = comm.gather_rows(rows, [len(rows)] * size).view(size, *rows.shape)
+    total = every[0]
+    for rank in range(1, size):
+        total += every[rank]
+    return total
+
+
+@dataclass(frozen=True, slots=True)
 class Ranks:
+    """Ranks that share each layer of a stage among them."""
+
     rank: int = 0
     size: int = 1
     comm: Comm = field(default_factory=SoloComm)
+    stage: Stage = field(default_factory=Stage)
+    splits_sums: bool = False  # faster, and not to the bits of one rank
 
     @property
     def is_alone(self) -> bool:
+        """Nobody else has a part of our layers; there may be other stages."""
         return self.size == 1
+
+    @property
+    def num_processes(self) -> int:
+        return self.size * self.stage.count
 
     def spread(self, width: int) -> Spread:
         """Outputs of a product."""
         return self._spread(width_cuts(width, self.size))
+
+    def spread_within(self, width: int) -> Spread:
+        """Outputs of a product that another one takes."""
+        cuts = coarse_cuts if self.splits_sums else width_cuts
+        return self._spread(cuts(width, self.size))
+
+    def passage(self, inputs: Spread, width: int, whole: bool = False) -> Passage:
+        """From these inputs to `width` outputs. `whole`: something happens to all inputs at once
+        on the way."""
+        splits = self.splits_sums and not inputs.own.is_whole and not whole
+        return Passage(inputs, self.spread(width), splits)
 
     def spread_rows(self, num_rows: int) -> Spread:
         """Rows of an embedding, and the outputs of a head."""

@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from quire.attn.backend import AttentionBackend
-from quire.attn.select import select_backend
+from quire.attn.proof import proved_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
+from quire.dist.ranks import Ranks
+from quire.dist.stages import stage_layers
 from quire.engine.adapted import open_adapters
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
+from quire.engine.copies import open_copies
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_heads import TargetModel
+from quire.engine.gpu_weights import gpu_weight_decisions, keeps_packed_on
 from quire.engine.load_model import load_model
 from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
@@ -46,9 +50,10 @@ from quire.memory.sizing import (
     size_text,
 )
 from quire.models.decoder import Decoder, heads_of, spec_of_rank
-from quire.models.kv_cache import cache_of
+from quire.models.kv_cache import CacheWish, cache_of
 from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
+from quire.nn.ops import Ops
 from quire.quant.form_name import is_form
 from quire.quant.load_forms import LoadForm, load_form
 from quire.quant.methods import method_of, stored_method
@@ -99,20 +104,21 @@ def build_engine(
     args, ranks = seat.args, seat.ranks
     own = spec_of_rank(spec, ranks)
     cpu = CpuPath.of(args, device)
-    check_weights_fit(_weight_bytes(checkpoint, spec, cpu, dtype), total_memory(device))
+    is_gguf = isinstance(checkpoint, GGUFCheckpoint)
+    as_stored = keeps_packed_on(device, args, checkpoint) or (cpu.keeps_packed and is_gguf)
+    check_weights_fit(_weight_bytes(checkpoint, spec, as_stored, dtype), total_memory(device))
     heads = heads_of(own, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
-    name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
+    name, backend = proved_backend(config.attention_backend, device, dtype, heads, kept.coded)
     cpu, wish = _wish(args, checkpoint, device, cpu)
     model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks=ranks)
     backend = cpu.attention(backend, ops)
-    cache = cache_of(own, plain_form(backend.cache_dtype), kept, args.page_size)
-    balance_keys(model, cache)
+    whole = _whole_cache(own, backend, kept, args.page_size, ranks)
+    balance_keys(model, cache := whole.of_layers(model.layers))
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
-    attention = Decision("attention", name, f"first that can do {dtype} on {device.type}")
-    decisions = [*config.decisions, attention, *cpu.decisions(ops), *_about_cache(cache)]
-    runs = Runs(model, backend, cache, rows)
+    decisions = _first_decisions(config, name, cpu, ops, cache)
+    runs = Runs(model, backend, cache, rows, _largest_share(whole, ranks.stage.count))
     pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
@@ -126,17 +132,38 @@ def build_engine(
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows, secret)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
-    names = names_of(checkpoint.config, spec)
+    names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
     adapters = open_adapters(args, runner, names, decisions, seat.group)
-    core = EngineCore(scheduler, runner, device.type == "cuda", grammars, drafts, adapters)
+    runner.balancer = open_copies(args, model, checkpoint, names, wish, cpu)
+    core = EngineCore(scheduler, runner, lag, grammars, drafts, adapters)
     connect_tiers(tiers, core, runner)
-    sized = replace(config.cache, num_pages=pages, token_bytes=cache.token_bytes)
-    config = replace(config, cache=sized, decisions=tuple(decisions))
+    config = _settled(config, pages, whole, decisions)
     return Engine(core, runner, config, spec, seat.group, tiers)
 
 
-def _about_cache(cache: CacheSpec) -> list[Decision]:
-    return [*cache_decisions(cache), *_group_decisions(cache.groups)]
+def _settled(
+    config: EngineConfig, pages: int, whole: CacheSpec, decisions: list[Decision]
+) -> EngineConfig:
+    sized = replace(config.cache, num_pages=pages, token_bytes=whole.token_bytes)
+    return replace(config, cache=sized, decisions=tuple(decisions))
+
+
+def _whole_cache(
+    spec: ModelSpec, backend: AttentionBackend, kept: CacheWish, page_size: int, ranks: Ranks
+) -> CacheSpec:
+    """Of all stages."""
+    plain = plain_form(backend.cache_dtype)
+    return cache_of(spec, plain, kept, page_size, is_staged=not ranks.stage.is_only)
+
+
+def _first_decisions(
+    config: EngineConfig, attention: str, cpu: CpuPath, ops: Ops, cache: CacheSpec
+) -> list[Decision]:
+    """Those that are made before pages are counted."""
+    why = f"first that can do {config.dtype} on {config.device}"
+    weights = [*cpu.decisions(ops), *gpu_weight_decisions(ops, config.device)]
+    about_cache = [*cache_decisions(cache), *_group_decisions(cache.groups)]
+    return [*config.decisions, Decision("attention", attention, why), *weights, *about_cache]
 
 
 def _wish(
@@ -145,7 +172,7 @@ def _wish(
     form = asked_form(args, checkpoint, device)
     if form is not None:
         cpu = cpu.rounding_to(str(args.quantization))
-    return cpu, Wish(cpu.keeps_packed, form)
+    return cpu, Wish(cpu.keeps_packed or keeps_packed_on(device, args, checkpoint), form)
 
 
 def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> RequestRows:
@@ -155,8 +182,10 @@ def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> Request
     )
 
 
-def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, cpu: CpuPath, dtype: torch.dtype) -> int:
-    if cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
+def _weight_bytes(
+    checkpoint: Checkpoint, spec: ModelSpec, as_stored: bool, dtype: torch.dtype
+) -> int:
+    if as_stored:
         return sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
     return spec.num_params * dtype.itemsize
 
@@ -188,11 +217,6 @@ def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -
             f"got quantization={name!r}, the weights are stored as {stored or 'plain numbers'};"
             " leave it out"
         )
-    if device.type != "cpu":
-        raise NotSupported(
-            f"got quantization={name!r} on {device.type}: weights are rounded at load on CPUs only"
-            " so far; leave it out, or use a checkpoint that is stored in that form"
-        )
     return load_form(name)
 
 
@@ -210,10 +234,16 @@ def _group_decisions(groups: LayerGroups) -> list[Decision]:
     return [Decision("layer groups", ", ".join(kinds), why)]
 
 
-def max_inflight(sched: SchedConfig, device: torch.device) -> int:
-    """Tokens of one request in steps launched and not settled: on CUDA there may be two."""
+def steps_ahead(device: torch.device, num_stages: int = 1) -> int:
+    """How many steps are launched before the result of one is looked at; of stages, each has one
+    to compute."""
+    return 1 if device.type == "cuda" else num_stages - 1
+
+
+def max_inflight(sched: SchedConfig, device: torch.device, num_stages: int = 1) -> int:
+    """Tokens of one request in steps launched and not settled."""
     chunk = min(sched.max_chunk or sched.max_num_batched_tokens, sched.max_model_len)
-    return 2 * chunk if device.type == "cuda" else chunk
+    return (1 + steps_ahead(device, num_stages)) * chunk
 
 
 def _grammars(
@@ -232,6 +262,13 @@ class Runs(NamedTuple):
     backend: AttentionBackend
     cache: CacheSpec
     rows: RequestRows
+    page_bytes: int  # of a page, on the stage that keeps most of it
+
+
+def _largest_share(whole: CacheSpec, num_stages: int) -> int:
+    """Bytes of a page on the stage that keeps most of it."""
+    stages = stage_layers(whole.groups.num_layers, num_stages)
+    return max(whole.of_layers(layers).page_bytes for layers in stages)
 
 
 def _size_pool(
@@ -240,9 +277,10 @@ def _size_pool(
     """Run the largest step for real, then give the cache what is left.
 
     A page holds `draft_bytes` of another model, which drafts, as well."""
-    model, backend, cache, rows = runs
-    device, sched, page_bytes = model.device, config.sched, cache.page_bytes + draft_bytes
-    needs = PageNeeds(cache.page_size, cache.groups.windows, max_inflight(sched, device))
+    model, backend, cache, rows, page_bytes = runs
+    device, sched, page_bytes = model.device, config.sched, page_bytes + draft_bytes
+    inflight = max_inflight(sched, device, model.stage.count)
+    needs = PageNeeds(cache.page_size, cache.groups.windows, inflight)
 
     def step_bytes() -> int:
         before = peak_memory(device)
@@ -260,10 +298,10 @@ def _size_pool(
     else:
         # The weights are already gone from what is free. The step is only worth running when
         # memory is short: otherwise the cache is capped far below what is left.
-        weights, free = 0, free_memory(device) // model.ranks.size
+        weights, free = 0, free_memory(device) // model.ranks.num_processes
         one_request = (needs.of(sched.max_model_len) + 1) * page_bytes
         usable = cpu_cache_bytes(free, one_request)
-        is_short = usable < max(CPU_DEFAULT, one_request) and model.ranks.is_alone
+        is_short = usable < max(CPU_DEFAULT, one_request) and model.ranks.num_processes == 1
         step = step_bytes() if is_short and config.kv_cache_memory is None else 0
     room = Room(total_memory(device), usable, weights, step, config.kv_cache_memory)
     lens = (cache.page_size, sched.max_model_len, sched.max_num_seqs)

@@ -44,8 +44,8 @@ def balance_keys(model: Decoder, cache: CacheSpec) -> None:
         return
     numbers = torch.Generator(device="cpu").manual_seed(0)
     size = (NUM_PROBES, model.spec.hidden_size)
-    x = torch.randn(size, generator=numbers, device="cpu").to(model.dtype)
-    for layer, block in enumerate(model.blocks):
+    x = torch.randn(size, generator=numbers, device="cpu").to(model.device, model.dtype)
+    for layer, block in zip(model.layers, model.blocks, strict=True):
         if not cache.form_of(layer).is_coded or layer in cache.scales:
             continue
         attention, probe, empty = block.attn, KeyProbe(), LayerCache(x[:0], x[:0])

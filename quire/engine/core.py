@@ -1,7 +1,7 @@
 """EngineCore: the loop. One step is three calls: schedule, execute, commit.
 
-With `overlap` the same calls run with one step of lag: step n + 1 is planned and launched before
-the result of step n is looked at, so the device never waits for Python. The scheduler counts
+With `overlap` the same calls run with a step of lag, or several: step n + 1 is planned and launched
+before the result of step n is looked at, so the device never waits for Python. The scheduler counts
 what is in flight; this file only decides when a result is settled. A request with a grammar first
 waits in `grammar/pending.py` until the grammar is compiled, one with an adapter in
 `lora/adapters.py` until there is room for it. Drafts (`spec/`), where there are any, are made
@@ -34,17 +34,18 @@ class EngineCore:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        overlap: bool,
+        overlap: int,
         grammars: GrammarQueue | None = None,
         drafts: Drafts | None = None,
         adapters: Adapters | None = None,
     ) -> None:
         self.scheduler, self.runner, self.grammars = scheduler, runner, grammars
         self.drafts, self.adapters = drafts, adapters
-        self.lag = 1 if overlap else 0
+        self.lag = int(overlap)  # most steps launched whose results nobody has looked at
         self.last_plan = StepPlan()  # for whoever watches
         self.on_step: OnStep | None = None  # where pages are kept outside the pool
         self._inflight: deque[tuple[StepPlan, Pending]] = deque()
+        self._num_preempted = 0  # so far, as the last step saw it
 
     def add(self, request: Request) -> None:
         if request.params.structured_outputs is not None and self.grammars is None:
@@ -100,7 +101,7 @@ class EngineCore:
         if not launched and not self._inflight:
             self._idle()
         events: list[TokenEvent] = []
-        while len(self._inflight) > (self.lag if launched else 0):
+        for _ in range(self._num_due(launched)):
             settled, pending = self._inflight.popleft()
             news = self.scheduler.commit(settled, pending.result())
             if self.drafts is not None:
@@ -113,6 +114,16 @@ class EngineCore:
         if self.adapters is not None:
             events += self._tend_adapters(self.adapters, events)
         return events
+
+    def _num_due(self, launched: bool) -> int:
+        """Of the steps in flight, how many results to wait for now."""
+        if self.scheduler.counts.preempted != self._num_preempted:
+            # Whoever lost its row comes back when the steps it was in are settled.
+            self._num_preempted = self.scheduler.counts.preempted
+            return len(self._inflight) - (self.lag > 0 and launched)
+        if not launched:
+            return min(1, len(self._inflight))
+        return max(0, len(self._inflight) - self.lag)
 
     def _tend(self, grammars: GrammarQueue, events: list[TokenEvent]) -> list[TokenEvent]:
         """Forget matchers of requests that ended, and let in those whose grammar is ready."""

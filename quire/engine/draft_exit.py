@@ -40,7 +40,7 @@ class ExitPart:
     def cut(self, model: Decoder) -> Decoder:
         """The model's first layers, with its head."""
         made = copy.copy(model)
-        made.blocks = model.blocks[: self.depth]
+        made.blocks, made.layers = model.blocks[: self.depth], model.layers[: self.depth]
         made.spec = replace(model.spec, num_layers=self.depth)
         if self.adapter is not None:
             made.norm = cast("RMSNorm", self.adapter)  # called as one
@@ -77,5 +77,5 @@ def _distilled(config: SpecConfig, args: EngineArgs, model: Decoder, cpu: CpuPat
     with torch.inference_mode():
         adapter = ExitAdapter(model.spec, ffn_size, model.dtype, model.device)
         load_weights(adapter, checkpoint, NAMES, Wish(cpu.keeps_packed, form))
-        adapter.finish(ops_of(model.device, library))
+        adapter.finish(ops_of(model.device, library, dtype=model.dtype))
     return ExitPart(depth, adapter)

@@ -47,11 +47,12 @@ def load_model(
     # What is kept of a checkpoint's kernels is of its weights as they are.
     is_kept = library is not None and change is None
     packs = packs_of(checkpoint, wish, ranks) if is_kept else None
-    ops = ops_of(device, library, packs)
+    ops = ops_of(device, library, packs, dtype)
     with torch.inference_mode():
         model = Decoder(spec, heads, config.sched.max_model_len, dtype, device, ranks)
         if config.load_format == "dummy":
-            fill_random(model, config.seed, wish)
+            every = None if ranks.stage.is_only else model.of_all_stages().parameters()
+            fill_random(model, config.seed, wish, every)
         else:
             load_weights(model, checkpoint, names_of(checkpoint.config, spec), wish)
         if change is not None:

@@ -65,7 +65,9 @@ def identity_of(checkpoint: Checkpoint, wish: Wish, ranks: Ranks = ALONE) -> str
     files, config = _files(checkpoint.files), json.dumps(checkpoint.config, default=repr)
     if files is None:
         return None
-    share = f"{ranks.rank} of {ranks.size}"
+    stage = ranks.stage
+    share = f"{ranks.rank} of {ranks.size}, stage {stage.index} of {stage.count}"
+    share += f", splits sums: {ranks.splits_sums}"
     parts = (files, config, repr(wish), share, torch.__version__, platform.machine(), _sources())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 

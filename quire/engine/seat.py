@@ -13,6 +13,7 @@ from quire.config import EngineArgs
 from quire.dist.ranks import ALONE, Ranks
 from quire.runner.rank_runner import FirstRunner, OtherRunner, Others
 from quire.runner.runner import ModelRunner
+from quire.runner.stage_runner import BesideFirstRunner, FirstStageRunner, LaterStageRunner
 
 if TYPE_CHECKING:
     from quire.engine.rank_group import RankGroup
@@ -53,14 +54,16 @@ class FirstSeat:
         self.args, self.ranks = group.begin(args)
 
     def num_pages(self, sized: Callable[[], int]) -> int:
-        """The first rank's share of the heads is the largest."""
+        """The first rank's share of the heads is the largest; `sized` looks at all stages."""
         count = sized()
         self._group.set_pages(count)
         return count
 
     def runner(self, *parts: Any) -> ModelRunner:
-        others = Others(self._group.announce, self._group.lost)
-        return FirstRunner(others, self.ranks.comm, *parts)
+        group = self._group
+        others = Others(group.announce, group.rebalance, group.settle, group.lost)
+        kind = FirstRunner if self.ranks.stage.is_only else FirstStageRunner
+        return kind(others, self.ranks.comm, *parts)
 
 
 class OtherSeat:
@@ -73,13 +76,16 @@ class OtherSeat:
         return self._await_pages()
 
     def runner(self, *parts: Any) -> ModelRunner:
-        return OtherRunner(self.ranks.comm, *parts)
+        stage = self.ranks.stage
+        if not stage.is_first:
+            return LaterStageRunner(*parts)
+        return (OtherRunner if stage.is_only else BesideFirstRunner)(self.ranks.comm, *parts)
 
 
 def seat_of(args: EngineArgs, group: RankGroup | None = None) -> Seat:
     """`group`: one that was started before; it is the caller's to close."""
-    if args.tensor_parallel_size == 1:
+    if args.parallel.num_ranks == 1:
         return LoneSeat(args)
     from quire.engine.rank_group import RankGroup  # and msgspec, which one rank does without
 
-    return FirstSeat(args, group or RankGroup(args.tensor_parallel_size))
+    return FirstSeat(args, group or RankGroup(args.parallel.num_ranks, nodes=args.parallel))

@@ -8,8 +8,8 @@ group with too few layers leaves places of its pages unused; `layer_groups` keep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 
 Window = int | None  # how many last positions a layer sees, its own included; None: all
 
@@ -50,15 +50,37 @@ class LayerGroups:
     def num_layers(self) -> int:
         return sum(len(group.layers) for group in self.groups)
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(sorted(layer for group in self.groups for layer in group.layers))
+
     def group_of(self, layer: int) -> int:
         return next(i for i, group in enumerate(self.groups) if layer in group.layers)
 
     def place_of(self, layer: int) -> int:
         return self.groups[self.group_of(layer)].layers.index(layer)
 
+    def of_layers(self, layers: Container[int]) -> LayerGroups:
+        """What whoever has these layers alone keeps of a page. Groups and tables stay, even those
+        that none of the layers is in.
 
-def layer_groups(windows: Sequence[Window], num_layers: int) -> LayerGroups:
-    """Groups of one size, full ones first; no windows at all means that every layer sees all."""
+        >>> layer_groups([64, 64, 64, None], 4).of_layers(range(2)).num_places
+        1
+        """
+        kept = [
+            replace(group, layers=tuple(i for i in group.layers if i in layers))
+            for group in self.groups
+        ]
+        return LayerGroups(tuple(kept), max(len(group.layers) for group in kept))
+
+
+def layer_groups(
+    windows: Sequence[Window], num_layers: int, is_staged: bool = False
+) -> LayerGroups:
+    """Groups of one size, full ones first; no windows at all means that every layer sees all.
+
+    `is_staged`: layers of a group lie far apart, so that whoever has some neighbouring layers has
+    equally few of every group."""
     seen = list(windows) or [None] * num_layers
     if len(seen) != num_layers:
         raise ValueError(f"got {len(seen)} windows for {num_layers} layers, want one for each")
@@ -69,11 +91,12 @@ def layer_groups(windows: Sequence[Window], num_layers: int) -> LayerGroups:
         kinds.setdefault(window, []).append(layer)
     size = min(range(1, num_layers + 1), key=lambda size: _cost(kinds, size))
     order = sorted(kinds, key=lambda window: (window is not None, window or 0))
-    groups = [
-        LayerGroup(tuple(kinds[window][start : start + size]), window)
-        for window in order
-        for start in range(0, len(kinds[window]), size)
-    ]
+    groups = []
+    for window in order:
+        layers, count = kinds[window], -(-len(kinds[window]) // size)
+        for i in range(count):
+            some = layers[i::count] if is_staged else layers[i * size : (i + 1) * size]
+            groups.append(LayerGroup(tuple(some), window))
     return LayerGroups(tuple(groups), size)
 
 

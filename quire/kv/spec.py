@@ -8,8 +8,8 @@ them. Where codes and scales lie inside a page is the attention backend's to say
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from quire.errors import NotSupported
@@ -64,7 +64,11 @@ class CacheSpec:
     @property
     def token_bytes(self) -> int:
         """Of one token in all layers, while it is held."""
-        return sum(self.layer_bytes(layer) for layer in range(self.groups.num_layers))
+        return sum(self.layer_bytes(layer) for layer in self.groups.layers)
+
+    def of_layers(self, layers: Container[int]) -> CacheSpec:
+        """For whoever has these layers alone."""
+        return replace(self, groups=self.groups.of_layers(layers))
 
     def layer_bytes(self, layer: int) -> int:
         """Of one token in one layer."""

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, NotSupported
 from quire.load.checkpoint import Checkpoint
 from quire.load.unpack import readable
 from quire.load.wish import Wish
@@ -56,7 +56,7 @@ def load_weights(
             for part, weight in source.deferred().items():
                 parameter.keep(part, weight)
         else:
-            weight = source.weight()
+            weight = own_inputs(source.weight(), parameter, target.name)
             parameter.put(target.part, weight.dequantize(), weight.inputs)
 
 
@@ -103,14 +103,29 @@ class Source:
 
     def _deferred(self, part: str | None, make: Callable[[], Weight]) -> Deferred:
         name, (num_out, num_in) = self.target.name, self.parameter.shape_of(part)
-        return Deferred(
-            _label(name, part),
-            (num_out, num_in),
-            lambda: formed(make(), self.parameter, self.wish.form_of(name), self.wish.keep_packed),
-        )
+
+        def own() -> Weight:
+            form = self.wish.form_of(name)
+            weight = formed(make(), self.parameter, form, self.wish.keep_packed)
+            return own_inputs(weight, self.parameter, name)
+
+        return Deferred(_label(name, part), (num_out, num_in), own)
 
     def _check_shape(self, shape: tuple[int, ...]) -> None:
         _check_shape(self.parameter, shape, self.target, self.theirs)
+
+
+def own_inputs(weight: Weight, parameter: Parameter, name: str) -> Weight:
+    """Where ranks split a sum, this one's inputs of a weight that has all."""
+    cut = parameter.own_columns
+    if cut is None:
+        return weight
+    try:
+        return weight.columns(cut.begin, cut.end)
+    except ValueError as error:
+        raise NotSupported(
+            f"{name} cannot be split among ranks: {error}; use tp_reduce='exact'"
+        ) from None
 
 
 def formed(weight: Weight, parameter: Parameter, form: LoadForm | None, keep: bool) -> Weight:
@@ -181,10 +196,23 @@ def _check_shape(parameter: Parameter, shape: tuple[int, ...], target: Target, t
         raise CheckpointError(f"tensor {theirs} has shape {shape}, the config asks for {want}")
 
 
-def fill_random(model: Decoder, seed: int, wish: Wish = Wish()) -> None:  # noqa: B008
-    """Small random weights, ones for norms: any config, no disk."""
+def fill_random(
+    model: Decoder,
+    seed: int,
+    wish: Wish = Wish(),  # noqa: B008
+    every: Mapping[str, Parameter] | None = None,
+) -> None:
+    """Small random weights, ones for norms: any config, no disk. `every`: of the whole model, where
+    other stages have some; None: we have all."""
     generator = torch.Generator(model.device).manual_seed(seed)
-    for name, parameter in model.parameters().items():
+    ours = model.parameters()
+    for name, of_all in (every or ours).items():
+        parameter = ours.get(name)
+        if parameter is None:  # another stage's; drawn all the same, so that ours are what they are
+            if "norm" not in name and len(of_all.shape) > 1:
+                shape = of_all.stored_shape(None)
+                torch.empty(shape, dtype=of_all.dtype).normal_(0.0, DUMMY_STD, generator=generator)
+            continue
         tensor, is_cut = parameter.tensor, parameter.kept is not None
         if is_cut:  # drawn for all ranks alike
             tensor = torch.empty(parameter.stored_shape(None), dtype=tensor.dtype)
@@ -195,9 +223,12 @@ def fill_random(model: Decoder, seed: int, wish: Wish = Wish()) -> None:  # noqa
         else:
             tensor.normal_(0.0, DUMMY_STD, generator=generator)
         if is_cut:
-            rows = parameter.own_rows(None)
-            parameter.put(None, tensor if rows is None else tensor[rows])
+            rows, columns = parameter.own_rows(None), parameter.own_columns
+            own = tensor if rows is None else tensor[rows]
+            parameter.put(None, own if columns is None else own[:, columns.begin : columns.end])
         if (form := wish.form_of(name)) is not None and parameter.can_pack:
             for part in parameter.parts or (None,):
-                weight = formed(Dense(parameter.view(part)), parameter, form, wish.keep_packed)
-                parameter.keep(part, weight)
+                has_all = parameter.own_columns is None
+                floats = Dense(parameter.view(part) if has_all else tensor)
+                weight = formed(floats, parameter, form, wish.keep_packed)
+                parameter.keep(part, own_inputs(weight, parameter, name))

@@ -79,9 +79,12 @@ def place(folder: AdapterFolder, model: Decoder, names: Mapping[str, Target]) ->
     """Raises CheckpointError for a module that does not fit, NotSupported for one not done."""
     assert model.ops is not None, "an adapter before the weights"
     linears, found = linears_of(model), dict[Linear, dict[Columns, LowRank]]()
+    # What is wrong with a module is found on every stage, not only where its layer is.
+    everybody = linears if model.stage.is_only else linears_of(model.of_all_stages())
     for module, pair in folder.modules.items():
         target = target_of(names, f"{module}.weight")
-        linear = None if target is None else linears.get(target.name.removesuffix(".weight"))
+        name = "" if target is None else target.name.removesuffix(".weight")
+        linear = linears.get(name) or everybody.get(name)
         if target is None or linear is None:
             raise _refusal(folder, module, target, model)
         begin, end = columns = _columns(linear, target.part)
@@ -96,7 +99,8 @@ def place(folder: AdapterFolder, model: Decoder, names: Mapping[str, Target]) ->
         if any(begin < other_end and other < end for other, other_end in own):
             raise CheckpointError(f"{folder.path}: {module} is there under two names")
         own[columns] = _own_outputs(pair, linear, target.part)
-    deltas = {linear: Delta(pairs, model.ops) for linear, pairs in found.items()}
+    ours = set(linears.values())
+    deltas = {linear: Delta(pairs, model.ops) for linear, pairs in found.items() if linear in ours}
     sizes = (t.numel() * t.element_size() for p in folder.modules.values() for t in p.tensors)
     return Adapter(deltas, folder.digest, folder.rank, sum(sizes))
 
@@ -124,7 +128,7 @@ def linears_of(model: Decoder) -> dict[str, Linear]:
     """What an adapter may add to, by our names."""
     return {
         f"layers.{layer}.{name}": linear
-        for layer, block in enumerate(model.blocks)
+        for layer, block in zip(model.layers, model.blocks, strict=True)
         for name, linear in (block.attn.linears() | block.mlp.linears()).items()
         if name != "router"
     }
@@ -146,8 +150,10 @@ def _refusal(
 
 
 def _own_outputs(pair: LowRank, linear: Linear, part: str | None) -> LowRank:
-    """Where other ranks have some outputs of the product, what adds to ours."""
-    rows = linear.weight.own_rows(part)
+    """Where other ranks have some outputs or inputs of the product, what adds to ours."""
+    rows, columns = linear.weight.own_rows(part), linear.weight.own_columns
+    if columns is not None:
+        pair = replace(pair, shrink=pair.shrink[:, columns.begin : columns.end].contiguous())
     return pair if rows is None else replace(pair, expand=pair.expand[rows].contiguous())
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec, LayerCache
+from quire.attn.moves import slot_mover
 from quire.kv.forms import CacheForm
 from quire.kv.spec import CacheSpec
 
@@ -48,9 +49,9 @@ class PagePool:
         # The same bytes by page, for whoever moves pages: [places, parts, pages, bytes].
         self._bytes = [region.view(torch.uint8).flatten(3) for region in self._regions]
         self.page_bytes = sum(region[:, :, 0].numel() for region in self._bytes)
-        layers = range(self.groups.num_layers)
-        self._layers = [self._view(tensors[self.groups.place_of(i)], i) for i in layers]
-        self._group_of = [self.groups.group_of(layer) for layer in layers]
+        layers = self.groups.layers  # all of the model's, or those of a stage
+        self._layers = {i: self._view(tensors[self.groups.place_of(i)], i) for i in layers}
+        self._group_of = {layer: self.groups.group_of(layer) for layer in layers}
 
     def _part_shape(self, form: CacheForm) -> tuple[int, ...]:
         """Of the keys, or the values, of one layer; pages first."""
@@ -88,6 +89,22 @@ class PagePool:
         """Copy pages `sources` to pages `targets`, all places (int64, no repeats)."""
         for region in self._regions:
             region[:, :, targets] = region[:, :, sources]
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy keys and values of single tokens from slot to slot, [groups, tokens] int64, in all
+        layers; only with a backend that takes trees (`attn/moves.py`)."""
+        mover = slot_mover(self._backend)
+        if not self.cache.is_uniform:
+            for layer, cache in self._layers.items():
+                group = self.group_of(layer)
+                mover.move(cache, sources[group], targets[group], self._spec)
+            return
+        # All places at once: no page is of two groups.
+        parts = self.data.unbind(1)
+        values = parts[1] if len(parts) == 2 else parts[0][..., :0]
+        whole = LayerCache(parts[0], values, self.cache.form)
+        for group in range(len(self.groups)):
+            mover.move(whole, sources[group], targets[group], self._spec)
 
     def export(self, pages: Sequence[int]) -> bytearray:
         """The bytes of these pages, one after the other."""

@@ -8,6 +8,7 @@ feed-forward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor
 from quire.attn.backend import AttnSpec
 from quire.dist.cuts import Cut
 from quire.dist.ranks import ALONE, Ranks
+from quire.dist.stages import Stage
 from quire.errors import NotSupported
-from quire.forward import ForwardContext, LayerContext, Tail
+from quire.forward import ForwardContext, LayerContext, Stream, Tail
 from quire.models.heads.vocabulary import DraftVocabulary
 from quire.models.kv_cache import kv_shape
 from quire.models.spec import ModelSpec, RopeSpec
@@ -180,8 +182,11 @@ class Decoder:
         device: torch.device,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`heads` are those of this rank, `spec` is the whole model's."""
+        """`heads` are those of this rank, `spec` is the whole model's; of its layers this has those
+        of the rank's stage, and embedding and head where that is the first."""
         self.spec, self.ranks = spec_of_rank(spec, ranks), ranks
+        self._spec, self._heads = spec, heads
+        self.stage, self.layers = ranks.stage, ranks.stage.layers(spec.num_layers)
         self.num_positions, self.dtype, self.device = num_positions, dtype, device
         self._loads: Tensor | None = None
         self.ops: Ops | None = None
@@ -192,11 +197,11 @@ class Decoder:
         self.embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
         self.positions = (
             None
-            if spec.rope is not None
+            if spec.rope is not None or not self.stage.is_first
             else torch.empty(spec.max_positions, hidden, dtype=dtype, device=device)
         )
         kind = block_kind(spec)
-        self.blocks = [kind(spec, heads, i, dtype, device, ranks) for i in range(spec.num_layers)]
+        self.blocks = [kind(spec, heads, i, dtype, device, ranks) for i in self.layers]
         self.norm = norm_of(spec, dtype, device)
 
         def linear(name: str, width: int | Cut) -> Linear:
@@ -212,16 +217,24 @@ class Decoder:
 
     def queries(self, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         """Up to the last layer's `store`: its queries, and the stream."""
-        batch = ctx.batch
-        x = self.embed(batch.input_ids)  # a plain launch: see `kernels/early.py`
-        if self.positions is not None:
-            assert self.ops is not None, "Decoder used before finish()"
-            x = self.ops.add_positions(x, batch.positions, self.positions)
-        if self.embed_scale != 1.0:
-            x = x * self.embed_scale
-        *before, last = self.blocks
-        residual: Tensor | None = None
-        for layer, block in enumerate(before):
+        x, residual = self._through(self.blocks[:-1], ctx)
+        q, residual = self.blocks[-1].store(x, residual, ctx.at(self.layers[-1]))
+        if ctx.taps is not None:
+            ctx.taps.take(self.layers[-1], residual)
+        return q, residual
+
+    @property
+    def stream_parts(self) -> int:
+        """Tensors that a stream between two blocks consists of."""
+        return 1 if self.spec.norm_after else 2
+
+    def pass_on(self, ctx: ForwardContext) -> Stream:
+        """What the next stage goes on with."""
+        return self._through(self.blocks, ctx)
+
+    def _through(self, blocks: Sequence[Block], ctx: ForwardContext) -> Stream:
+        x, residual = self._enter(ctx)
+        for layer, block in zip(self.layers, blocks, strict=False):
             at = ctx.at(layer)
             # One name for all, so that no tensor outlives its use: they are large.
             x, residual = block.store(x, residual, at)
@@ -229,16 +242,23 @@ class Decoder:
                 ctx.taps.take(layer, residual)
             x = block.attn.attend(x, at)
             x, residual = block.feed_forward(x, residual, at.adapted)
-        q, residual = last.store(x, residual, ctx.at(len(before)))
-        if ctx.taps is not None:
-            ctx.taps.take(len(before), residual)
-        return q, residual
+        return x, residual
+
+    def _enter(self, ctx: ForwardContext) -> Stream:
+        if ctx.incoming is not None:
+            return ctx.incoming
+        batch = ctx.batch
+        x = self.embed(batch.input_ids)  # a plain launch: see `kernels/early.py`
+        if self.positions is not None:
+            assert self.ops is not None, "Decoder used before finish()"
+            x = self.ops.add_positions(x, batch.positions, self.positions)
+        return (x if self.embed_scale == 1.0 else x * self.embed_scale), None
 
     def read_out(
         self, q: Tensor, residual: Tensor, ctx: ForwardContext, tail: Tail | None
     ) -> Tensor:
         """What `forward` returns, from what `queries` does."""
-        last, at = self.blocks[-1], ctx.at(len(self.blocks) - 1)
+        last, at = self.blocks[-1], ctx.at(self.layers[-1])
         if tail is not None:
             if tail.is_empty:
                 return residual[:0]
@@ -249,7 +269,7 @@ class Decoder:
         x, stream = last.feed_forward(last.attn.attend(q, at), residual, at.adapted)
         x, stream = self.norm(x, stream)
         if ctx.taps is not None:
-            ctx.taps.take(len(self.blocks), stream)
+            ctx.taps.take(self.layers[-1] + 1, stream)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -271,6 +291,8 @@ class Decoder:
         for block in self.blocks:
             block.finish(ops, ropes)
         self.norm.finish(ops)
+        if not self.stage.is_first:
+            return
         if self.spec.tied:
             self.head.kernel = self.embed.finish_tied(ops)
         else:
@@ -278,6 +300,11 @@ class Decoder:
             self.head.finish(ops)
         if self.score is not None:
             self.score.finish(ops)
+
+    def of_all_stages(self) -> Decoder:
+        """With everybody's layers, as shapes without memory."""
+        at = self.num_positions, self.dtype, torch.device("meta")
+        return Decoder(self._spec, self._heads, *at, replace(self.ranks, stage=Stage()))
 
     def ropes(self) -> Ropes:
         """Rotations of its layers, as `Attention.finish` takes them."""
@@ -310,15 +337,18 @@ class Decoder:
 
     def parameters(self) -> dict[str, Parameter]:
         """Every tensor the loader must fill, by our name."""
-        found: dict[str, Parameter] = {"embed.weight": self.embed.weight}
+        found: dict[str, Parameter] = {}
+        if self.stage.is_first:
+            found["embed.weight"] = self.embed.weight
         if self.positions is not None:
             found["positions.weight"] = Parameter.of(self.positions)
-        for i, block in enumerate(self.blocks):
+        for i, block in zip(self.layers, self.blocks, strict=True):
             found |= block.parameters(f"layers.{i}.")
-        add_norm(found, "norm", self.norm)
-        if not self.spec.tied:
+        if self.stage.is_last:
+            add_norm(found, "norm", self.norm)
+        if self.stage.is_first and not self.spec.tied:
             add_linear(found, "head", self.head)
-        if self.score is not None:
+        if self.stage.is_first and self.score is not None:
             add_linear(found, "score", self.score)
         return found
 

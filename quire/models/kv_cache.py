@@ -34,8 +34,10 @@ def cache_of(
     plain: CacheForm,
     wish: CacheWish = CacheWish(),  # noqa: B008 (a value, never changed)
     page_size: int = 16,
+    is_staged: bool = False,
 ) -> CacheSpec:
-    groups = layer_groups(spec.windows, spec.num_layers)
+    """`is_staged`: some have these layers, some others those."""
+    groups = layer_groups(spec.windows, spec.num_layers, is_staged)
     return CacheSpec(
         kv_shape(spec), groups, page_size, plain, wish.coded, wish.skipped, wish.scales
     )

@@ -49,8 +49,8 @@ class Attention:
     ) -> None:
         dim = spec.head_dim
         self.own = own = ranks.heads(spec.num_heads, spec.num_kv_heads)
-        self.all_heads = ranks.spread_heads(spec.num_heads, spec.num_kv_heads, dim)
-        self.hidden = ranks.spread(spec.hidden_size)
+        all_heads = ranks.spread_heads(spec.num_heads, spec.num_kv_heads, dim)
+        self.passage = ranks.passage(all_heads, spec.hidden_size, whole=spec.sub_norms)
         self.is_wide = spec.qk_norm == "width"
         parts = {"q": own.q.times(dim), "k": own.kv.times(dim)}
         if self.is_wide:  # every rank norms all heads
@@ -64,9 +64,9 @@ class Attention:
         )
         self.qkv = Linear(spec.hidden_size, parts, bias=spec.qkv_bias, dtype=dtype, device=device)
         self.out = Linear(
-            spec.num_heads * dim,
-            {"out": self.hidden.own},
-            bias=spec.out_bias,
+            self.passage.taken,
+            {"out": self.passage.made},
+            bias=spec.out_bias and self.passage.has_bias,
             dtype=dtype,
             device=device,
         )
@@ -122,10 +122,10 @@ class Attention:
     def attend(self, q: Tensor, at: LayerContext) -> Tensor:
         """What the queries read from the cache -> [queries, hidden]."""
         y = at.attention.run(q, at.cache, at.plan, self.heads, self.sinks)  # [queries, H, D]
-        y = self.all_heads.gather(y.reshape(y.shape[0], -1))
+        y = self.passage.enter(y.reshape(y.shape[0], -1))
         if self.sub_norm is not None:
             y, _ = self.sub_norm(y, None)
-        return self.hidden.gather(self.out(y, at.adapted))
+        return self.passage.leave(self.out(y, at.adapted))
 
     def _norm_wide(self, qkv: Tensor) -> Tensor:
         """q and k normed over all their heads at once."""

@@ -31,11 +31,12 @@ class Adapted(Protocol):
 class Linear:
     """y = x @ weight.T + bias with a fused weight of one or several parts (q|k|v, gate|up).
 
-    Of a part that is a `Cut`, only those outputs are computed here; other ranks have the rest."""
+    Of a part that is a `Cut`, only those outputs are computed here; other ranks have the rest. Of
+    inputs that are a `Cut`, only those are multiplied; somebody must add what other ranks have."""
 
     def __init__(
         self,
-        num_in: int,
+        num_in: int | Cut,
         parts: Mapping[str, int | Cut],
         *,
         bias: bool,
@@ -49,7 +50,11 @@ class Linear:
         for name, size in self.parts.items():
             places[name] = slice(begin, begin + size)
             begin += size
-        self.weight = Parameter((begin, num_in), dtype, device, places, True, kept)
+        weight = kept
+        if isinstance(num_in, Cut):
+            assert kept is None, "either outputs are shared out or inputs"
+            weight, num_in = Kept({}, columns=num_in), num_in.size
+        self.weight = Parameter((begin, num_in), dtype, device, places, True, weight)
         self.bias = Parameter((begin,), dtype, device, places, kept=kept) if bias else None
         self.kernel: LinearKernel | None = None
         self.gate: GateForm | None = None

@@ -53,13 +53,13 @@ class MlaAttention:
         assert spec.mla is not None
         self.mla = mla = spec.mla
         own = ranks.heads(spec.num_heads, spec.num_heads).q
-        self.all_heads = ranks.spread_heads(spec.num_heads, spec.num_heads, mla.v_dim)
-        self.hidden = ranks.spread(spec.hidden_size)
+        all_heads = ranks.spread_heads(spec.num_heads, spec.num_heads, mla.v_dim)
+        self.passage = ranks.passage(all_heads, spec.hidden_size)
         self.num_heads, self.width = own.size, mla.nope_dim + mla.rope_dim
         scale = self.width**-0.5 if spec.attn_scale is None else spec.attn_scale
         self.heads = replace(heads, scale=scale)
 
-        def linear(num_in: int, parts: Mapping[str, int | Cut], bias: bool = False) -> Linear:
+        def linear(num_in: int | Cut, parts: Mapping[str, int | Cut], bias: bool = False) -> Linear:
             return Linear(num_in, parts, bias=bias, dtype=dtype, device=device)
 
         # Latents are for all heads, so every rank makes all of them.
@@ -72,8 +72,8 @@ class MlaAttention:
             self.q_b = linear(mla.q_rank, {"q": own.times(self.width)})
         self.kv_norm = RMSNorm(mla.kv_rank, NORM_EPS, dtype, device)
         self.kv_b = linear(mla.kv_rank, {"kv": own.times(mla.nope_dim + mla.v_dim)})
-        out = {"out": self.hidden.own}
-        self.out = linear(spec.num_heads * mla.v_dim, out, bias=spec.out_bias)
+        out, has_bias = {"out": self.passage.made}, spec.out_bias and self.passage.has_bias
+        self.out = linear(self.passage.taken, out, has_bias)
         self.to_latent: HeadProduct | None = None
         self.to_value: HeadProduct | None = None
         self.transform: HeadTransform | None = None
@@ -136,7 +136,7 @@ class MlaAttention:
             y.index_copy_(0, absorbed.tokens, some)
             others = self._expanded(expanded.take(q), cache, backend, plan)
             y.index_copy_(0, expanded.tokens, others)
-        return self.hidden.gather(self.out(self.all_heads.gather(y.flatten(1))))
+        return self.passage.leave(self.out(self.passage.enter(y.flatten(1))))
 
     def _project(self, x: Tensor) -> Projected:
         mla = self.mla

@@ -23,12 +23,19 @@ class MLP:
     ) -> None:
         """`ffn_size` for a block of another width than the model's (a shared expert)."""
         hidden, ffn, bias = spec.hidden_size, ffn_size or spec.ffn_size, spec.mlp_bias
-        self.ffn, self.hidden = ranks.spread(ffn), ranks.spread(hidden)
+        ffn_share = ranks.spread_within(ffn)
+        self.passage = ranks.passage(ffn_share, hidden, whole=spec.sub_norms)
         self.is_gated = spec.mlp == "gated"
-        own = self.ffn.own
+        own = ffn_share.own
         parts = {"gate": own, "up": own} if self.is_gated else {"up": own}
         self.up = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
-        self.down = Linear(ffn, {"down": self.hidden.own}, bias=bias, dtype=dtype, device=device)
+        self.down = Linear(
+            self.passage.taken,
+            {"down": self.passage.made},
+            bias=bias and self.passage.has_bias,
+            dtype=dtype,
+            device=device,
+        )
         self.activation = spec.activation
         self.ops: Ops | None = None
         self.sub_norm = None
@@ -53,7 +60,7 @@ class MLP:
         if not self.is_gated:
             assert self.ops is not None, "MLP used before finish()"
             x = self.ops.activate(x, self.activation)
-        x = self.ffn.gather(x)
+        x = self.passage.enter(x)
         if self.sub_norm is not None:
             x, _ = self.sub_norm(x, None)
-        return self.hidden.gather(self.down(x, adapted))
+        return self.passage.leave(self.down(x, adapted))

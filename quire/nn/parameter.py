@@ -24,6 +24,7 @@ class Kept(NamedTuple):
 
     cuts: Mapping[str, Cut]  # rows, by part or of the WHOLE
     elsewhere: frozenset[str] = frozenset()  # parts that only other ranks have
+    columns: Cut | None = None  # inputs, where a sum is split; None: all
 
 
 class Parameter:
@@ -77,14 +78,16 @@ class Parameter:
         shape = self.shape_of(part)
         if self.kept is None:
             return shape
-        cuts = self.kept.cuts
+        cuts, columns = self.kept.cuts, self.kept.columns
+        if columns is not None:
+            return (*shape[:-1], columns.total)
         if (cut := cuts.get(part or WHOLE)) is not None:
             return (cut.total, *shape[1:])
         return shape if part else (sum(cut.total for cut in cuts.values()), *shape[1:])
 
     def own_rows(self, part: str | None) -> slice | Tensor | None:
         """Which rows of a stored part, or of all, are this rank's; None: every one."""
-        if self.kept is None:
+        if self.kept is None or not self.kept.cuts:
             return None
         cuts = self.kept.cuts
         found = cuts.get(part or WHOLE)
@@ -99,6 +102,11 @@ class Parameter:
             rows.append(torch.arange(first + cut.begin, first + cut.end))
             first += cut.total
         return torch.cat(rows)
+
+    @property
+    def own_columns(self) -> Cut | None:
+        """Which inputs are this rank's; None: every one."""
+        return None if self.kept is None else self.kept.columns
 
     def view(self, part: str | None) -> Tensor:
         return self.tensor if part is None else self.tensor[self.parts[part]]

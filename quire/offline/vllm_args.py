@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from quire.config import EngineArgs
 from quire.errors import NotSupported
+from quire.flat_args import arg_names, args_of
 from quire.speculative import parse_speculative
 
 # vLLM's name -> field of EngineArgs
 RENAMED = {"block_size": "page_size", "kv_cache_memory_bytes": "kv_cache_memory"}
+
+# of vLLM's eplb_config -> field of EngineArgs; None: nothing to decide
+EPLB = {
+    "num_redundant_experts": "num_redundant_experts",
+    "step_interval": "eplb_step_interval",
+    "log_balancedness": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +39,11 @@ ONE_DEVICE = "one device runs the whole model; start one engine for each device"
 TASKS = (None, "auto", "generate", "embed", "embedding", "classify", "score", "reward")
 
 UNNEEDED = {
-    "pipeline_parallel_size": Unneeded((1,), ONE_DEVICE),
     "data_parallel_size": Unneeded((1,), ONE_DEVICE),
     "distributed_executor_backend": Unneeded((None,), ONE_DEVICE),
     "disable_custom_all_reduce": Unneeded(None),
+    "enable_expert_parallel": Unneeded(None),  # ranks that share a layer have whole experts
+    "enable_eplb": Unneeded(None),  # as soon as there are redundant experts
     "calculate_kv_scales": Unneeded(
         (False, None), "kv_cache_dtype='fp8_per_token_head' has a scale for every row of its own"
     ),
@@ -67,10 +76,10 @@ UNNEEDED = {
 
 def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
     """Raises NotSupported for what is unknown or cannot be done."""
-    known = {field.name for field in fields(EngineArgs)} - {"model"}
+    known = arg_names() - {"model"}
     values: dict[str, Any] = {}
     unknown = []
-    for name, value in given.items():
+    for name, value in _spread_eplb(given).items():
         if name in UNNEEDED:
             _check_unneeded(name, value)
         elif (own := RENAMED.get(name, name)) not in known:
@@ -83,7 +92,19 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
         raise NotSupported(_unknown(unknown, known))
     if "speculative_config" in values:  # before anything is downloaded
         parse_speculative(values["speculative_config"])
-    return EngineArgs(model=model, **values)
+    return args_of({"model": model, **values})
+
+
+def _spread_eplb(given: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's record about redundant experts, as fields of ours. They are always logged."""
+    spread = {name: value for name, value in given.items() if name != "eplb_config"}
+    for name, value in (given.get("eplb_config") or {}).items():
+        if name not in EPLB:
+            known = ", ".join(EPLB)
+            raise NotSupported(f"got eplb_config={{{name!r}: {value!r}}}, known: {known}")
+        if EPLB[name] is not None:
+            spread.setdefault(EPLB[name] or "", value)
+    return spread
 
 
 def _check_unneeded(name: str, value: object) -> None:

@@ -70,6 +70,11 @@ class Coded:
                 " neighbours among its inputs share nothing"
             )
         cut: dict[str, Any] = {}
+        # One scale for a whole row is one for any part of it that has whole blocks.
+        is_row = self.scales.shape[1] == 1 and self.super_scales is None
+        if is_row and begin % self.block == end % self.block == 0:
+            codes = self.codes[:, begin:end].contiguous()
+            return replace(self, codes=codes, share=(end - begin) // self.block)
         for name, tensor in self._tensors().items():
             if name == "tables":  # of whole rows
                 continue

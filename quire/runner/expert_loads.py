@@ -48,7 +48,7 @@ class LoadReader:
     def of(model: Decoder) -> LoadReader | None:
         """Begin to count, before the model's first step; None for a model without experts."""
         spec = model.spec
-        layers = [layer for layer in range(spec.num_layers) if spec.is_sparse(layer)]
+        layers = [layer for layer in model.layers if spec.is_sparse(layer)]
         return LoadReader(model.count_expert_loads(), layers) if layers else None
 
     def poll(self) -> None:

@@ -6,7 +6,8 @@ drawn. They write it into their rows and need no grammar, no penalties and no lu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,18 +15,19 @@ from torch import Tensor
 
 from quire.dist.comm import Comm
 from quire.errors import NotSupported, RankLost
-from quire.runner.pending import PendingStep
 from quire.runner.runner import ModelRunner
 from quire.sample.inputs import SampleInputs, SampleOutput
 from quire.sample.ops import SampleOps
 from quire.sample.sampler import Sampler
-from quire.step import StepPlan
+from quire.step import Pending, StepPlan
 
 
 class Others(NamedTuple):
     """The ranks behind the first."""
 
     announce: Callable[[StepPlan], None]  # before a plan is executed
+    rebalance: Callable[[], None]  # before experts move
+    settle: Callable[[], None]  # before the oldest step of those launched is drawn, in stages
     lost: Callable[[BaseException], RankLost]  # they cannot go on; returns what to raise
 
 
@@ -37,14 +39,28 @@ class FirstRunner(ModelRunner):
         self._others, self._comm = others, comm
         self.sampler = TellingSampler(self.sampler.ops, comm)
 
-    def execute(self, plan: StepPlan) -> PendingStep:
+    def execute(self, plan: StepPlan) -> Pending:
         if self.prompt_reader is not None:
             raise NotSupported(
                 "hidden states of prompts are read on one rank only; use tensor_parallel_size=1"
             )
-        self._others.announce(plan)
-        try:
+        self._announce(plan)
+        with self._together():
             return super().execute(plan)
+
+    def _announce(self, plan: StepPlan) -> None:
+        """Between two steps: experts move if it is time; then everybody hears of the plan."""
+        if self.balancer is not None and self.balancer.is_due():
+            self._others.rebalance()
+            with self._together():
+                self.balancer.rebalance()
+        self._others.announce(plan)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Whatever goes wrong here ends the group."""
+        try:
+            yield
         except BaseException as error:
             # Wherever it came from, the others are in the middle of a step that will not end.
             lost = self._others.lost(error)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.params import SamplingParams
 from quire.runner.upload import IntArray, Uploader
-from quire.step import Admission, StepPlan
+from quire.step import Admission, StepPlan, Work
 
 # What a row's sampling needs, as bits, so that a step's needs are one reduction.
 NOT_GREEDY, TOP_K, TOP_P, MIN_P, PENALTIES, EDITS, BAD_WORDS, LOGPROBS = (1 << i for i in range(8))
@@ -83,6 +83,25 @@ class RequestRows:
             and info.params.num_speculative_tokens != 0
             and info.params.pooling is None
         )
+
+    def feeds_prompt(self, plan: StepPlan) -> bool:
+        """Whether anybody is fed tokens of a prompt; those who enter now are asked in the plan."""
+        new = {admission.row: admission.num_prompt for admission in plan.admissions}
+        return any(work.start < new.get(work.row, self.num_prompt(work.row)) for work in plan.works)
+
+    def reads_hidden(self, works: tuple[Work, ...]) -> bool:
+        """Whether a request whose row is already set needs hidden states in this step."""
+        needs = np.bitwise_or.reduce(self.needs[[w.row for w in works]])
+        if needs & POOLING:
+            return True
+        return bool(needs & PROMPT_LOGPROBS) and any(map(self._reads_prompt, works))
+
+    def _reads_prompt(self, work: Work) -> bool:
+        """Whether this work's hidden states are wanted for prompt logprobs."""
+        if not self.needs[work.row] & PROMPT_LOGPROBS:
+            return False
+        info = self.info[work.row]
+        return info is not None and work.start < info.num_prompt - 1
 
     def stage(self, plan: StepPlan, arrays: dict[str, IntArray]) -> None:
         """Add this plan's edits to the step's upload."""

@@ -9,6 +9,7 @@ returns a pending result and does not wait for the device. The one exception is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from quire.memory.transfer import PageTransfer
 from quire.models.decoder import Decoder
 from quire.runner import rows as bits
 from quire.runner.adapted import adapted_of
+from quire.runner.balancer import Balancer
 from quire.runner.drafts import Drafter
 from quire.runner.gather import StepShape, decode_batches, fed_batches, ragged_batches
 from quire.runner.graphs import GraphCache
@@ -35,15 +37,16 @@ from quire.runner.prompt_graphs import Inputs, PromptGraphs
 from quire.runner.prompt_parts import PromptReader, prompt_parts
 from quire.runner.rows import RequestRows, needs_of
 from quire.runner.sampling import sample_inputs
-from quire.runner.states import Forwarded, StepRead, StepStates
+from quire.runner.states import Forwarded, Launched, StepRead, StepStates
 from quire.runner.tail import min_dropped, sampled_batch
 from quire.runner.tapes import Tapes
+from quire.runner.tree_rest import settle
 from quire.runner.upload import IntArray, Uploader
 from quire.sample.inputs import SampledLogprobs, TokenMask
 from quire.sample.logprobs import prompt_logprobs
 from quire.sample.ops import sample_ops_of
 from quire.sample.sampler import Sampler
-from quire.step import StepPlan, Work
+from quire.step import Pending, StepPlan, Work
 
 PROMPT_LOGPROB_CHUNK = 256  # positions whose logits exist at once
 
@@ -77,6 +80,7 @@ class ModelRunner:
         self.taps: tuple[int, ...] = ()  # layers whose input the drafter reads; likewise
         self.adapters: AdapterBank | None = None  # likewise, where adapters can be added
         self.transfer: PageTransfer | None = None  # likewise, where pages are kept elsewhere too
+        self.balancer: Balancer | None = None  # likewise, where experts have second homes
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -91,41 +95,59 @@ class ModelRunner:
             self.mixed_graphs = MixedGraphs(self.mixed_queries, self.graphs)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> PendingStep:
+    def execute(self, plan: StepPlan) -> Pending:
+        launched = self._launch(plan)
+        return PendingStep(()) if launched is None else self._conclude(launched)
+
+    def _launch(self, plan: StepPlan) -> Launched | None:
+        """Up to the forward; None: nobody feeds anything."""
         staging, transfer = self._stage, self.transfer
         shape, sent = staging(plan) if transfer is None else transfer.around(plan, staging)
         if shape is None:
-            self.rows.set_wishes(plan.admissions, self.uploader)
-            return PendingStep(())
-        made = self._make_drafts(plan, sent)
-        read: StepRead | None = None
+            self.admit(plan)
+            return None
+        drafts = self._make_drafts(plan, sent)
+        made: Tensor | Callable[[], Forwarded]
         if self.graphs is not None and shape.is_padded_decode:
-            logits = self.graphs.replay(
+            made = self.graphs.replay(
                 sent["rows"],
                 sent["positions"],
                 int(shape.context_lens.max()),
                 plan.shares_prefix,
             )
-            logits = logits[: shape.num_real]
+            made = made[: shape.num_real]
             if len(shape.sampled) < shape.num_real:  # someone fed a prompt's last-but-one token
-                logits = logits[sent["sample_index"]]
+                made = made[sent["sample_index"]]
         elif self.prompt_graphs is not None and "tiles" in sent:
-            logits = self.prompt_graphs.replay(sent, int(shape.context_lens[0]))
+            made = self.prompt_graphs.replay(sent, int(shape.context_lens[0]))
         else:
-            forward = self._on_tape if self.tapes is not None else self._by_layer
-            read = self._read(plan, shape, sent, forward(plan, shape, sent))
+            made = self._forward(plan, shape, sent)
+        return Launched(plan, shape, sent, drafts, made)
+
+    def _conclude(self, launched: Launched) -> PendingStep:
+        """What is drawn and read of a step."""
+        plan, shape, sent, drafts, logits = launched
+        read: StepRead | None = None
+        if not isinstance(logits, Tensor):
+            read = self._read(plan, shape, sent, logits())
             logits = self.model.logits(read.sampled)
         # What only sampling reads goes up while the device runs the forward.
-        self.rows.set_wishes(plan.admissions, self.uploader)
-        self.masks.admit(plan.admissions)
+        self.admit(plan)
         draw = self._draw(plan, shape, sent, logits) if len(shape.sampled) else None
-        if draw is not None and made is not None:
-            draw = draw._replace(drafts=made)
+        if draw is not None and drafts is not None:
+            draw = draw._replace(drafts=drafts)
         parts = () if read is None else (read.prompts, read.pooled)
         pending = PendingStep(plan.works, draw, *parts)
+        if shape.trees is not None and read is not None and read.states is not None:
+            rest = settle(pending, self.rows, self.pool, self.spec.page_size)
+            self._keep(rest.works, rest.shape(self.rows), rest.of(read.states))
         if draw is not None and draw.mask is not None:
             self.masks.remember(draw.mask, pending)
         return pending
+
+    def admit(self, plan: StepPlan) -> None:
+        self.rows.set_wishes(plan.admissions, self.uploader)
+        self.masks.admit(plan.admissions)
 
     # ------------------------------------------------------------ inputs
 
@@ -172,7 +194,8 @@ class ModelRunner:
         if not works:
             return None
         self.drafter.fill(works)
-        return self.rows.tokens[sent["sample_rows"].long(), sent["sample_positions"].long()]
+        places = sent.get("sample_places", sent["sample_positions"])
+        return self.rows.tokens[sent["sample_rows"].long(), places.long()]
 
     def _can_replay(self, plan: StepPlan) -> bool:
         """Whether everyone feeds one token and nobody needs what a graph does not return."""
@@ -181,9 +204,9 @@ class ModelRunner:
             return False
         if any(needs_of(a.params) & bits.HIDDEN for a in plan.admissions):
             return False
-        if self._reads_hidden(works):
+        if self.rows.reads_hidden(works):
             return False
-        if self.expand_prompts and self._feeds_prompt(plan):
+        if self.expand_prompts and self.rows.feeds_prompt(plan):
             return False
         return self.graphs.covers(len(works), 1 + max(w.start for w in works))
 
@@ -193,7 +216,7 @@ class ModelRunner:
             return 0
         work = plan.works[0]
         new = [needs_of(a.params) for a in plan.admissions if a.row == work.row]
-        reads_hidden = bool(new[0] & bits.HIDDEN) if new else self._reads_hidden(plan.works)
+        reads_hidden = bool(new[0] & bits.HIDDEN) if new else self.rows.reads_hidden(plan.works)
         if not work.sample or work.num_drafts or reads_hidden:
             return 0
         return self.prompt_graphs.size_for(work.num_tokens, work.start + work.num_tokens)
@@ -217,27 +240,7 @@ class ModelRunner:
         longest = max(work.start + work.num_tokens for work in plan.works)
         return self.mixed_graphs.size_for(lens, longest)
 
-    def _reads_hidden(self, works: tuple[Work, ...]) -> bool:
-        """Whether a request whose row is already set needs hidden states in this step."""
-        needs = np.bitwise_or.reduce(self.rows.needs[[w.row for w in works]])
-        if needs & bits.POOLING:
-            return True
-        return bool(needs & bits.PROMPT_LOGPROBS) and any(map(self._reads_prompt, works))
-
-    def _reads_prompt(self, work: Work) -> bool:
-        """Whether this work's hidden states are wanted for prompt logprobs."""
-        if not self.rows.needs[work.row] & bits.PROMPT_LOGPROBS:
-            return False
-        info = self.rows.info[work.row]
-        return info is not None and work.start < info.num_prompt - 1
-
-    def _feeds_prompt(self, plan: StepPlan) -> bool:
-        new = {admission.row: admission.num_prompt for admission in plan.admissions}
-        return any(
-            work.start < new.get(work.row, self.rows.num_prompt(work.row)) for work in plan.works
-        )
-
-    def _batches(self, shape: StepShape, sent: dict[str, Tensor]) -> tuple[Batch, ...]:
+    def batches(self, shape: StepShape, sent: dict[str, Tensor]) -> tuple[Batch, ...]:
         rows, size = self.rows, self.spec.page_size
         if shape.is_decode:
             lens = shape.context_lens
@@ -251,16 +254,23 @@ class ModelRunner:
 
     # ------------------------------------------------------------ forward
 
+    def _forward(
+        self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]
+    ) -> Callable[[], Forwarded]:
+        """Begins it; call the result to have its states."""
+        states = (self._by_layer if self.tapes is None else self._on_tape)(plan, shape, sent)
+        return lambda: states
+
     def _on_tape(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:
         assert self.tapes is not None
-        has_tail = self._has_tail(plan, shape)
+        has_tail = self.has_tail(plan, shape)
         adapted = adapted_of(self.adapters, self.rows, shape)
-        hidden = self.tapes.run(self._batches(shape, sent), sent, has_tail, adapted)
+        (hidden,) = self.tapes.run(self.batches(shape, sent), sent, has_tail, adapted)
         return Forwarded(hidden, self.tapes.streams(shape.num_tokens), has_tail)
 
     def _by_layer(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:
         ctx, q, residual = self._queries(shape, sent)
-        tail = self._tail(plan, shape, sent, ctx.batch)
+        tail = self.tail(plan, shape, sent, ctx.batch)
         hidden = self.model.read_out(q, residual, ctx, tail)
         return Forwarded(hidden, ctx.taps.taken() if ctx.taps else (), tail is not None)
 
@@ -271,48 +281,49 @@ class ModelRunner:
         made = StepRead(states.hidden)
         every = None if states.has_tail else states.hidden
         if every is not None:
-            if self._reads_hidden(plan.works):
+            if self.rows.reads_hidden(plan.works):
                 asked = (plan.works, shape, self.rows, every)
                 prompts = prompt_parts(*asked, self._prompt_logprobs, self.prompt_reader)
                 made = StepRead(every, prompts, self.pools.take(shape, every))
             if self.tapes is None or len(shape.sampled) < shape.num_tokens:
                 made = made._replace(sampled=every[sent["sample_index"]])
-        if self.drafter is not None and self.drafter.reads(plan.works) is not None:
-            self.drafter.keep(plan.works, shape, StepStates(states.streams, every, made.sampled))
-        return made
+        seen = StepStates(states.streams, every, made.sampled)
+        if shape.trees is None:
+            self._keep(plan.works, shape, seen)
+        return made._replace(states=seen)
+
+    def _keep(self, works: tuple[Work, ...], shape: StepShape, states: StepStates) -> None:
+        if self.drafter is not None and self.drafter.reads(works) is not None:
+            self.drafter.keep(works, shape, states)
 
     def _prompt_logprobs(self, states: Tensor, targets: Tensor, num: int) -> SampledLogprobs:
         chunk, best = PROMPT_LOGPROB_CHUNK, self.sampler.ops.best
         return prompt_logprobs(states, targets, self.model.logits, num, chunk, best)
 
-    def _has_tail(self, plan: StepPlan, shape: StepShape) -> bool:
+    def has_tail(self, plan: StepPlan, shape: StepShape) -> bool:
         num_dropped = shape.num_tokens - len(shape.sampled)
-        if num_dropped < self.min_dropped or self._reads_hidden(plan.works):
+        if num_dropped < self.min_dropped or self.rows.reads_hidden(plan.works):
             return False
+        if shape.trees is not None and self.tapes is None:
+            return False  # a tail's own plan knows no paths
         reads = None if self.drafter is None else self.drafter.reads(plan.works)
         return reads is None or reads.leaves_tail(self.model.spec.num_layers)
 
-    def _tail(
-        self,
-        plan: StepPlan,
-        shape: StepShape,
-        sent: dict[str, Tensor],
-        step: Batch,
+    def tail(
+        self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor], step: Batch
     ) -> Tail | None:
         """What to keep in the last layer; None: everything."""
-        if not self._has_tail(plan, shape):
+        if not self.has_tail(plan, shape):
             return None
 
         def planned() -> object:
-            group = self.pool.group_of(self.model.spec.num_layers - 1)
+            group = self.pool.group_of(self.model.layers[-1])
             batch = sampled_batch(self.rows, shape, sent, step, group)
             return self.backend.plan(batch, self._group_specs[group])
 
         return Tail(sent["sample_index"], planned)
 
-    def _planned(
-        self, batches: tuple[Batch, ...], max_context: int | None = None
-    ) -> ForwardContext:
+    def planned(self, batches: tuple[Batch, ...], max_context: int | None = None) -> ForwardContext:
         plans = tuple(
             self.backend.plan(batch, spec, max_context)
             for batch, spec in zip(batches, self._group_specs, strict=True)
@@ -326,7 +337,7 @@ class ModelRunner:
             assert self.mixed_graphs is not None
             return self.mixed_graphs.replay(sent, shape.mixed_size)
         adapted = adapted_of(self.adapters, self.rows, shape)
-        ctx = replace(self._planned(self._batches(shape, sent)), adapted=adapted)
+        ctx = replace(self.planned(self.batches(shape, sent)), adapted=adapted)
         return Queries(ctx, *self.model.queries(ctx))
 
     def mixed_queries(self, sent: Inputs, num_singles: int) -> Queries:
@@ -347,7 +358,7 @@ class ModelRunner:
         bound = np.full(row_ids.shape[0], max_context, dtype=np.int32)
         size = self.spec.page_size
         batches = decode_batches(self.rows, row_ids, positions, size, bound, shares_prefix)
-        return self.model.logits(self.model.forward(self._planned(batches, max_context)))
+        return self.model.logits(self.model.forward(self.planned(batches, max_context)))
 
     def prompt_logits(self, sent: Inputs, max_context: int) -> Tensor:
         """Of a padded prompt. Everything derives from the upload, so a graph can capture it."""
@@ -360,7 +371,7 @@ class ModelRunner:
         )
 
         def planned() -> object:
-            group = self.pool.group_of(self.model.spec.num_layers - 1)
+            group = self.pool.group_of(self.model.layers[-1])
             last = (sent["sample_rows"], sent["sample_positions"] - 1)
             batch = decode_batches(self.rows, *last, self.spec.page_size, bound[:1])[group]
             return self.backend.plan(batch, self._group_specs[group], max_context)

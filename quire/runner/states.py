@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
+from quire.runner.gather import StepShape
 from quire.runner.pending import PromptPart
 from quire.runner.pooling import PooledPart
+from quire.step import StepPlan
 
 
 class Forwarded(NamedTuple):
@@ -17,6 +19,16 @@ class Forwarded(NamedTuple):
     hidden: Tensor  # after the last norm: of all tokens or, with a tail, of its own
     streams: tuple[Tensor, ...]  # before the layers that are tapped, [tokens, hidden] each
     has_tail: bool
+
+
+class Launched(NamedTuple):
+    """A step whose forward was begun; nothing is drawn so far."""
+
+    plan: StepPlan
+    shape: StepShape
+    sent: dict[str, Tensor]
+    drafts: Tensor | None  # for each sample the draft in its place, if the runner made any
+    made: Tensor | Callable[[], Forwarded]  # logits that a graph gives, or states once awaited
 
 
 class StepStates(NamedTuple):
@@ -33,3 +45,4 @@ class StepRead(NamedTuple):
     sampled: Tensor  # [samples, hidden]
     prompts: Sequence[PromptPart] = ()
     pooled: Sequence[PooledPart] = ()
+    states: StepStates | None = None

@@ -6,7 +6,7 @@ row's bits are the same in both. A model that cannot be recorded runs layer by l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.attn.backend import AttentionBackend
 from quire.attn.latent_native import LatentNative
 from quire.attn.native import NativeAttention
-from quire.forward import Batch, ForwardContext, Tail, Taps
+from quire.forward import Batch, ForwardContext, Tail, Taps, stream_of
 from quire.lora.recorded import RecordedAdapters
 from quire.lora.step import StepAdapters
 from quire.memory.pool import PagePool
@@ -37,12 +37,14 @@ class Tapes:
         """`taps`: layers whose input stays to be read. Raises NotRecordable."""
         if not isinstance(attention, (NativeAttention, LatentNative)):
             raise NotRecordable(f"{type(attention).__name__} is not native")
-        if any(map(model.spec.is_sparse, range(model.spec.num_layers))):
+        if any(map(model.spec.is_sparse, model.layers)):
             with torch.inference_mode(False):  # whoever reads the counters sets them to zero
                 model.count_expert_loads()
         tape = partial(Tape, attention.library, max_tokens)
         self._record = partial(_Recording, model, attention, pool, tape, taps)
-        self.whole, self.tail = self._record(False), self._record(True)
+        self._has_end = model.stage.is_last  # and may leave out rows there
+        self.whole = self._record(False)
+        self.tail = self._record(True) if self._has_end else self.whole
         self._last = self.whole  # the recording that ran last
         self.adapters: RecordedAdapters | None = None  # set by the engine
         self._adapted: dict[bool, _Recording] = {}  # with a tail or not; from the first step on
@@ -53,12 +55,14 @@ class Tapes:
         sent: dict[str, Tensor],
         has_tail: bool,
         adapted: StepAdapters | None = None,
-    ) -> Tensor:
-        """Hidden states after the last norm: of all tokens, or of those drawn from alone.
+        incoming: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, ...]:
+        """Hidden states after the last norm: of all tokens, or of those drawn from alone. On a
+        stage before the last, the stream that the next one goes on with.
 
         They stay until the next step."""
-        self._last = self._recording(has_tail, adapted is not None)
-        return self._last.run(batches, sent, adapted)
+        self._last = self._recording(has_tail and self._has_end, adapted is not None)
+        return self._last.run(batches, sent, adapted, incoming)
 
     def _recording(self, has_tail: bool, is_adapted: bool) -> _Recording:
         if not is_adapted:
@@ -71,7 +75,7 @@ class Tapes:
     def streams(self, num_tokens: int) -> tuple[Tensor, ...]:
         """What the taps hold of the step that ran last, [tokens, hidden] each; until the next."""
         rows = self._last.streams
-        return tuple(held.memory.view(-1, held.width)[:num_tokens] for held in rows)
+        return tuple(_tensor(held, num_tokens) for held in rows)
 
 
 class _Recording:
@@ -88,17 +92,29 @@ class _Recording:
         self.tape, self.has_tail = new_tape(), has_tail
         num_groups = len(pool.groups)
         # Every place that reads a tensor of the step finds the tape, or the number of a group.
-        batch = cast("Batch", _RecordedBatch(self.tape))
+        batch = cast("Batch", RecordedBatch(self.tape))
         plans = tuple(attention.recorded_plan(group, batch) for group in range(num_groups))
         tapped = Taps(tuple(i for i in taps if not has_tail or i < model.spec.num_layers))
+        # The memory of these is nobody else's: filled before each step, or read after it.
+        hidden, count = model.spec.hidden_size, 0 if model.stage.is_first else model.stream_parts
+        self.incoming = [self.tape.rows(hidden, False) for _ in range(count)]
         ctx = ForwardContext(
-            batch, cast("AttentionBackend", attention), plans, pool, tapped, adapters
+            batch,
+            cast("AttentionBackend", attention),
+            plans,
+            pool,
+            tapped,
+            adapters,
+            stream_of(cast("list[Tensor]", self.incoming)) if self.incoming else None,
         )
-        last = plans[pool.group_of(model.spec.num_layers - 1)]
-        tail = Tail(cast("Tensor", self.tape), lambda: last) if has_tail else None
-        hidden = cast("object", model.forward(ctx, tail))
-        assert isinstance(hidden, Rows)
-        self.hidden, self.pointers = hidden, StepPointers(num_groups)
+        if model.stage.is_last:
+            last = plans[pool.group_of(model.layers[-1])]
+            tail = Tail(cast("Tensor", self.tape), lambda: last) if has_tail else None
+            made: tuple[object, ...] = (model.forward(ctx, tail),)
+        else:
+            made = model.pass_on(ctx)
+        self.results = [rows for rows in made if isinstance(rows, Rows)]
+        self.pointers = StepPointers(num_groups)
         self.streams = cast("tuple[Rows, ...]", tapped.taken())  # their memory is nobody else's
         self.tape.end()
 
@@ -107,7 +123,8 @@ class _Recording:
         batches: tuple[Batch, ...],
         sent: dict[str, Tensor],
         adapted: StepAdapters | None = None,
-    ) -> Tensor:
+        incoming: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, ...]:
         first = batches[0]
         num_tokens, num_samples = first.num_tokens, sent["sample_index"].shape[0]
         assert num_tokens <= self.tape.max_rows, f"{num_tokens} tokens in a step"
@@ -118,12 +135,20 @@ class _Recording:
         slots = None if adapted is None else adapted.slots()  # alive while the step runs
         if slots is not None:
             step.adapters, step.sample_adapters = (address_of(s, torch.int32) for s in slots)
+        for rows, came in zip(self.incoming, incoming, strict=True):
+            _tensor(rows, num_tokens).copy_(came)
         self.tape.replay(step, first.input_ids)
         kept = num_samples if self.has_tail else num_tokens
-        return self.hidden.memory.view(-1, self.hidden.width)[:kept]
+        return tuple(_tensor(rows, kept) for rows in self.results)
 
 
-class _RecordedBatch:
+def _tensor(rows: Rows, count: int) -> Tensor:
+    return rows.memory.view(-1, rows.width)[:count]
+
+
+class RecordedBatch:
+    """Stands in for a step's batch while a model is recorded."""
+
     def __init__(self, tape: Tape) -> None:
         self.input_ids, self.positions = tape, Positions(tape)
 

@@ -13,9 +13,12 @@ from quire.request import BACKGROUND, Request
 from quire.sched.queue import WaitingLine
 
 
-def turns(running: Collection[Request], waiting: WaitingLine) -> list[Request]:
-    """Who may be planned in the next step."""
-    found = list(running)
+def turns(
+    running: Collection[Request], waiting: WaitingLine, waits_for_draws: bool = False
+) -> list[Request]:
+    """Who may be planned in the next step. `waits_for_draws`: nobody whose last token is still to
+    be drawn, since the step would only wait for it."""
+    found = [request for request in running if not (waits_for_draws and request.num_pending)]
     if not has_background(found):
         return found
     others = [request for request in found if not request.is_background]

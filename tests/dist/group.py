@@ -37,10 +37,14 @@ SMALL = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "page_size": 4, "max_m
 def model_on(group: RankGroup, folder: Path, **args: Any) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "seat_of", lambda args: seat_of(args, group))
-        llm = LLM(str(folder), tensor_parallel_size=group.size, device="cpu", **SMALL | args)
-    yield llm
-    if group.trouble() is None:
-        group.forget()
+        stages = args.get("pipeline_parallel_size", 1)
+        sizes = {"tensor_parallel_size": group.size // stages, "device": "cpu"}
+        llm = LLM(str(folder), **sizes | SMALL | args)
+    try:
+        yield llm
+    finally:
+        if group.trouble() is None:
+            group.forget()
 
 
 def alone(folder: Path, **args: Any) -> LLM:

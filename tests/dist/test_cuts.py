@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from quire.config import EngineArgs
+
 from quire.dist.cuts import Cut, head_cuts, row_cuts, width_cuts
 from quire.errors import NotSupported
+from quire.flat_args import args_of
 from quire.models.registry import spec_of
 from quire.models.tiny_configs import tiny_config
 from quire.resolve import resolve
@@ -57,10 +58,13 @@ def test_more_ranks_than_heads_are_refused() -> None:
         ({"kv_role": "prefill"}, "one rank"),
         ({"speculative_config": {"method": "early_exit"}}, "draft_model"),
         ({"tensor_parallel_size": 0}, "from 1 to"),
+        ({"pipeline_parallel_size": 33}, "64 or less"),
+        ({"tp_reduce": "tree"}, "'exact' or 'fast'"),
+        ({"num_redundant_experts": 1, "load_format": "dummy"}, "leave one of them out"),
     ],
 )
 def test_what_ranks_cannot_do_is_said(changes: dict[str, Any], way_out: str) -> None:
     """Red when ranks start with something that only one of them would take part in."""
-    args = EngineArgs(**{"device": "cpu", "tensor_parallel_size": 2, **changes})
+    args = args_of({"device": "cpu", "tensor_parallel_size": 2, **changes})
     with pytest.raises(NotSupported, match=way_out):
         resolve(args, spec_of(tiny_config("llama")))

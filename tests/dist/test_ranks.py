@@ -1,9 +1,8 @@
-"""Two ranks give the bits of one: tokens, log-probabilities, and those of prompts."""
+"""Ranks give the bits of one, side by side or in stages: tokens, log-probabilities of all kinds."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +41,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+QUICK_STAGES = ("windows", "norms over all heads", "sinks", "latents", "int8", "coded cache")
 QUICK = ("llama", "one key head", "windows", "experts", "sinks", "latents", "int4", "coded cache")
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[RankGroup]:
-    made = RankGroup(2)
-    yield made
-    made.close()
 
 
 def steps_of(llm: LLM) -> str:
@@ -71,6 +64,22 @@ def test_two_ranks_give_the_bits_of_one(name: str, group: RankGroup, tmp_path: P
             assert steps_of(llm).endswith(" calls")
 
 
+@pytest.mark.parametrize("name", CASES if IS_LONG else QUICK_STAGES)
+def test_two_stages_give_the_bits_of_one(name: str, group: RankGroup, tmp_path: Path) -> None:
+    """Red when a stage begins with another stream than the one before ended with, keeps pages of
+    the wrong layers, or when the first one reads other rows than the last one sends."""
+    family, changes, args = CASES[name]
+    folder = tiny_model(family, tmp_path, **changes)
+    one = alone(folder, **args)
+    expected = answers(one)
+    with model_on(group, folder, **args, pipeline_parallel_size=2) as llm:
+        assert answers(llm) == expected
+        assert answers(llm) == expected  # from cached pages
+        assert steps_of(llm) == steps_of(one)
+        kept = [its._engine.runner.pool.page_bytes for its in (llm, one)]
+        assert kept[0] < kept[1] or len(one._engine.runner.pool.groups) > 1
+
+
 @pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
 @pytest.mark.parametrize("name", ["uneven", "int8", "latents"])
 def test_ranks_over_sockets(name: str, tmp_path: Path) -> None:
@@ -87,23 +96,30 @@ def test_ranks_over_sockets(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
 def test_four_ranks_give_the_bits_of_one(tmp_path: Path) -> None:
-    """Red as above, and where ranks outnumber key heads."""
+    """Red as above, where ranks outnumber key heads, and where stages are shared out."""
     group = RankGroup(4)
     try:
         for i, (family, changes, args) in enumerate(CASES.values()):
             folder = tiny_model(family, tmp_path / str(i), **changes)
             expected = answers(alone(folder, **args))
-            with model_on(group, folder, **args) as llm:
-                assert answers(llm) == expected, list(CASES)[i]
+            for stages in (1, 2):
+                with model_on(group, folder, **args, pipeline_parallel_size=stages) as llm:
+                    assert answers(llm) == expected, (list(CASES)[i], stages)
+        folder = tiny_model("qwen3", tmp_path / "deep", num_hidden_layers=7)
+        with model_on(group, folder, pipeline_parallel_size=4) as llm:
+            assert answers(llm) == answers(alone(folder))
     finally:
         group.close()
 
 
-def test_grammars_and_drafts_need_one_rank_alone(group: RankGroup, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", [1, 2])
+def test_grammars_and_drafts_need_one_rank_alone(
+    stages: int, group: RankGroup, tmp_path: Path
+) -> None:
     """Red when ranks behind the first must know a grammar, or miss what drafts were refused."""
     from quire import StructuredOutputsParams
 
-    folder = tiny_model("qwen2", tmp_path, num_hidden_layers=1)
+    folder = tiny_model("qwen2", tmp_path, num_hidden_layers=2)
     params = [
         p.with_(structured_outputs=StructuredOutputsParams(regex="[ab]{4,9}"), max_tokens=12)
         for p in PARAMS[1:3]
@@ -114,25 +130,31 @@ def test_grammars_and_drafts_need_one_rank_alone(group: RankGroup, tmp_path: Pat
     }
     prompts = ["once", "twice", [9, 8, 9, 8, 9, 8, 9], [4, 5, 6] * 5]
     expected = answers(alone(folder, **args), prompts, params)
-    with model_on(group, folder, **args) as llm:
+    with model_on(group, folder, **args, pipeline_parallel_size=stages) as llm:
         assert answers(llm, prompts, params) == expected
 
 
-def test_a_model_that_drafts_stays_on_the_first_rank(group: RankGroup, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_model_that_drafts_stays_on_the_first_rank(
+    stages: int, group: RankGroup, tmp_path: Path
+) -> None:
     """Red when ranks behind the first verify other drafts than the first one made."""
-    folder = tiny_model("qwen2", tmp_path / "target", num_hidden_layers=1)
-    draft = tiny_model("llama", tmp_path / "draft", seed=3, num_hidden_layers=1)
+    folder = tiny_model("qwen2", tmp_path / "target", num_hidden_layers=2)
+    draft = tiny_model("llama", tmp_path / "draft", seed=3, num_hidden_layers=2)
     said = {"method": "draft_model", "model": str(draft), "adaptive": False}
     args: dict[str, Any] = {"speculative_config": said | {"num_speculative_tokens": 3}}
     expected = answers(alone(folder))
-    with model_on(group, folder, **args) as llm:
+    with model_on(group, folder, **args, pipeline_parallel_size=stages) as llm:
         assert answers(llm) == expected
         assert llm.stats().num_drafted_tokens > 0
 
 
-def test_adapters_are_shared_out(group: RankGroup, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", [1, 2])
+def test_adapters_are_shared_out(
+    stages: int, group: RankGroup, tmp_path: Path
+) -> None:
     """Red when a rank adds what another rank's outputs get, or misses that an adapter came."""
-    folder = tiny_model("qwen3", tmp_path / "model", num_hidden_layers=1, hidden_size=64)
+    folder = tiny_model("qwen3", tmp_path / "model", num_hidden_layers=2, hidden_size=64)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
     first, second = (
         str(write_adapter(tmp_path / name, theirs, seed=seed))
@@ -147,14 +169,17 @@ def test_adapters_are_shared_out(group: RankGroup, tmp_path: Path) -> None:
     args = {"lora": {"first": first}, "quantization": "rtn-int4-g32"}
     expected = adapted(alone(folder, **args))
     assert expected != answers(alone(folder, quantization="rtn-int4-g32"))
-    with model_on(group, folder, **args) as llm:
+    with model_on(group, folder, **args, pipeline_parallel_size=stages) as llm:
         assert adapted(llm) == expected
 
 
-def test_random_weights_are_shared_out(group: RankGroup, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", [1, 2])
+def test_random_weights_are_shared_out(
+    stages: int, group: RankGroup, tmp_path: Path
+) -> None:
     """Red when ranks draw other random weights than one rank does."""
     folder = tiny_model("qwen2_moe", tmp_path)
     args = {"load_format": "dummy", "seed": 4}
     expected = answers(alone(folder, **args))
-    with model_on(group, folder, **args) as llm:
+    with model_on(group, folder, **args, pipeline_parallel_size=stages) as llm:
         assert answers(llm) == expected

@@ -40,7 +40,7 @@ class EagerGraphs:
         runner = self.runner
         lens = positions.numpy().astype(np.int32) + 1
         batches = decode_batches(runner.rows, rows, positions, runner.spec.page_size, lens)
-        return runner.model.logits(runner.model.forward(runner._planned(batches)))
+        return runner.model.logits(runner.model.forward(runner.planned(batches)))
 
 
 def with_graphs(engine: Engine) -> EagerGraphs:

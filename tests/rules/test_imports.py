@@ -14,7 +14,8 @@ from tests.rules.source import ROOT, imports, trees
 LAYERS: list[set[str]] = [
     {"errors", "version"},
     {"params", "registry", "env", "config", "jsonfile", "progress", "outputs", "inputs"},
-    {"speculative"},
+    {"draft_tree"},
+    {"speculative", "flat_args"},
     {"request", "sampling_params"},
     {"step"},
     {"dist", "forward", "kernels", "kv", "quant", "text"},
@@ -29,6 +30,7 @@ LAYERS: list[set[str]] = [
     {"engine"},
     {"offline", "batches"},
     {"kept", "answers"},
+    {"routing"},
     {"llm"},
     {"bench"},
     {"evaluate", "sim"},
@@ -36,6 +38,7 @@ LAYERS: list[set[str]] = [
     {"distill"},
     {"server"},
     {"router"},
+    {"deploy"},
     {"cli"},
 ]
 
@@ -69,6 +72,7 @@ TORCH_FREE = [
     "quire.sim.simulate",
     "quire.dist.cuts",
     "quire.dist.launch",
+    "quire.flat_args",
     "quire.spec.speculation",
     "quire.spec.suffix",
     "quire.speculative",
@@ -105,6 +109,7 @@ TORCH_FREE = [
     "quire.router.main",
     "quire.kept.conversations",
     "quire.answers.index",
+    "quire.routing.fit",
     "quire.cli.main",
 ]
 
