@@ -47,6 +47,9 @@ class Batch:
     host_prompt_lens: np.ndarray[Any, Any] | None = None  # [seqs] int32; see `attn/latent_forms.py`
     # Many neighbours have the same pages in front: worth reading those once for all of them.
     shares_prefix: bool = False
+    # Of drafts that are trees: how many drafts each token sees, itself included, and their places,
+    # in the order of positions. Places stand for positions in `slots` and `context_lens`.
+    paths: Tensor | None = None  # [tokens, 1 + depth]; -1 first: the token is of no tree
 
     @property
     def num_seqs(self) -> int:

@@ -136,10 +136,10 @@ def _cache(
     config = CacheConfig(args.page_size, 0, args.enable_prefix_caching)
     if name == "auto":
         return config
-    if device != "cpu":
+    if spec.mla is not None and device != "cpu":
         raise NotSupported(
-            f"got kv_cache_dtype={args.kv_cache_dtype!r} on {device}: codes are kept on CPUs only"
-            " so far; leave it out"
+            f"got kv_cache_dtype={args.kv_cache_dtype!r} for {spec.architecture} on {device}:"
+            " latents are kept as codes on CPUs only so far; leave it out"
         )
     if spec.mla is not None and name == "int4":
         raise NotSupported(

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from quire.draft_tree import MAX_DRAFTS, MAX_WIDTH, TokenTree, full_tree, parse_token_tree
 from quire.errors import NotSupported
 
-MAX_DEPTH = 64
+MAX_DEPTH = MAX_DRAFTS
+NEURAL = "quire.spec.neural:Neural"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Method:
     depth: int  # drafts of a request in a step, at most, unless asked otherwise
     keys: tuple[str, ...] = ()  # of SpecConfig that it reads
     is_model: bool = False  # the runner makes the drafts
+    has_trees: bool = False  # and can make several for a position
 
 
 METHODS = {
@@ -38,21 +41,20 @@ METHODS = {
         ),
     ),
     "hint": Method("quire.spec.hint:Hint", 48),
-    "draft_model": Method("quire.spec.neural:Neural", 8, ("model", "quantization"), is_model=True),
-    "early_exit": Method(
-        "quire.spec.neural:Neural", 6, ("exit_layer", "model", "quantization"), is_model=True
-    ),
-    "eagle3": Method("quire.spec.neural:Neural", 5, ("model", "quantization"), is_model=True),
-    "medusa": Method("quire.spec.neural:Neural", 5, ("model", "quantization"), is_model=True),
-    "mtp": Method("quire.spec.neural:Neural", 3, is_model=True),
+    "draft_model": Method(NEURAL, 8, ("model", "quantization"), is_model=True),
+    "early_exit": Method(NEURAL, 6, ("exit_layer", "model", "quantization"), is_model=True),
+    "eagle3": Method(NEURAL, 5, ("model", "quantization"), is_model=True, has_trees=True),
+    "medusa": Method(NEURAL, 5, ("model", "quantization"), is_model=True, has_trees=True),
+    "mtp": Method(NEURAL, 3, is_model=True, has_trees=True),
 }
-NEED_A_MODEL = ("draft_model", "eagle3", "medusa")
+NEED_A_MODEL = ("draft_model", "medusa")  # for eagle3 one may come along (`load/shipped.py`)
 # vLLM has them; what they need is not here.
 NOT_HERE = {
     "eagle": "only EAGLE-3 heads can be loaded",
     "mlp_speculator": "no MLP speculator can be loaded",
 }
 SHARED_KEYS = ("method", "num_speculative_tokens", "adaptive")
+TREE_KEYS = ("tree", "speculative_token_tree")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,9 @@ class SpecConfig:
     model: str | None = None  # that drafts, or the heads that do
     quantization: str | None = None  # of its weights, as EngineArgs has it
     exit_layer: int | None = None  # the target's layers that draft; None: a third of them
+    tree: int | None = None  # guesses at each position; None: one
+    # Or the tree itself (`draft_tree.py`), as vLLM writes it.
+    speculative_token_tree: str | TokenTree | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -76,9 +81,31 @@ class SpecConfig:
 
     @property
     def depth(self) -> int:
+        """Drafts of a request in a step, at most; in a tree they are not all deep."""
         if self.num_speculative_tokens is not None:
             return self.num_speculative_tokens
+        if self.speculative_token_tree is not None:
+            return len(parse_token_tree(self.speculative_token_tree))
+        return min(MAX_DEPTH, self._method_depth * (self.tree or 1))
+
+    @property
+    def _method_depth(self) -> int:
         return max(METHODS[part].depth for part in self.parts)
+
+    @property
+    def levels(self) -> int:
+        """How many tokens ahead the last draft may be."""
+        if self.speculative_token_tree is not None:
+            return max(map(len, parse_token_tree(self.speculative_token_tree)))
+        return self.depth if self.tree is None else min(self.depth, self._method_depth)
+
+    def token_tree(self, levels: int) -> TokenTree | None:
+        """Guesses to choose from, up to that many tokens ahead; None: one for each position."""
+        if self.speculative_token_tree is not None:
+            return parse_token_tree(self.speculative_token_tree)
+        if self.tree is None:
+            return None
+        return full_tree(self.tree, levels, self.depth)
 
     @property
     def model_part(self) -> str | None:
@@ -114,7 +141,9 @@ def parse_speculative(given: object) -> SpecConfig:
                 f" Known: {', '.join(sorted(known))}"
             )
     config = SpecConfig(**values)
+    _check_tree(config)
     read = {*SHARED_KEYS, *(key for part in config.parts for key in METHODS[part].keys)}
+    read |= set(TREE_KEYS)
     for key in values.keys() - read:
         raise NotSupported(
             f"got speculative_config.{key}={values[key]!r}, which method {config.method!r} does not"
@@ -147,6 +176,33 @@ def _check_method(method: object) -> None:
             f"got speculative_config.method={method!r}: each method once, and one that drafts with"
             " a model at most"
         )
+
+
+def _check_tree(config: SpecConfig) -> None:
+    """Before all else: the depth depends on it."""
+    if config.tree is None and config.speculative_token_tree is None:
+        return
+    part = config.model_part
+    if part is None or not METHODS[part].has_trees:
+        able = ", ".join(name for name, method in METHODS.items() if method.has_trees)
+        raise NotSupported(
+            f"got a tree of drafts with speculative_config.method={config.method!r}, which guesses"
+            f" one token for each position; leave it out, or use one of {able}"
+        )
+    if config.tree is not None and config.speculative_token_tree is not None:
+        raise NotSupported(
+            f"got speculative_config.tree={config.tree!r} beside a speculative_token_tree, which"
+            " says how wide it is; give one of them"
+        )
+    if config.tree is not None and (
+        type(config.tree) is not int or not 2 <= config.tree <= MAX_WIDTH
+    ):
+        raise NotSupported(
+            f"got speculative_config.tree={config.tree!r}, want a whole number from 2 to"
+            f" {MAX_WIDTH}: guesses at each position"
+        )
+    if config.speculative_token_tree is not None:
+        parse_token_tree(config.speculative_token_tree)
 
 
 def _check_values(config: SpecConfig) -> None:

@@ -41,6 +41,7 @@ class Draft(NamedTuple):
 
     num: int
     tokens: tuple[int, ...] = ()  # empty: the runner makes them
+    parents: tuple[int, ...] = ()  # of a tree (`spec/tree.py`); empty: each follows the one before
 
 
 class Work(NamedTuple):
@@ -49,6 +50,10 @@ class Work(NamedTuple):
     The last `num_drafts` of them are guesses. With drafts a token is drawn after the newest known
     one and after each draft; the result keeps those up to the first that is not the next draft
     (`spec/verify.py`).
+
+    Drafts may be a tree: then they lie one behind the other all the same, in the slots and in the
+    row of the positions [start + 1, start + num_tokens), their *places*. The position of a draft is
+    that of its parent and one.
     """
 
     request_id: RequestId
@@ -58,6 +63,13 @@ class Work(NamedTuple):
     sample: bool  # the newest known token is fed: draw its successor
     num_drafts: int = 0
     drafts: tuple[int, ...] = ()  # their ids; empty: the runner makes them
+    parents: tuple[int, ...] = ()  # of a tree (`spec/tree.py`); empty: each follows the one before
+
+    def drafting(self, draft: Draft, num: int) -> Work:
+        """The same with the first `num` of these drafts behind its one token."""
+        assert self.num_tokens == 1 and self.sample
+        tokens, parents = draft.tokens[:num], draft.parents[:num]
+        return Work(*self[:3], 1 + num, True, num, tokens, parents)
 
 
 class PageWrite(NamedTuple):
@@ -137,6 +149,8 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None
     pooled: dict[int, list[float]] | None = None  # work index -> embedding of its whole prompt
     failed: dict[int, str] | None = None  # work index -> why this request cannot go on
+    # work index -> drafts of its tree that were right, 1 is the first, as they follow each other
+    branches: dict[int, Sequence[int]] | None = None
 
 
 class TokenEvent(NamedTuple):
@@ -153,6 +167,7 @@ class TokenEvent(NamedTuple):
     error: str | None = None  # what went wrong, when finish is "error"
     num_drafted: int = 0  # drafts that were verified in the step
     num_accepted: int = 0  # of `tokens`, those that were drafts
+    branch: tuple[int, ...] = ()  # of a tree, which drafts were right
 
 
 class Pending(Protocol):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    from triton.language import float32 as fp32
     from triton.runtime import interpreter
 
     _patch = interpreter._patch_lang_tensor
@@ -19,3 +21,27 @@ if not torch.cuda.is_available():
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = _patch_with_index
+
+    _convert = interpreter._convert_float
+
+    def _convert_with_rounding(x: Any, source: Any, target: Any, mode: Any) -> Any:
+        # To the nearest even one, as GPUs do it; the interpreter cuts bf16 off.
+        if not (source.is_fp32() and target.is_bf16()):
+            return _convert(x, source, target, mode)
+        bits = np.ascontiguousarray(x).view(np.uint32)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        return np.where(np.isnan(x), bits >> 16 | 64, rounded).astype(np.uint16)
+
+    _dot = interpreter.InterpreterBuilder.create_dot
+
+    def _dot_of_floats(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        # Bits of bf16 are whole numbers there, and would be multiplied as such.
+        if a.dtype.is_bf16() and b.dtype.is_bf16():
+            a, b = (
+                interpreter.TensorHandle((t.data.astype(np.uint32) << 16).view(np.float32), fp32)
+                for t in (a, b)
+            )
+        return _dot(self, a, b, *rest)
+
+    interpreter._convert_float = _convert_with_rounding
+    interpreter.InterpreterBuilder.create_dot = _dot_of_floats

@@ -71,15 +71,23 @@ class Entries:
         row = await self.database.call(lambda db: db.execute(query, values).fetchone())
         return None if row is None else _entry(row)
 
-    async def since(self, tenant: str, model: bytes, number: int) -> list[Sketch]:
-        """Entries of a tenant and model made after one, in the order they were made."""
+    async def since(
+        self, tenant: str, model: bytes, number: int, embedder: bytes = b""
+    ) -> list[Sketch]:
+        """Entries of a tenant and model made after one, in the order they were made. With an
+        embedder: its embeddings, in the order they came."""
         query = (
             "SELECT number, key, frame, features FROM answers"
             " WHERE tenant = ? AND model = ? AND number > ? AND text != '' ORDER BY number"
         )
-        rows = await self.database.call(
-            lambda db: db.execute(query, (tenant, model, number)).fetchall()
-        )
+        values: tuple[object, ...] = (tenant, model, number)
+        if embedder:
+            query = (
+                "SELECT came, key, frame, vector FROM answers JOIN answer_vectors USING (number)"
+                " WHERE tenant = ? AND model = ? AND came > ? AND embedder = ? ORDER BY came"
+            )
+            values = (*values, embedder)
+        rows = await self.database.call(lambda db: db.execute(query, values).fetchall())
         return [Sketch(*row) for row in rows]
 
     def put(self, db: sqlite3.Connection, new: NewEntry) -> None:
@@ -109,6 +117,14 @@ class Entries:
         )
         self._make_room(db, new.tenant)
 
+    def embed(self, db: sqlite3.Connection, new: NewEntry, embedder: bytes, vector: Vector) -> None:
+        """The embedding of an entry, which may be gone by now."""
+        db.execute(
+            "INSERT OR REPLACE INTO answer_vectors (number, embedder, vector)"
+            " SELECT number, ?, ? FROM answers WHERE tenant = ? AND key = ?",
+            (embedder, vector.tobytes(), new.tenant, new.key),
+        )
+
     def used(self, db: sqlite3.Connection, tenant: str, key: bytes) -> None:
         db.execute(
             "UPDATE answers SET used_at = ?, num_hits = num_hits + 1 WHERE tenant = ? AND key = ?",
@@ -132,14 +148,25 @@ class Entries:
         query = "DELETE FROM answers WHERE tenant = ?"
         return await self.database.call(lambda db: db.execute(query, (tenant,)).rowcount)
 
-    async def summary(self, tenant: str) -> dict[str, int]:
+    async def summary(self, tenant: str) -> dict[str, int | None]:
+        """How many, how often used, how large, and when the oldest was made."""
         query = (
-            "SELECT count(*), coalesce(sum(num_hits), 0),"
-            " coalesce(sum(length(tokens) + length(features) + length(text)), 0)"
-            " FROM answers WHERE tenant = ?"
+            "SELECT count(*) AS entries, coalesce(sum(num_hits), 0) AS hits,"
+            " coalesce(sum(length(tokens) + length(features) + length(text) + length(answer)), 0)"
+            " AS bytes, min(created_at) AS oldest_at FROM answers WHERE tenant = ?"
         )
         row = await self.database.call(lambda db: db.execute(query, (tenant,)).fetchone())
-        return {"entries": row[0], "hits": row[1], "bytes": row[2]}
+        return dict(row)
+
+    async def latest(self, tenant: str, count: int) -> list[dict[str, int | str]]:
+        """Those used last, as their owner may read them."""
+        query = (
+            "SELECT substr(text, 1, 200) AS text, num_hits AS hits, created_at, used_at,"
+            " length(tokens) / 4 AS tokens FROM answers WHERE tenant = ?"
+            " ORDER BY used_at DESC, number DESC LIMIT ?"
+        )
+        rows = await self.database.call(lambda db: db.execute(query, (tenant, count)).fetchall())
+        return [dict(row) for row in rows]
 
     def _make_room(self, db: sqlite3.Connection, tenant: str) -> None:
         count = db.execute("SELECT count(*) FROM answers WHERE tenant = ?", (tenant,)).fetchone()[0]

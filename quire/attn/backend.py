@@ -54,6 +54,7 @@ class AttnCaps:
     prompt_graphs: bool = False  # so may plans with prompts: the backend is a PromptPlanner too
     # Coded forms of the cache (`kv/forms.py`), each with what divides the heads it can be kept of.
     codes: Mapping[str, int] = field(default_factory=dict)
+    trees: bool = False  # reads drafts along `Batch.paths`, and is a SlotMover too (`moves.py`)
 
 
 class LayerCache(NamedTuple):

@@ -53,7 +53,8 @@ def balance_of(keys: Tensor, heads: HeadTransform, may_shift: bool) -> Balance:
     if heads.cos is not None and heads.sin is not None and len(heads.cos) > 1:
         half = heads.cos.shape[1]
         cos, sin = heads.cos[1].double(), heads.sin[1].double()
-        angles = torch.arange(POSITIONS, dtype=torch.float64)[:, None] * torch.atan2(sin, cos)
+        steps = torch.arange(POSITIONS, dtype=torch.float64, device=keys.device)
+        angles = steps[:, None] * torch.atan2(sin, cos)
         size = torch.hypot(cos, sin)
         turns = torch.polar(size.expand_as(angles), angles)  # [positions, half]
         pairs = torch.complex(bias[:, :half], bias[:, half : 2 * half])

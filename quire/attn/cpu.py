@@ -26,6 +26,8 @@ from quire.attn import cpu_softmax
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
 from quire.attn.cache_codes import RowCodes, store_rows
 from quire.attn.heads import Rotation, rotation_at, split_heads
+from quire.attn.moves import move_rows, move_tokens
+from quire.attn.tree import Listed, by_node, listed
 from quire.forward import Batch
 from quire.kv.allocator import SCRATCH_PAGE
 
@@ -46,6 +48,7 @@ class Group:
     pages: Tensor  # [seqs * pages_each]
     mask: Tensor | None  # [seqs, 1, rows or 1, keys] additive; None: causal from zero
     num_keys: int  # keys per sequence handed to the kernel, padding included
+    moved: Listed | None = None  # keys that lie elsewhere; counted from the first page gathered
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class CpuAttention:
         page_sizes=None,
         graphs=False,
         codes={"int8": 1, "fp8": 1, "int4": 2},
+        trees=True,
     )
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
@@ -72,6 +76,7 @@ class CpuAttention:
         return (num_pages, spec.page_size, spec.num_kv_heads, spec.head_dim)
 
     def plan(self, batch: Batch, spec: AttnSpec, max_context: int | None = None) -> CpuPlan:
+        batch = by_node(batch)
         starts = batch.query_starts.numpy()
         groups: list[Group] = []
         for i in np.flatnonzero(batch.host_query_lens > 1):
@@ -81,6 +86,13 @@ class CpuAttention:
         for seqs in _similar(singles, lens - _first_keys(lens - 1, spec)):
             groups.append(_decode_group(batch, spec, seqs, starts[seqs], self.dtype))
         return CpuPlan(batch, tuple(groups))
+
+    def move(self, cache: LayerCache, sources: Tensor, targets: Tensor, spec: AttnSpec) -> None:
+        for part in (cache.keys, cache.values):
+            if cache.form.is_coded:
+                move_rows(part, sources, targets, (spec.page_size, spec.num_kv_heads))
+            else:
+                move_tokens(part, sources, targets)
 
     def prepare(
         self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, plan: object, spec: AttnSpec
@@ -187,12 +199,17 @@ def _decode_group(
     first = _first_keys(lens - 1, spec)
     num_keys = _key_room(int((lens - first).max()))
     rows = batch.rows[torch.from_numpy(seqs)]
-    pages = _window_pages(batch, rows, lens - 1, num_keys, spec).reshape(-1)
+    num_places = num_keys
+    if (moved := listed(batch, seqs)) is not None:
+        behind = first[moved.seqs]
+        moved = Listed(moved.seqs, moved.positions - behind, moved.places - behind)
+        num_places = max(num_keys, moved.num_places)
+    pages = _window_pages(batch, rows, lens - 1, num_places, spec).reshape(-1)
     mask = torch.zeros(len(seqs), 1, 1, num_keys, dtype=dtype)
     ages = torch.from_numpy(lens - 1 - first).view(-1, 1, 1, 1) - torch.arange(num_keys)
     mask.masked_fill_(_hidden(ages, spec), float("-inf"))
     index = torch.from_numpy(tokens.astype(np.int64))
-    return Group(index, len(seqs), 1, pages, mask, num_keys)
+    return Group(index, len(seqs), 1, pages, mask, num_keys, moved)
 
 
 def _hidden(ages: Tensor, spec: AttnSpec) -> Tensor:
@@ -243,7 +260,11 @@ def _attend(
     def gathered(part: Tensor) -> Tensor:
         pages = part.index_select(0, group.pages)
         rows = pages if codes is None else codes.read(pages).to(q.dtype)
-        found = rows.view(seqs, -1, kv_heads, dim)[:, :keys_each].transpose(1, 2)
+        rows = rows.view(seqs, -1, kv_heads, dim)
+        if group.moved is not None:
+            at, positions, places = map(torch.from_numpy, group.moved)
+            rows[at, positions] = rows[at, places]
+        found = rows[:, :keys_each].transpose(1, 2)
         return _cleared(found, group, queries * (spec.num_heads // kv_heads))
 
     k, v = gathered(cache.keys), gathered(cache.values)  # [seqs, kv_heads, keys, dim]

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor
 
+from quire.attn.moves import move_by_head, move_rows
+
 if TYPE_CHECKING:
     import torch
 
@@ -69,6 +71,13 @@ class LatentAttention(ABC):
 
     def cache_shape(self, num_pages: int, spec: AttnSpec) -> tuple[int, ...]:
         return (num_pages, 1, spec.page_size, spec.head_dim)
+
+    def move(self, cache: LayerCache, sources: Tensor, targets: Tensor, spec: AttnSpec) -> None:
+        """As in `moves.py`, where the backend takes trees."""
+        if cache.form.is_coded:
+            move_rows(cache.keys, sources, targets, (spec.page_size, 1))
+        else:
+            move_by_head(cache.keys, sources, targets)
 
     @abstractmethod
     def plan(self, batch: Batch, spec: AttnSpec, max_context: int | None = None) -> LatentPlan:

@@ -77,6 +77,7 @@ def _part(batch: Batch, starts: _Ints, ends: _Ints, shift: _Ints) -> Part:
         host_query_lens=lens.astype(np.int32),
         host_context_lens=ends[seqs].astype(np.int32),
         host_prompt_lens=None,
+        paths=None if batch.paths is None else batch.paths[index],
     )
     return Part(index, own)
 

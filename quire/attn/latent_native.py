@@ -48,6 +48,7 @@ class LatentNative(LatentAttention):
         page_sizes=frozenset(1 << i for i in range(LARGEST_PAGE.bit_length())),
         graphs=False,
         value_dims=frozenset(range(LANES, MAX_LATENT, LANES)),
+        trees=True,
     )
 
     def __init__(self, cache_dtype: torch.dtype = torch.float32) -> None:

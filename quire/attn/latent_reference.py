@@ -6,6 +6,7 @@ see `latent_cpu.py` and `latent_triton.py` for speed.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from quire.attn.cache_codes import RowCodes
 from quire.attn.heads import Rotation, rotate, rotation_at
 from quire.attn.latent import Expand, LatentAttention, LatentPlan, Projected
 from quire.attn.latent_forms import split_forms
+from quire.attn.tree import by_node, listed
 from quire.forward import Batch
 
 
@@ -25,12 +27,14 @@ class LatentReference(LatentAttention):
         page_sizes=None,
         graphs=False,
         codes={"int8": 1, "fp8": 1},
+        trees=True,
     )
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(dtype)
 
     def plan(self, batch: Batch, spec: AttnSpec, max_context: int | None = None) -> LatentPlan:
+        batch = by_node(batch)
         return LatentPlan(batch, *split_forms(batch))
 
     def prepare(
@@ -85,11 +89,17 @@ def store(
 
 def _context(cache: LayerCache, batch: Batch, seq: int, spec: AttnSpec) -> Tensor:
     """[context, head_dim] of a sequence, in fp32."""
-    context = int(batch.host_context_lens[seq])
-    pages = batch.page_table[batch.rows[seq], : -(-context // batch.page_size)].long()
+    context, moved = int(batch.host_context_lens[seq]), listed(batch, np.array([seq]))
+    num_places = context if moved is None else max(context, moved.num_places)
+    pages = batch.page_table[batch.rows[seq], : -(-num_places // batch.page_size)].long()
     if (codes := RowCodes.of(cache, spec)) is not None:
-        return codes.read(cache.keys[pages]).flatten(0, 2)[:context]
-    return cache.keys[pages].flatten(0, 2)[:context].float()
+        found = codes.read(cache.keys[pages]).flatten(0, 2)
+    else:
+        found = cache.keys[pages].flatten(0, 2).float()
+    if moved is not None:
+        at, places = map(torch.from_numpy, moved[1:])
+        found[at] = found[places]
+    return found[:context]
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

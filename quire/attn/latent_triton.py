@@ -29,7 +29,7 @@ from quire.kernels.latent_split import latent_split_attention
 from quire.kernels.latent_tile import head_blocks, latent_config
 from quire.kernels.latent_write import latent_write
 from quire.kernels.merge_splits import merge_splits
-from quire.kernels.paged_split import PagedInputs
+from quire.kernels.paged_inputs import PagedInputs
 from quire.kernels.paged_tile import PagedConfig
 from quire.kernels.rope_kv_write import Rope
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
+from quire.attn.moves import move_in_runs
 from quire.errors import NotSupported
 from quire.forward import Batch
 from quire.kv.forms import rotation_of
@@ -49,6 +50,7 @@ class NativeAttention:
         page_sizes=frozenset(1 << i for i in range(LARGEST_PAGE.bit_length())),
         graphs=False,
         codes={"int8": 16, "fp8": 16, "int4": 32},
+        trees=True,
     )
 
     def __init__(self, cache_dtype: torch.dtype = torch.float32) -> None:
@@ -64,6 +66,10 @@ class NativeAttention:
     def plan(self, batch: Batch, spec: AttnSpec, max_context: int | None = None) -> NativePlan:
         pointers = StepPointers(1)
         return NativePlan(batch, pointers, pointers.step((batch,)))
+
+    def move(self, cache: LayerCache, sources: Tensor, targets: Tensor, spec: AttnSpec) -> None:
+        for part, is_keys in ((cache.keys, True), (cache.values, False)):
+            move_in_runs(part, sources, targets, spec, is_keys=is_keys, form=cache.form)
 
     def recorded_plan(self, group: int, batch: Batch) -> int:
         return group

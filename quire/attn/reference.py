@@ -7,12 +7,15 @@ are gathered into a dense [context, heads, dim] before anything is computed. For
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
 from quire.attn.cache_codes import RowCodes, store_rows
 from quire.attn.heads import rotation_at, split_heads
+from quire.attn.moves import move_by_head, move_rows
+from quire.attn.tree import by_node, listed
 from quire.forward import Batch
 
 
@@ -24,6 +27,7 @@ class ReferenceAttention:
         page_sizes=None,
         graphs=False,
         codes={"int8": 1, "fp8": 1, "int4": 2},
+        trees=True,
     )
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
@@ -33,7 +37,14 @@ class ReferenceAttention:
         return (num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
 
     def plan(self, batch: Batch, spec: AttnSpec, max_context: int | None = None) -> Batch:
-        return batch
+        return by_node(batch)
+
+    def move(self, cache: LayerCache, sources: Tensor, targets: Tensor, spec: AttnSpec) -> None:
+        for part in (cache.keys, cache.values):
+            if cache.form.is_coded:
+                move_rows(part, sources, targets, (spec.page_size, spec.num_kv_heads))
+            else:
+                move_by_head(part, sources, targets)
 
     def prepare(
         self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, plan: object, spec: AttnSpec
@@ -63,24 +74,30 @@ class ReferenceAttention:
         begin = 0
         for i, length in enumerate(plan.host_query_lens.tolist()):
             context = int(plan.host_context_lens[i])
-            num_pages = -(-context // plan.page_size)
+            moved = listed(plan, np.array([i]))
+            num_pages = -(-max(context, moved.num_places if moved else 0) // plan.page_size)
             # Pages wholly behind the first query's window were given back: their ids are stale.
             oldest = 0 if spec.window is None else max(0, context - length + 1 - spec.window)
             column = oldest // plan.page_size
             pages = plan.page_table[plan.rows[i], column:num_pages].long()
-            num_keys = context - column * plan.page_size
-            k = _dense(cache.keys, pages, num_keys, codes)  # [keys, kv_heads, dim]
-            v = _dense(cache.values, pages, num_keys, codes)
+            first = column * plan.page_size
+            k = _dense(cache.keys, pages, codes)  # [keys, kv_heads, dim]
+            v = _dense(cache.values, pages, codes)
+            if moved is not None:
+                at, places = (torch.from_numpy(x - first) for x in moved[1:])
+                k[at], v[at] = k[places], v[places]
+            k, v = k[: context - first], v[: context - first]
             outs.append(_causal(q[begin : begin + length].float(), k, v, spec, sinks))
             begin += length
         out = torch.cat(outs).to(q.dtype) if outs else torch.empty_like(q)
         return out if codes is None else codes.turned_back(out)
 
 
-def _dense(cache: Tensor, pages: Tensor, num_keys: int, codes: RowCodes | None) -> Tensor:
+def _dense(cache: Tensor, pages: Tensor, codes: RowCodes | None) -> Tensor:
+    """A copy."""
     if codes is not None:
-        return codes.read(cache[pages]).flatten(0, 1)[:num_keys]
-    return cache[pages].transpose(1, 2).flatten(0, 1)[:num_keys].float()
+        return codes.read(cache[pages]).flatten(0, 1)
+    return cache[pages].transpose(1, 2).flatten(0, 1).float()
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, spec: AttnSpec, sinks: Tensor | None) -> Tensor:

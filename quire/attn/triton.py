@@ -19,12 +19,14 @@ from torch import Tensor
 from triton import next_power_of_2
 
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
+from quire.attn.coded_pages import CodedPages
 from quire.forward import Batch
 from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.merge_splits import merge_splits
+from quire.kernels.paged_inputs import PagedInputs, SplitGrid
 from quire.kernels.paged_prefill import prefill_attention
 from quire.kernels.paged_shared import company_size, shared_attention
-from quire.kernels.paged_split import PagedInputs, SplitGrid, split_attention
+from quire.kernels.paged_split import split_attention
 from quire.kernels.paged_tile import PagedConfig, default_config
 from quire.kernels.rope_kv_write import HeadNorm, Rope, rope_kv_write
 
@@ -60,6 +62,7 @@ class TritonAttention:
         page_sizes=frozenset({16, 32, 64, 128, 256}),
         graphs=True,
         prompt_graphs=True,
+        codes={"int8": 1, "fp8": 1, "int4": 2},
     )
 
     def __init__(
@@ -174,6 +177,8 @@ class TritonAttention:
             rope = Rope(heads.cos, heads.sin)
         if heads.q_norm is not None and heads.k_norm is not None:
             norm = HeadNorm(heads.q_norm, heads.k_norm, heads.eps)
+        if (coded := CodedPages.of(cache, spec)) is not None:
+            return coded.store(qkv, batch, rope, norm, heads)
         return rope_kv_write(
             qkv, cache.keys, cache.values, batch.positions, batch.slots, rope, norm
         )
@@ -188,10 +193,13 @@ class TritonAttention:
     ) -> Tensor:
         assert isinstance(plan, TritonPlan)
         assert q.dtype == self.dtype, f"{q.dtype=} {self.dtype=}"
-        batch = plan.batch
+        batch, coded = plan.batch, CodedPages.of(cache, spec)
+        keys, values = (cache.keys, cache.values) if coded is None else coded.pages
+        if coded is not None:
+            q = coded.codes.turned_queries(q)
         inputs = PagedInputs(
-            cache.keys,
-            cache.values,
+            keys,
+            values,
             batch.page_table,
             batch.rows,
             batch.query_starts,
@@ -200,6 +208,7 @@ class TritonAttention:
             spec.window or 0,
             spec.softcap or 0.0,
             sinks,
+            None if coded is None else coded.coded,
         )
         out = torch.empty_like(q)  # [tokens, heads, dim]
         if plan.prefill_tiles is not None:
@@ -209,7 +218,7 @@ class TritonAttention:
                 shared_attention(q, inputs, plan.split, plan.config)
             self._split(q, inputs, plan.split, plan.config, out)
             merge_splits(inputs, plan.split, plan.config, out)
-        return out
+        return out if coded is None else coded.codes.turned_back(out)
 
     def _prefill(
         self, q: Tensor, inputs: PagedInputs, tiles: Tensor, config: PagedConfig, out: Tensor

@@ -62,6 +62,16 @@ CREATE TABLE IF NOT EXISTS answers (
     seen TEXT NOT NULL DEFAULT '[]',
     UNIQUE (tenant, key)
 );
+CREATE TABLE IF NOT EXISTS answer_vectors (
+    came INTEGER PRIMARY KEY AUTOINCREMENT, number INTEGER NOT NULL UNIQUE,
+    embedder BLOB NOT NULL, vector BLOB NOT NULL
+);
+CREATE TRIGGER IF NOT EXISTS answer_went AFTER DELETE ON answers BEGIN
+    DELETE FROM answer_vectors WHERE number = old.number;
+END;
+CREATE TABLE IF NOT EXISTS spending (
+    tenant TEXT PRIMARY KEY, window INTEGER NOT NULL, tokens INTEGER NOT NULL
+);
 CREATE INDEX IF NOT EXISTS answers_by_use ON answers (tenant, used_at);
 CREATE INDEX IF NOT EXISTS kept_by_age ON kept (tenant, kind, created_at);
 CREATE INDEX IF NOT EXISTS kept_by_use ON kept (tenant, used_at);

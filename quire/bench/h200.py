@@ -130,6 +130,7 @@ class SuiteRun:
             "dtype": self.suite.dtype,
             "max_model_len": self.suite.max_model_len(rows),
             "seed": 0,
+            **({"quantization": rows[0].form} if rows[0].form else {}),
             **(self.options.engine or {}),
         }
 

@@ -37,6 +37,11 @@ VLLM = {
     "decode-14b-1": 8.42,
     "decode-14b-64": 9.76,
     "nano-14b": 6319.0,
+    "decode-8b-fp8-1": 3.46,
+    "decode-8b-fp8-32": 4.51,
+    "decode-8b-fp8-256": 8.99,
+    "prefill-8b-fp8-2048": 33.9,
+    "prefill-8b-fp8-8192": 143.0,
 }
 
 # What we want to reach, by row.

@@ -19,6 +19,8 @@ from quire.errors import BadRequest
 USUAL_LEN, LONG_LEN = 9216, 131072  # max_model_len without and with the rows of long contexts
 OWN_TOKENS = 64  # of each prompt behind a shared prefix
 
+PACKED = {"int4": "rtn-int4-g128", "fp8": "fp8", "int8": "int8"}  # forms of the 8B shape
+
 UNITS = {
     "start": "s",
     "decode": "ms",
@@ -46,6 +48,7 @@ class Row:
     # The same prompts every time, held by the prefix cache: half a percent of noise in reading
     # 256,000 tokens is as much as a decode step.
     is_cached: bool = False
+    form: str = ""  # what weights are rounded to at load; empty: they stay floats
 
     @property
     def unit(self) -> str:
@@ -84,7 +87,8 @@ class Suite:
 
 def h200_suite() -> Suite:
     """All rows in the order they are measured: start-up, then shape by shape."""
-    return Suite((*_starts(), *_rows_8b(), *_rows_small(), *_rows_14b()), SHAPES)
+    rows = (*_starts(), *_rows_8b(), *_rows_small(), *_rows_14b(), *_rows_packed())
+    return Suite(rows, SHAPES | {_packed_shape(name): SHAPES["8b"] for name in PACKED})
 
 
 def _starts() -> list[Row]:
@@ -137,6 +141,26 @@ def _rows_small() -> list[Row]:
 
 def _rows_14b() -> list[Row]:
     return [*(_decode("14b", batch) for batch in (1, 64)), _nano("14b")]
+
+
+def _rows_packed() -> list[Row]:
+    """8B in fewer bits; an engine of its own for every form."""
+    rows = []
+    for name, form in PACKED.items():
+        shape, title = _packed_shape(name), f"8B {name}"
+        for batch in (1, 32, 256):
+            row = _decode("8b", batch)
+            at = {"name": f"decode-{shape}-{batch}", "group": f"packed-{name}", "shape": shape}
+            rows.append(replace(row, **at, title=f"{title} decode, batch {batch}", form=form))
+        for length in (2048, 8192):
+            at = {"name": f"prefill-{shape}-{length}", "group": f"packed-{name}", "shape": shape}
+            row = Row(**at, title=f"{title} prefill, {length:,} tokens", kind="prefill")
+            rows.append(replace(row, prompt=length, repeats=5, form=form))
+    return rows
+
+
+def _packed_shape(name: str) -> str:
+    return f"8b-{name}"
 
 
 def request_lengths(row: Row, run: int) -> list[tuple[int, int]]:

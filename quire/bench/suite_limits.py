@@ -22,16 +22,28 @@ from quire.bench.suite import OWN_TOKENS, Row, request_lengths
 from quire.models.spec import ModelSpec
 
 ITEMSIZE = 2  # the suite runs in bf16
+BITS = {"rtn-int4-g128": 4.125, "fp8": 8.0, "int8": 8.0}  # of a weight, its scales among them
 
 
 def step_load(row: Row, spec: ModelSpec) -> Load | None:
     """One step of the row, in the middle of its answers; None where steps differ."""
     if row.kind == "decode":
-        context = row.prompt + row.output // 2
-        return total(step_loads(spec, [Feed(context, 1)] * row.requests, ITEMSIZE).values())
-    if row.kind == "prefill":
-        return total(step_loads(spec, [Feed(0, row.prompt)], ITEMSIZE).values())
-    return None
+        feeds = [Feed(row.prompt + row.output // 2, 1)] * row.requests
+    elif row.kind == "prefill":
+        feeds = [Feed(0, row.prompt)]
+    else:
+        return None
+    return _in_bits(total(step_loads(spec, feeds, ITEMSIZE).values()), row, spec)
+
+
+def _in_bits(step: Load, row: Row, spec: ModelSpec) -> Load:
+    """With weights in the row's form, the head in eight bits."""
+    if not row.form:
+        return step
+    weights = total(step_loads(spec, [], ITEMSIZE).values()).num_bytes
+    head = ITEMSIZE * spec.vocab_size * spec.hidden_size
+    packed = (weights - head) * BITS[row.form] / 16 + head * 8 / 16
+    return Load(step.num_bytes - weights + packed, step.num_flops)
 
 
 def limit_of(row: Row, spec: ModelSpec, ceilings: Ceilings) -> float | None:

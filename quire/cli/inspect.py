@@ -99,7 +99,7 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     windows = layer_groups(spec.windows, spec.num_layers).windows
     needs = PageNeeds(config.cache.page_size, windows, max_inflight(config.sched, device))
     cpu = CpuPath.of(args, device)
-    held, keeps = _held(args, opened, spec, cpu, dtype)
+    held, keeps = _held(args, opened, spec, cpu, (device, dtype))
     has_codes = cpu.keeps_packed and any(one.form not in PLAIN for one in held)
     plain = plain_form(torch.float16 if has_codes else dtype)
     kept = cache_wish(args, config.cache, opened.checkpoint, spec)
@@ -220,21 +220,28 @@ def _open(args: EngineArgs) -> OpenModel:
     return open_model(replace(args, skip_tokenizer_init=not has_tokenizer(args)))
 
 
+On = tuple["torch.device", "torch.dtype"]
+
+
 def _held(
-    args: EngineArgs, opened: OpenModel, spec: ModelSpec, cpu: CpuPath, dtype: torch.dtype
+    args: EngineArgs, opened: OpenModel, spec: ModelSpec, cpu: CpuPath, on: On
 ) -> tuple[list[Held], bool]:
     """The weights as they will be in memory, and whether that is as they are stored."""
     from quire.cli.weight_forms import made_forms, stored_forms
+    from quire.engine.gpu_weights import keeps_packed_on
     from quire.quant.form_name import is_form
     from quire.quant.load_forms import load_form
     from quire.quant.methods import method_of, stored_method
 
+    device, dtype = on
+    keeps_packed = cpu.keeps_packed or keeps_packed_on(device, args, opened.checkpoint)
+    can_round = cpu.library is not None or device.type == "cuda"
     method = method_of(opened.checkpoint.config)
     name = args.quantization or ""
     rounds = is_form(name) and (method is None or stored_method(name) != method)
-    if cpu.keeps_packed and not rounds and (held := stored_forms(opened.checkpoint, method)):
+    if keeps_packed and not rounds and (held := stored_forms(opened.checkpoint, method)):
         return held, True
-    form = load_form(name) if rounds and cpu.library is not None else None  # else expanded again
+    form = load_form(name) if rounds and can_round else None  # else expanded again
     return made_forms(spec, dtype, form, name), False
 
 

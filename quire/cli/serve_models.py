@@ -1,7 +1,8 @@
 """`quire serve A B=path C`, or a TOML file: the models of one server.
 
 Options of the command line are for all models. A file has a table for each, with fields of
-`EngineArgs` and of `ModelSettings`:
+`EngineArgs` and of `ModelSettings`, and may say what `model: "auto"` means
+(`routing/settings.py`):
 
     [models.coder]
     model = "qwen2.5-coder-0.5b-instruct"
@@ -25,6 +26,7 @@ from quire.errors import BadRequest
 
 if TYPE_CHECKING:
     from quire.config import EngineArgs
+    from quire.routing.settings import AutoSettings
     from quire.server.settings import ModelSettings
 
 OWN = ("at_start", "park_after_s")
@@ -70,6 +72,19 @@ def wanted_models(args: Namespace) -> list[Wanted]:
     return found
 
 
+def wanted_auto(args: Namespace, names: Sequence[str]) -> AutoSettings | None:
+    """What the file says of `model: "auto"`; raises BadRequest."""
+    path = Path(args.model_words[0])
+    if path.suffix != ".toml" or "auto" not in (data := _read(path)):
+        return None
+    from quire.routing.settings import read_auto
+
+    try:
+        return read_auto(data["auto"], names, path.parent)
+    except BadRequest as error:
+        raise BadRequest(f"{path}: {error}") from None
+
+
 def engine_fields(args: Namespace, download: bool) -> dict[str, Any]:
     """Fields of ServeSettings: the engine of one model, or those of several."""
     from quire.load.recommended import recommended_sampling
@@ -81,7 +96,8 @@ def engine_fields(args: Namespace, download: bool) -> dict[str, Any]:
     if is_several(args.model_words):
         models = tuple(model_settings(args, one, download) for one in wanted_models(args))
         args.model_word = models[0].name
-        return {"engine": models[0].engine, "models": models}
+        auto = wanted_auto(args, [one.name for one in models])
+        return {"engine": models[0].engine, "models": models, "auto": auto}
     args.model_word = next(iter(args.model_words), None)
     engine = _engine(args, download)
     sampling: dict[str, int | float] = {}
@@ -137,14 +153,18 @@ def _from_word(word: str) -> Wanted:
     return Wanted(name, model, {}, {}) if mark else Wanted(model_name(word), word, {}, {})
 
 
-def _from_file(path: Path) -> list[Wanted]:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadRequest(f"{path}: {error}") from None
+
+
+def _from_file(path: Path) -> list[Wanted]:
+    data = _read(path)
     models = data.get("models")
-    if not isinstance(models, dict) or set(data) != {"models"}:
-        raise BadRequest(f"{path}: want tables [models.NAME] and nothing else")
+    if not isinstance(models, dict) or set(data) - {"auto"} != {"models"}:
+        raise BadRequest(f"{path}: want tables [models.NAME], [auto] and nothing else")
     return [_from_table(name, table, path) for name, table in models.items()]
 
 

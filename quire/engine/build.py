@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from quire.attn.backend import AttentionBackend
-from quire.attn.select import select_backend
+from quire.attn.proof import proved_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.dist.ranks import Ranks
 from quire.dist.stages import stage_layers
@@ -24,6 +24,7 @@ from quire.engine.copies import open_copies
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_heads import TargetModel
+from quire.engine.gpu_weights import gpu_weight_decisions, keeps_packed_on
 from quire.engine.load_model import load_model
 from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
@@ -52,6 +53,7 @@ from quire.models.decoder import Decoder, heads_of, spec_of_rank
 from quire.models.kv_cache import CacheWish, cache_of
 from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
+from quire.nn.ops import Ops
 from quire.quant.form_name import is_form
 from quire.quant.load_forms import LoadForm, load_form
 from quire.quant.methods import method_of, stored_method
@@ -102,10 +104,12 @@ def build_engine(
     args, ranks = seat.args, seat.ranks
     own = spec_of_rank(spec, ranks)
     cpu = CpuPath.of(args, device)
-    check_weights_fit(_weight_bytes(checkpoint, spec, cpu, dtype), total_memory(device))
+    is_gguf = isinstance(checkpoint, GGUFCheckpoint)
+    as_stored = keeps_packed_on(device, args, checkpoint) or (cpu.keeps_packed and is_gguf)
+    check_weights_fit(_weight_bytes(checkpoint, spec, as_stored, dtype), total_memory(device))
     heads = heads_of(own, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
-    name, backend = select_backend(config.attention_backend, device, dtype, heads, kept.name)
+    name, backend = proved_backend(config.attention_backend, device, dtype, heads, kept.coded)
     cpu, wish = _wish(args, checkpoint, device, cpu)
     model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks=ranks)
     backend = cpu.attention(backend, ops)
@@ -113,8 +117,7 @@ def build_engine(
     balance_keys(model, cache := whole.of_layers(model.layers))
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
-    attention = Decision("attention", name, f"first that can do {dtype} on {device.type}")
-    decisions = [*config.decisions, attention, *cpu.decisions(ops), *_about_cache(cache)]
+    decisions = _first_decisions(config, name, cpu, ops, cache)
     runs = Runs(model, backend, cache, rows, _largest_share(whole, ranks.stage.count))
     pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
@@ -134,9 +137,15 @@ def build_engine(
     runner.balancer = open_copies(args, model, checkpoint, names, wish, cpu)
     core = EngineCore(scheduler, runner, lag, grammars, drafts, adapters)
     connect_tiers(tiers, core, runner)
-    sized = replace(config.cache, num_pages=pages, token_bytes=whole.token_bytes)
-    config = replace(config, cache=sized, decisions=tuple(decisions))
+    config = _settled(config, pages, whole, decisions)
     return Engine(core, runner, config, spec, seat.group, tiers)
+
+
+def _settled(
+    config: EngineConfig, pages: int, whole: CacheSpec, decisions: list[Decision]
+) -> EngineConfig:
+    sized = replace(config.cache, num_pages=pages, token_bytes=whole.token_bytes)
+    return replace(config, cache=sized, decisions=tuple(decisions))
 
 
 def _whole_cache(
@@ -147,8 +156,14 @@ def _whole_cache(
     return cache_of(spec, plain, kept, page_size, is_staged=not ranks.stage.is_only)
 
 
-def _about_cache(cache: CacheSpec) -> list[Decision]:
-    return [*cache_decisions(cache), *_group_decisions(cache.groups)]
+def _first_decisions(
+    config: EngineConfig, attention: str, cpu: CpuPath, ops: Ops, cache: CacheSpec
+) -> list[Decision]:
+    """Those that are made before pages are counted."""
+    why = f"first that can do {config.dtype} on {config.device}"
+    weights = [*cpu.decisions(ops), *gpu_weight_decisions(ops, config.device)]
+    about_cache = [*cache_decisions(cache), *_group_decisions(cache.groups)]
+    return [*config.decisions, Decision("attention", attention, why), *weights, *about_cache]
 
 
 def _wish(
@@ -157,7 +172,7 @@ def _wish(
     form = asked_form(args, checkpoint, device)
     if form is not None:
         cpu = cpu.rounding_to(str(args.quantization))
-    return cpu, Wish(cpu.keeps_packed, form)
+    return cpu, Wish(cpu.keeps_packed or keeps_packed_on(device, args, checkpoint), form)
 
 
 def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> RequestRows:
@@ -167,8 +182,10 @@ def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> Request
     )
 
 
-def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, cpu: CpuPath, dtype: torch.dtype) -> int:
-    if cpu.keeps_packed and isinstance(checkpoint, GGUFCheckpoint):
+def _weight_bytes(
+    checkpoint: Checkpoint, spec: ModelSpec, as_stored: bool, dtype: torch.dtype
+) -> int:
+    if as_stored:
         return sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
     return spec.num_params * dtype.itemsize
 
@@ -199,11 +216,6 @@ def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -
         raise NotSupported(
             f"got quantization={name!r}, the weights are stored as {stored or 'plain numbers'};"
             " leave it out"
-        )
-    if device.type != "cpu":
-        raise NotSupported(
-            f"got quantization={name!r} on {device.type}: weights are rounded at load on CPUs only"
-            " so far; leave it out, or use a checkpoint that is stored in that form"
         )
     return load_form(name)
 

@@ -44,7 +44,7 @@ def balance_keys(model: Decoder, cache: CacheSpec) -> None:
         return
     numbers = torch.Generator(device="cpu").manual_seed(0)
     size = (NUM_PROBES, model.spec.hidden_size)
-    x = torch.randn(size, generator=numbers, device="cpu").to(model.dtype)
+    x = torch.randn(size, generator=numbers, device="cpu").to(model.device, model.dtype)
     for layer, block in zip(model.layers, model.blocks, strict=True):
         if not cache.form_of(layer).is_coded or layer in cache.scales:
             continue

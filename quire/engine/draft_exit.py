@@ -77,5 +77,5 @@ def _distilled(config: SpecConfig, args: EngineArgs, model: Decoder, cpu: CpuPat
     with torch.inference_mode():
         adapter = ExitAdapter(model.spec, ffn_size, model.dtype, model.device)
         load_weights(adapter, checkpoint, NAMES, Wish(cpu.keeps_packed, form))
-        adapter.finish(ops_of(model.device, library))
+        adapter.finish(ops_of(model.device, library, dtype=model.dtype))
     return ExitPart(depth, adapter)

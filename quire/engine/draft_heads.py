@@ -21,6 +21,7 @@ from quire.kv.spec import CacheSpec
 from quire.load.checkpoint import Checkpoint
 from quire.load.heads import load_eagle3, load_medusa, load_mtp
 from quire.load.open import open_model
+from quire.load.shipped import shipped_head
 from quire.load.wish import Wish
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder, heads_of
@@ -96,8 +97,8 @@ def open_head(config: SpecConfig, args: EngineArgs, target: TargetModel, cpu: Cp
     with torch.inference_mode():
         if config.model_part == "mtp":
             return _mtp(args, target, cpu)
-        assert config.model is not None
-        own = replace(args, model=config.model, skip_tokenizer_init=True, load_format="auto")
+        model = config.model or shipped_head(str(config.model_part), args.model)
+        own = replace(args, model=model, skip_tokenizer_init=True, load_format="auto")
         checkpoint = open_model(own).checkpoint
         form = load_form(config.quantization) if config.quantization else None
         wish = Wish(cpu.keeps_packed, form)
@@ -134,7 +135,7 @@ def _mtp(args: EngineArgs, target: TargetModel, cpu: CpuPath) -> FeaturePart:
 def _ops(target: TargetModel, cpu: CpuPath) -> Ops:
     """Kernels that are packed by no name: those of the target's layers are kept by theirs."""
     library = cpu.library if target.model.dtype == torch.float32 else None
-    return ops_of(target.model.device, library)
+    return ops_of(target.model.device, library, dtype=target.model.dtype)
 
 
 class _Pages(NamedTuple):

@@ -47,7 +47,7 @@ def load_model(
     # What is kept of a checkpoint's kernels is of its weights as they are.
     is_kept = library is not None and change is None
     packs = packs_of(checkpoint, wish, ranks) if is_kept else None
-    ops = ops_of(device, library, packs)
+    ops = ops_of(device, library, packs, dtype)
     with torch.inference_mode():
         model = Decoder(spec, heads, config.sched.max_model_len, dtype, device, ranks)
         if config.load_format == "dummy":

@@ -21,7 +21,14 @@ from torch import Tensor
 from quire.kernels.launch import Launcher, alignments
 from quire.kernels.route import SortedPairs
 
-__all__ = ["GroupTile", "multiply_gathered", "multiply_scattered", "pick_tile"]
+__all__ = [
+    "GroupTile",
+    "max_tiles",
+    "multiply_gathered",
+    "multiply_scattered",
+    "own_rows",
+    "pick_tile",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ def max_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
 
 
 @triton.jit
-def _own_rows(counts, tile, NUM: tl.constexpr, PAD: tl.constexpr, BLOCK_M: tl.constexpr):
+def own_rows(counts, tile, NUM: tl.constexpr, PAD: tl.constexpr, BLOCK_M: tl.constexpr):
     """(expert of this tile, its first sorted row, its number of rows); expert >= NUM: no tile."""
     expert = tl.arange(0, PAD)
     rows = tl.load(counts + expert, mask=expert < NUM, other=0)
@@ -124,7 +131,7 @@ def _grouped_kernel(
     tile = first_m + program % group_size % group_m
     n_start = program % group_size // group_m * BLOCK_N
 
-    expert, row, num_rows = _own_rows(counts, tile, NUM, PAD, BLOCK_M)
+    expert, row, num_rows = own_rows(counts, tile, NUM, PAD, BLOCK_M)
     if expert >= NUM:
         return
     offs_m = tl.arange(0, BLOCK_M)

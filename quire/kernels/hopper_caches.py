@@ -12,7 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.launch import alignments
-from quire.kernels.paged_split import PagedInputs
+from quire.kernels.paged_inputs import PagedInputs
 
 __all__ = ["BAND", "KeptDescriptors", "suits_hopper"]
 
@@ -21,11 +21,11 @@ BAND = gl.constexpr(64)  # columns of a copied box: 128 bytes, the span of the s
 
 def suits_hopper(q: Tensor, inputs: PagedInputs) -> bool:
     """Whether the Hopper kernels can copy these tensors and compute this kind of attention."""
-    _, _, page_size, head_dim = inputs.keys.shape
+    _, page_size, head_dim = inputs.heads
     return (
         has_hopper_kernels(q.device)
         and q.dtype in (torch.bfloat16, torch.float16)
-        and q.dtype == inputs.keys.dtype
+        and q.dtype == inputs.keys.dtype  # and so no codes
         and head_dim in (64, 128)
         and page_size in (16, 32, 64, 128, 256)
         and not inputs.window

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from quire.kernels.latent_tile import attend_latent_split, load_query
 from quire.kernels.launch import Launcher, alignments
-from quire.kernels.paged_split import PagedInputs, SplitGrid, tile_span
+from quire.kernels.paged_inputs import PagedInputs, SplitGrid
+from quire.kernels.paged_split import tile_span
 from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, Launch, PagedConfig, head_pad
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher, alignments
-from quire.kernels.paged_split import PagedInputs, SplitGrid, tile_span
+from quire.kernels.paged_inputs import PagedInputs, SplitGrid
+from quire.kernels.paged_split import tile_span
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
     PagedConfig,
@@ -112,7 +113,7 @@ def merge_splits(
     if grid.num_tiles == 0 or grid.max_splits <= 1 or grid.folds:
         return
     _, heads, head_dim = out.shape
-    kv_heads = inputs.keys.shape[1]
+    kv_heads = inputs.heads[0]
     num_rows = heads * grid.tile_tokens
     # Many tiles fill the chip with several rows a program; few tiles need a program for each row.
     rows = min(8, triton.next_power_of_2(num_rows)) if grid.num_tiles >= MANY_TILES else 1

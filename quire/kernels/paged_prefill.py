@@ -13,14 +13,14 @@ from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher, alignments
-from quire.kernels.paged_split import PagedInputs, tile_span
+from quire.kernels.paged_inputs import PagedInputs
+from quire.kernels.paged_split import tile_span
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
     PagedConfig,
     attend_split,
     fold,
     fold_weights,
-    head_pad,
     row_positions,
     split_span,
     with_sink,
@@ -47,6 +47,9 @@ def _prefill_kernel(
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    BITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
@@ -73,7 +76,7 @@ def _prefill_kernel(
 
     row = tl.load(rows + seq)
     pages = page_table + row.to(tl.int64) * table_stride
-    head_offset = kv_head * PAGE_SIZE * HEAD_DIM
+    head_offset = kv_head * HEAD_STRIDE
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
@@ -82,9 +85,8 @@ def _prefill_kernel(
     for split in range(num_splits):
         split_top, split_total, split_acc = attend_split(
             query, keys + head_offset, values + head_offset, pages, first_split + split,
-            position + 1, end, positions, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE,
-            KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_M, BLOCK_N, SPLIT_SIZE, OCTAVE, WINDOW,
-            CAP_SCALE, True,
+            position + 1, end, positions, scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
+            BLOCK_M, BLOCK_N, SPLIT_SIZE, OCTAVE, WINDOW, CAP_SCALE, True, BITS,
         )  # fmt: skip
         top, old_weight, new_weight = fold_weights(top, split_top, scale)
         total = fold(total, old_weight, split_total, new_weight)
@@ -104,9 +106,9 @@ def prefill_attention(
     `block_m // group` tokens to a tile and the third column unused."""
     if tiles.shape[0] == 0:
         return
-    _, kv_heads, page_size, head_dim = inputs.keys.shape
+    kv_heads = inputs.heads[0]
     group = q.shape[1] // kv_heads
-    assert q.is_contiguous() and out.is_contiguous() and inputs.keys.is_contiguous()
+    assert q.is_contiguous() and out.is_contiguous() and inputs.keys.stride(-1) == 1
     _launch(
         (kv_heads, tiles.shape[0], 1),
         (
@@ -118,10 +120,7 @@ def prefill_attention(
         {
             "TOKENS": config.prefill.block_m // group,
             "GROUP": group,
-            "KV_HEADS": kv_heads,
-            "HEAD_DIM": head_dim,
-            "HEAD_PAD": head_pad(head_dim),
-            "PAGE_SIZE": page_size,
+            **inputs.layout,
             "BLOCK_M": config.prefill.block_m,
             "BLOCK_N": config.block_n,
             "SPLIT_SIZE": config.split_size,

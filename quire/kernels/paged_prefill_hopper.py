@@ -29,7 +29,8 @@ from quire.kernels.hopper_ring import (
     produce,
 )
 from quire.kernels.launch import Launcher, alignments, int_kind
-from quire.kernels.paged_split import PagedInputs, tile_span
+from quire.kernels.paged_inputs import PagedInputs
+from quire.kernels.paged_split import tile_span
 from quire.kernels.paged_tile import INDEX_ARGS, PagedConfig, fold, fold_weights
 from quire.kernels.rehearsal import Memory
 from quire.kernels.splits import split_count, split_start

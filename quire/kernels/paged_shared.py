@@ -16,8 +16,9 @@ from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher, alignments
-from quire.kernels.paged_split import PagedInputs, SplitGrid, sharers
-from quire.kernels.paged_tile import INDEX_ARGS, PagedConfig, attend, empty_state, head_pad
+from quire.kernels.paged_inputs import PagedInputs, SplitGrid
+from quire.kernels.paged_split import sharers
+from quire.kernels.paged_tile import INDEX_ARGS, PagedConfig, attend, empty_state
 from quire.kernels.splits import split_start
 
 __all__ = ["company_size", "shared_attention"]
@@ -49,6 +50,9 @@ def _shared_kernel(
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    BITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
@@ -88,12 +92,11 @@ def _shared_kernel(
     head = seq.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + r % GROUP
     query = tl.load(q + head[:, None] * HEAD_DIM + dims[None, :], mask=keep, other=0.0)
     top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
-    head_offset = kv_head * PAGE_SIZE * HEAD_DIM
+    head_offset = kv_head * HEAD_STRIDE
     top, total, acc = attend(
         query, top, total, acc, keys + head_offset, values + head_offset, pages,
         low, high, context, 0, scale,
-        HEAD_DIM, HEAD_PAD, PAGE_SIZE, KV_HEADS * PAGE_SIZE * HEAD_DIM, BLOCK_N, 0, CAP_SCALE,
-        False,
+        HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, 0, CAP_SCALE, False, BITS,
     )  # fmt: skip
     part = (seq.to(tl.int64) * max_splits + split) * (KV_HEADS * GROUP) + kv_head * GROUP
     part += r % GROUP
@@ -109,7 +112,7 @@ def shared_attention(q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: Pa
     """Leave the states of the shared splits of [seqs, heads, dim] queries, one query a sequence.
 
     `split_attention` with `grid.company` set does the other splits."""
-    _, kv_heads, page_size, head_dim = inputs.keys.shape
+    kv_heads = inputs.heads[0]
     group = q.shape[1] // kv_heads
     assert grid.tiles is None and grid.company > 0, "sharing is for decode"
     assert not inputs.window, "a window moves on from what is shared"
@@ -124,10 +127,7 @@ def shared_attention(q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: Pa
             "COMPANY": grid.company,
             "COMPANY_PAD": triton.next_power_of_2(grid.company),
             "GROUP": group,
-            "KV_HEADS": kv_heads,
-            "HEAD_DIM": head_dim,
-            "HEAD_PAD": head_pad(head_dim),
-            "PAGE_SIZE": page_size,
+            **inputs.layout,
             "BLOCK_M": config.prefill.block_m,
             "BLOCK_N": config.block_n,
             "SPLIT_SIZE": config.split_size,

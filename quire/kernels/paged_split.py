@@ -9,7 +9,6 @@ as contexts grow; lanes without a split return. For many queries see `paged_pref
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -19,16 +18,15 @@ from torch import Tensor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.launch import Launcher, alignments
+from quire.kernels.paged_inputs import PagedInputs, SplitGrid
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
-    LOG2_E,
     PagedConfig,
     attend_split,
     attend_tile,
     empty_state,
     fold,
     fold_weights,
-    head_pad,
     in_reach,
     load_tile,
     row_positions,
@@ -39,62 +37,6 @@ from quire.kernels.paged_tile import (
 from quire.kernels.splits import lane_splits, split_start
 
 WIDEST_WALK = 128  # head dim
-
-
-@dataclass(frozen=True, slots=True)
-class PagedInputs:
-    """What both attention kernels read; contiguous, int32 where integral."""
-
-    keys: Tensor  # [pages, kv_heads, page_size, dim]
-    values: Tensor
-    page_table: Tensor  # [max_rows, max_pages]
-    rows: Tensor  # [seqs]
-    query_starts: Tensor  # [seqs + 1]
-    context_lens: Tensor  # [seqs]
-    scale: float
-    window: int = 0  # last positions that a query sees, its own included; 0: all
-    softcap: float = 0.0  # logits go through softcap * tanh(logit / softcap); 0: as they are
-    sinks: Tensor | None = None  # [heads] f32 logits that take part in the softmax, no values
-
-    @property
-    def state_scale(self) -> float:
-        """From the logits in a softmax state to powers of two: products of q and k, or tanh."""
-        return (self.softcap or self.scale) * LOG2_E
-
-    @property
-    def cap_scale(self) -> float:
-        """From products of q and k to what exp2 turns into tanh; 0: no cap."""
-        return 2 * LOG2_E * self.scale / self.softcap if self.softcap else 0.0
-
-    @property
-    def table_stride(self) -> int:
-        return self.page_table.stride(0)
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What a compiled kernel depends on, for the launcher; the integers are int32."""
-        aligned = alignments(self.keys, self.values, self.page_table)
-        return self.keys.dtype, self.rows.dtype, aligned
-
-
-@dataclass(frozen=True, slots=True)
-class SplitGrid:
-    """How the split kernel is laid out over a batch.
-
-    `tiles` rows are (sequence, first query token of it, first scratch row): None means that tile i
-    is the single token of sequence i and owns scratch rows [i * max_splits, (i + 1) * max_splits).
-    """
-
-    tiles: Tensor | None  # [num_tiles, 3]
-    num_tiles: int
-    tile_tokens: int  # most query tokens in a tile
-    max_splits: int  # bound on splits of any one tile
-    lanes: int  # programs that share the splits of a tile
-    acc: Tensor  # [splits, kv_heads, tile_tokens * group, dim] fp32 scratch, flat
-    sums: Tensor  # [splits, kv_heads, tile_tokens * group, 2] fp32 scratch, flat: row max, row sum
-    folds: bool = False  # the one lane of a tile folds its splits: nothing to merge
-    # Neighbours in the batch whose shared splits `paged_shared.py` attends together; 0: none.
-    company: int = 0
 
 
 @triton.jit
@@ -166,7 +108,7 @@ def _walk(
     query, keys, values, pages, page, split, borders, positions, scale, scratch, part, is_row,
     keep, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT_SIZE: tl.constexpr, OCTAVE: tl.constexpr, STATES: tl.constexpr,
-    WINDOW: tl.constexpr, CAP_SCALE: tl.constexpr, FOLDS: tl.constexpr,
+    WINDOW: tl.constexpr, CAP_SCALE: tl.constexpr, FOLDS: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """(place, top, total, acc) of the last split of a run; earlier splits are stored or folded in.
 
@@ -183,9 +125,9 @@ def _walk(
         n = start + tl.arange(0, BLOCK_N)
         here = page
         page = tl.load(pages + (n + BLOCK_N) // PAGE_SIZE, mask=n + BLOCK_N < high, other=0)
-        k, v = load_tile(
+        tile = load_tile(
             keys, values, here, n, oldest, high, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
-            WINDOW, True,
+            WINDOW, True, BITS,
         )  # fmt: skip
         if start == border:
             split += 1
@@ -199,7 +141,7 @@ def _walk(
                 part += STATES
             top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
         top, total, acc = attend_tile(
-            query, k, v, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE, True
+            query, tile, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE, True, BITS
         )
     if FOLDS:
         top, old, new = fold_weights(folded_top, top, scale)
@@ -233,6 +175,9 @@ def _split_kernel(
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    BITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
@@ -279,11 +224,10 @@ def _split_kernel(
     place = head[:, None] * HEAD_DIM + dims[None, :]
     query = tl.load(q + place, mask=keep, other=0.0)
     sink = sinks + kv_head * GROUP + r % GROUP
-    keys += kv_head * PAGE_SIZE * HEAD_DIM
-    values += kv_head * PAGE_SIZE * HEAD_DIM
+    keys += kv_head * HEAD_STRIDE
+    values += kv_head * HEAD_STRIDE
     positions = row_positions(position, end, BLOCK_M, GROUP, WINDOW)
     STATES: tl.constexpr = KV_HEADS * TOKENS * GROUP  # rows of scratch to a split
-    PAGE_STRIDE: tl.constexpr = KV_HEADS * PAGE_SIZE * HEAD_DIM
     scratch = (acc_scratch, sums_scratch)
     first_part = scratch_row.to(tl.int64) * STATES + kv_head * (TOKENS * GROUP) + r
     if WALKS:
@@ -291,7 +235,7 @@ def _split_kernel(
         part, top, total, acc = _walk(
             query, keys, values, pages, page, first_split + split, (oldest, low, high),
             positions, scale, scratch, part, is_row, keep, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE,
-            BLOCK_N, SPLIT_SIZE, OCTAVE, STATES, WINDOW, CAP_SCALE, FOLDS,
+            BLOCK_N, SPLIT_SIZE, OCTAVE, STATES, WINDOW, CAP_SCALE, FOLDS, BITS,
         )  # fmt: skip
         if FOLDS or num_splits == 1:
             _answer(out + place, top, total, acc, sink, keep, scale, HAS_SINKS)
@@ -311,7 +255,7 @@ def _split_kernel(
                 top, total, acc = attend_split(
                     query, keys, values, pages, first_split + own, position + 1, end, positions,
                     scale, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_M, BLOCK_N,
-                    SPLIT_SIZE, OCTAVE, WINDOW, CAP_SCALE, False,
+                    SPLIT_SIZE, OCTAVE, WINDOW, CAP_SCALE, False, BITS,
                 )  # fmt: skip
                 if num_splits == 1:
                     _answer(out + place, top, total, acc, sink, keep, scale, HAS_SINKS)
@@ -329,9 +273,9 @@ def split_attention(
     """Attend [tokens, heads, dim] queries of the tiles; follow with `merge_splits`."""
     if grid.num_tiles == 0:
         return
-    _, kv_heads, page_size, head_dim = inputs.keys.shape
+    kv_heads, _, head_dim = inputs.heads
     group = q.shape[1] // kv_heads
-    assert q.is_contiguous() and out.is_contiguous() and inputs.keys.is_contiguous()
+    assert q.is_contiguous() and out.is_contiguous() and inputs.keys.stride(-1) == 1
     assert grid.tile_tokens * group <= config.split.block_m, f"{grid.tile_tokens=} {group=}"
     # In one loop the states of wide heads would not fit beside its tiles.
     walks = grid.folds or (not grid.company and head_dim <= WIDEST_WALK)
@@ -349,10 +293,7 @@ def split_attention(
             "HAS_TILES": grid.tiles is not None,
             "TOKENS": grid.tile_tokens,
             "GROUP": group,
-            "KV_HEADS": kv_heads,
-            "HEAD_DIM": head_dim,
-            "HEAD_PAD": head_pad(head_dim),
-            "PAGE_SIZE": page_size,
+            **inputs.layout,
             "BLOCK_M": config.split.block_m,
             "BLOCK_N": config.block_n,
             "SPLIT_SIZE": config.split_size,

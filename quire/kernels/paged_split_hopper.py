@@ -30,7 +30,7 @@ from quire.kernels.hopper_split_ring import (
 )
 from quire.kernels.launch import Launcher, alignments, int_kind
 from quire.kernels.matmul_configs import MULTIPROCESSORS
-from quire.kernels.paged_split import PagedInputs, SplitGrid
+from quire.kernels.paged_inputs import PagedInputs, SplitGrid
 from quire.kernels.paged_tile import INDEX_ARGS, PagedConfig, fold, fold_weights
 from quire.kernels.rehearsal import Memory
 from quire.kernels.splits import split_start

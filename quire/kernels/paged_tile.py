@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.coded_tile import load_codes
 from quire.kernels.splits import Splits, split_count, split_start
 
 LOG2_E = 1.4426950408889634
@@ -109,33 +110,49 @@ def tanh(products, CAP_SCALE: tl.constexpr):
 def load_tile(
     keys, values, page, n, oldest, last,
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [BLOCK_N, HEAD_PAD] of positions n, which lie in pages [BLOCK_N]."""
-    dims = tl.arange(0, HEAD_PAD)
-    offset = page.to(tl.int64) * PAGE_STRIDE + (n % PAGE_SIZE) * HEAD_DIM
-    place = offset[:, None] + dims[None, :]
-    if MASKED:
-        # Slots out of reach hold anything, NaN too, and 0 * NaN would leak into acc.
-        live = in_reach(n, oldest, last, WINDOW)[:, None] & (dims < HEAD_DIM)[None, :]
-        k = tl.load(keys + place, mask=live, other=0.0)
-        v = tl.load(values + place, mask=live, other=0.0)
-    elif HEAD_DIM == HEAD_PAD:
-        k = tl.load(keys + place)
-        v = tl.load(values + place)
+    """(k, v [BLOCK_N, HEAD_PAD], their scales [BLOCK_N]) of positions n, in pages [BLOCK_N].
+
+    Floats have no scales; BITS of a code says that there are some."""
+    k_scale, v_scale = 0.0, 0.0
+    offset = page.to(tl.int64) * PAGE_STRIDE
+    if BITS > 0:
+        live = n >= 0
+        if MASKED:
+            live = in_reach(n, oldest, last, WINDOW)
+        row = n % PAGE_SIZE
+        k, k_scale = load_codes(keys, offset, row, live, HEAD_DIM, HEAD_PAD, PAGE_SIZE, BITS)
+        v, v_scale = load_codes(values, offset, row, live, HEAD_DIM, HEAD_PAD, PAGE_SIZE, BITS)
     else:
-        k = tl.load(keys + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-        v = tl.load(values + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-    return k, v
+        dims = tl.arange(0, HEAD_PAD)
+        offset += (n % PAGE_SIZE) * HEAD_DIM
+        place = offset[:, None] + dims[None, :]
+        if MASKED:
+            # Slots out of reach hold anything, NaN too, and 0 * NaN would leak into acc.
+            live = in_reach(n, oldest, last, WINDOW)[:, None] & (dims < HEAD_DIM)[None, :]
+            k = tl.load(keys + place, mask=live, other=0.0)
+            v = tl.load(values + place, mask=live, other=0.0)
+        elif HEAD_DIM == HEAD_PAD:
+            k = tl.load(keys + place)
+            v = tl.load(values + place)
+        else:
+            k = tl.load(keys + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+            v = tl.load(values + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+    return k, v, k_scale, v_scale
 
 
 @triton.jit
 def attend_tile(
-    q, k, v, ones, top, total, acc, n, positions, scale,
-    WINDOW: tl.constexpr, CAP_SCALE: tl.constexpr, MASKED: tl.constexpr,
+    q, tile, ones, top, total, acc, n, positions, scale,
+    WINDOW: tl.constexpr, CAP_SCALE: tl.constexpr, MASKED: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """Extend a state by one tile: k, v [BLOCK_N, HEAD_PAD] at positions n."""
+    """Extend a state by one tile that `load_tile` gave, at positions n."""
+    k, v, k_scale, v_scale = tile
+    k, v = k.to(q.dtype), v.to(q.dtype)
     logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N] unscaled
+    if BITS > 0:
+        logits = logits * k_scale[None, :]
     if CAP_SCALE > 0:
         logits = tanh(logits, CAP_SCALE)
     if MASKED:
@@ -146,8 +163,11 @@ def attend_tile(
     # A row that has seen no key yet keeps top = -inf; 0 in its place avoids inf - inf.
     ref = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
     decay = tl.exp2((top - ref) * scale)
-    p = tl.exp2(tl.fma(logits, scale, (ref * -scale)[:, None])).to(q.dtype)
+    weights = tl.exp2(tl.fma(logits, scale, (ref * -scale)[:, None]))
+    p = weights.to(q.dtype)
     total = tl.dot(p, ones, total * decay[:, None], input_precision="ieee")
+    if BITS > 0:
+        p = (weights * v_scale[None, :]).to(q.dtype)
     acc = tl.dot(p, v, acc * decay[:, None], input_precision="ieee")
     return new_top, total, acc
 
@@ -174,6 +194,7 @@ def attend(
     WINDOW: tl.constexpr,
     CAP_SCALE: tl.constexpr,
     MASKED: tl.constexpr,
+    BITS: tl.constexpr,
 ):
     """Extend a state by the keys of [first, last). MASKED=False promises that every row sees
     every key of every tile; masking such a tile would change no bit."""
@@ -186,12 +207,12 @@ def attend(
         n = start + tl.arange(0, BLOCK_N)
         here = page
         page = tl.load(pages + (n + BLOCK_N) // PAGE_SIZE, mask=n + BLOCK_N < last, other=0)
-        k, v = load_tile(
+        tile = load_tile(
             keys, values, here, n, oldest, last, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
-            WINDOW, MASKED,
+            WINDOW, MASKED, BITS,
         )  # fmt: skip
         top, total, acc = attend_tile(
-            q, k, v, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE, MASKED
+            q, tile, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE, MASKED, BITS
         )
     return top, total, acc
 
@@ -268,6 +289,7 @@ def attend_split(
     WINDOW: tl.constexpr,  # last positions that a query sees, its own included; 0: all
     CAP_SCALE: tl.constexpr,  # logits are tanh(product * CAP_SCALE / 2 log2(e)); 0: the product
     TWO_LOOPS: tl.constexpr,
+    BITS: tl.constexpr,  # of a code in the cache; 0: floats
 ):
     """The state of one split: (top [M], total [M], acc [M, HEAD_PAD]).
 
@@ -280,16 +302,16 @@ def attend_split(
         if WINDOW > 0:
             top, total, acc = attend(
                 q, top, total, acc, keys, values, pages, low, inner, positions, oldest, scale,
-                HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, WINDOW, CAP_SCALE, True,
+                HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, WINDOW, CAP_SCALE, True, BITS,
             )  # fmt: skip
         edge = tl.maximum(inner, tl.minimum(full, high) // BLOCK_N * BLOCK_N)
         top, total, acc = attend(
             q, top, total, acc, keys, values, pages, inner, edge, positions, oldest, scale,
-            HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, WINDOW, CAP_SCALE, False,
+            HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, WINDOW, CAP_SCALE, False, BITS,
         )  # fmt: skip
     top, total, acc = attend(
         q, top, total, acc, keys, values, pages, edge, high, positions, oldest, scale,
-        HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, WINDOW, CAP_SCALE, True,
+        HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE, BLOCK_N, WINDOW, CAP_SCALE, True, BITS,
     )  # fmt: skip
     return top, tl.max(total, 1), acc  # the columns are equal, so max picks, not reduces
 

@@ -63,6 +63,56 @@ def _normed(x, scale, weight):
 
 
 @triton.jit
+def transformed(
+    row, head, position, cos, sin, q_weight, k_weight, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
+    HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, HAS_ROPE: tl.constexpr,
+    HAS_NORM: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """(low, high, tail) of some heads of one token's qkv, normed and rotated; waits before reading.
+
+    A head is [HALF | HALF | rest], [BLOCK_H, HALF_PAD] twice and [BLOCK_H, REST_PAD]."""
+    is_q = (head < HEADS)[:, None]
+    is_qk = (head < HEADS + KV_HEADS)[:, None]
+    is_head = (head < HEADS + 2 * KV_HEADS)[:, None]
+    half = tl.arange(0, HALF_PAD)
+    is_half = half < HALF
+    rest = 2 * HALF + tl.arange(0, REST_PAD)
+    is_rest = rest < HEAD_DIM
+    if HAS_ROPE:
+        cosine = tl.load(cos + position * HALF + half, mask=is_half, other=0.0)
+        sine = tl.load(sin + position * HALF + half, mask=is_half, other=0.0)
+    if HAS_NORM:
+        weights = (
+            _weights(q_weight, k_weight, half, is_half, is_q),
+            _weights(q_weight, k_weight, HALF + half, is_half, is_q),
+            _weights(q_weight, k_weight, rest, is_rest, is_q),
+        )
+    wait_for_last(EARLY)  # nothing that the chain writes was read so far
+    source = row + head[:, None] * HEAD_DIM  # [BLOCK_H, 1]
+    low = tl.load(source + half[None, :], mask=is_head & is_half[None, :], other=0.0)
+    high = tl.load(source + HALF + half[None, :], mask=is_head & is_half[None, :], other=0.0)
+    tail = tl.load(source + rest[None, :], mask=is_head & is_rest[None, :], other=0.0)
+    low_out, high_out = low, high
+    if HAS_NORM:
+        a, b, c = low.to(tl.float32), high.to(tl.float32), tail.to(tl.float32)
+        squares = tl.sum(a * a, 1) + tl.sum(b * b, 1) + tl.sum(c * c, 1)
+        scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        low_out = _normed(low, scale, weights[0])
+        high_out = _normed(high, scale, weights[1])
+        tail = tl.where(is_qk, _normed(tail, scale, weights[2]), tail)
+    if HAS_ROPE:
+        cosine = cosine.to(low.dtype).to(tl.float32)[None, :]
+        sine = sine.to(low.dtype).to(tl.float32)[None, :]
+        a, b = low_out.to(tl.float32), high_out.to(tl.float32)
+        low_out = (a * cosine - b * sine).to(low.dtype)
+        high_out = (b * cosine + a * sine).to(low.dtype)
+    low_out = tl.where(is_qk, low_out, low)
+    high_out = tl.where(is_qk, high_out, high)
+    return low_out, high_out, tail
+
+
+@triton.jit
 def _scatter(y, head, dims, keep, q_row, keys, values, page_row, HEADS, KV_HEADS, HEAD_DIM):
     """Each row of y goes where its head belongs: queries, a key page or a value page."""
     is_head = keep[None, :] & (head < HEADS + 2 * KV_HEADS)[:, None]
@@ -103,9 +153,6 @@ def _rope_kv_write_kernel(
     let_next_start(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)  # q heads, then k, then v
-    is_q = (head < HEADS)[:, None]
-    is_qk = (head < HEADS + KV_HEADS)[:, None]
-    is_head = (head < HEADS + 2 * KV_HEADS)[:, None]
     slot = tl.load(slots + token).to(tl.int64)
     position = tl.load(positions + token).to(tl.int64)
     kv_head = tl.where(head < HEADS + KV_HEADS, head - HEADS, head - HEADS - KV_HEADS)
@@ -116,36 +163,10 @@ def _rope_kv_write_kernel(
     is_half = half < HALF
     rest = 2 * HALF + tl.arange(0, REST_PAD)
     is_rest = rest < HEAD_DIM
-    if HAS_ROPE:
-        cosine = tl.load(cos + position * HALF + half, mask=is_half, other=0.0)
-        sine = tl.load(sin + position * HALF + half, mask=is_half, other=0.0)
-    if HAS_NORM:
-        weights = (
-            _weights(q_weight, k_weight, half, is_half, is_q),
-            _weights(q_weight, k_weight, HALF + half, is_half, is_q),
-            _weights(q_weight, k_weight, rest, is_rest, is_q),
-        )
-    wait_for_last(EARLY)  # nothing that the chain writes was read so far
-    source = qkv + token * qkv_stride + head[:, None] * HEAD_DIM  # [BLOCK_H, 1]
-    low = tl.load(source + half[None, :], mask=is_head & is_half[None, :], other=0.0)
-    high = tl.load(source + HALF + half[None, :], mask=is_head & is_half[None, :], other=0.0)
-    tail = tl.load(source + rest[None, :], mask=is_head & is_rest[None, :], other=0.0)
-    low_out, high_out = low, high
-    if HAS_NORM:
-        a, b, c = low.to(tl.float32), high.to(tl.float32), tail.to(tl.float32)
-        squares = tl.sum(a * a, 1) + tl.sum(b * b, 1) + tl.sum(c * c, 1)
-        scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        low_out = _normed(low, scale, weights[0])
-        high_out = _normed(high, scale, weights[1])
-        tail = tl.where(is_qk, _normed(tail, scale, weights[2]), tail)
-    if HAS_ROPE:
-        cosine = cosine.to(low.dtype).to(tl.float32)[None, :]
-        sine = sine.to(low.dtype).to(tl.float32)[None, :]
-        a, b = low_out.to(tl.float32), high_out.to(tl.float32)
-        low_out = (a * cosine - b * sine).to(low.dtype)
-        high_out = (b * cosine + a * sine).to(low.dtype)
-    low_out = tl.where(is_qk, low_out, low)
-    high_out = tl.where(is_qk, high_out, high)
+    low_out, high_out, tail = transformed(
+        qkv + token * qkv_stride, head, position, cos, sin, q_weight, k_weight, eps,
+        HEADS, KV_HEADS, HEAD_DIM, HALF, HALF_PAD, REST_PAD, HAS_ROPE, HAS_NORM, EARLY,
+    )  # fmt: skip
     _scatter(low_out, head, half, is_half, q_row, keys, values, page_row, HEADS, KV_HEADS, HEAD_DIM)
     _scatter(
         high_out, head, HALF + half, is_half, q_row, keys, values, page_row,

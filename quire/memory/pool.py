@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec, LayerCache
+from quire.attn.moves import slot_mover
 from quire.kv.forms import CacheForm
 from quire.kv.spec import CacheSpec
 
@@ -88,6 +89,22 @@ class PagePool:
         """Copy pages `sources` to pages `targets`, all places (int64, no repeats)."""
         for region in self._regions:
             region[:, :, targets] = region[:, :, sources]
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy keys and values of single tokens from slot to slot, [groups, tokens] int64, in all
+        layers; only with a backend that takes trees (`attn/moves.py`)."""
+        mover = slot_mover(self._backend)
+        if not self.cache.is_uniform:
+            for layer, cache in self._layers.items():
+                group = self.group_of(layer)
+                mover.move(cache, sources[group], targets[group], self._spec)
+            return
+        # All places at once: no page is of two groups.
+        parts = self.data.unbind(1)
+        values = parts[1] if len(parts) == 2 else parts[0][..., :0]
+        whole = LayerCache(parts[0], values, self.cache.form)
+        for group in range(len(self.groups)):
+            mover.move(whole, sources[group], targets[group], self._spec)
 
     def export(self, pages: Sequence[int]) -> bytearray:
         """The bytes of these pages, one after the other."""

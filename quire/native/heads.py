@@ -43,7 +43,9 @@ class StepPointers:
         for group, batch in enumerate(batches):
             self.slots[group] = address_of(batch.slots, torch.int64)
             self.tables[group] = address_of(batch.page_table, torch.int32)
+        trees = {} if first.paths is None else _trees(first.paths)
         return Step(
+            **trees,
             ids=address_of(first.input_ids, torch.int64),
             positions=address_of(first.positions, torch.int64),
             slots=ctypes.addressof(self.slots),
@@ -56,6 +58,10 @@ class StepPointers:
             table_stride=first.page_table.stride(0),
             page_size=first.page_size,
         )
+
+
+def _trees(paths: Tensor) -> dict[str, int]:
+    return {"paths": address_of(paths, torch.int32), "path_stride": paths.stride(0)}
 
 
 def address_of(tensor: Tensor, dtype: torch.dtype) -> int:

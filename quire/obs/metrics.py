@@ -33,7 +33,7 @@ __all__ = ["FinishReport", "ServerMetrics"]
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 ENGINE_HISTOGRAM = "iteration_tokens_total"
-LABELLED = ("_finished", "_rejected", "_http", "_answer_cache")
+LABELLED = ("_finished", "_rejected", "_http", "_answer_cache", "_routed")
 SUMS = ("_num_accepted", "_num_prompt", "_num_cached", "_num_generated", "_num_disconnected")
 
 
@@ -65,7 +65,7 @@ class ServerMetrics:
         self._http_seconds: dict[tuple[str, ...], Histogram] = {}
         self._finished = LabelledCounts(*((reason,) for reason in FINISH_REASONS))
         self._rejected, self._http = LabelledCounts(), LabelledCounts()
-        self._answer_cache = LabelledCounts()
+        self._answer_cache, self._routed = LabelledCounts(), LabelledCounts()
         self._num_accepted = self._num_prompt = self._num_cached = self._num_generated = 0
         self._num_open = self._num_disconnected = self._num_restarts = 0
         self._engine_now: Mapping[str, float] = {}
@@ -133,6 +133,10 @@ class ServerMetrics:
     def answer_cache(self, outcome: str) -> None:
         """A request asked the cache of answers: "exact", "draft", "proved", "answer", "miss"."""
         self._answer_cache.add(outcome)
+
+    def routed(self, reason: str) -> None:
+        """A request for "auto" came to this model: by "rule", "chance", "cascade" ..."""
+        self._routed.add(reason)
 
     def disconnected(self) -> None:
         """A client left before its answer was done."""
@@ -270,6 +274,7 @@ class ServerMetrics:
             "engine": {"steps": int(steps), "restarts": self._num_restarts},
             "experts": self._experts.summary(),
             "answer_cache": {how: n for (how,), n in self._answer_cache.counts.items()},
+            "routed": {why: n for (why,), n in self._routed.counts.items()},
         }
 
     def live(self) -> dict[str, Any]:
@@ -337,6 +342,7 @@ class ServerMetrics:
             "requests_accepted": self._num_accepted,
             "requests_rejected": self._rejected.counts,
             "answer_cache_requests": self._answer_cache.counts,
+            "route_requests": self._routed.counts,
             "http_requests": self._http.counts,
             "http_request_seconds": self._http_seconds,
             "open_streams": self._num_open,

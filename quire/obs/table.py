@@ -139,7 +139,7 @@ METRICS = (
     _shared(
         "spec_decode_num_accepted_tokens_per_pos",
         "counter",
-        "The same by place among the drafts of a step, from 0.",
+        "The same by how many tokens ahead they were, from 0.",
         ("position",),
     ),
     Metric("spec_decode_draft_seconds", "counter", "Time spent on making drafts."),
@@ -176,6 +176,13 @@ METRICS = (
         "Requests that asked the cache of answers, by what came of it: exact, draft, proved, answer"
         " or miss.",
         ("outcome",),
+    ),
+    Metric(
+        "route_requests",
+        "counter",
+        "Requests for the model auto that came to this one, by reason: rule, chance, cascade,"
+        " default, budget, unavailable or escalated. An escalated one counts for both models.",
+        ("reason",),
     ),
     Metric("http_requests", "counter", "HTTP answers.", ("route", "status")),
     Metric(

@@ -6,6 +6,7 @@ Kernels are imported here and nowhere below, so that CPU installs need no triton
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -31,35 +32,67 @@ from quire.nn.ops import (
 from quire.ops.expert_loop import add_ranks
 from quire.ops.int8_inputs import Int8Inputs
 from quire.ops.matmul_linear import MatmulLinear
+from quire.ops.packed_experts import PackedExperts, are_packed, rows_of
+from quire.ops.packed_forms import PackedForms, PackedTable, has_order
+from quire.ops.packed_linear import PackedLinear
 from quire.ops.route import sigmoid
 from quire.ops.torch_gate import ACTIVATIONS
 from quire.ops.torch_ops import TorchTable
-from quire.quant.weight import Weight, tensor_of
+from quire.quant.deferred import made
+from quire.quant.weight import Dense, Weight, tensor_of
 
 
 class CudaOps:
     """`nn.ops.Ops`."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        """`dtype`: of activations, and of weights that are expanded."""
         self._layouts = Layouts()  # shared by all products
+        self.packed = PackedForms(device, dtype, self._layouts)
 
     def linear(
         self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None = None
     ) -> LinearKernel:
-        kernel = MatmulLinear(tensor_of(weights), bias, self._layouts, gate)
-        return Int8Inputs(kernel) if weights[0].inputs == "int8-row" else kernel
+        weights = [made(weight) for weight in weights]
+        if all(isinstance(weight, Dense) for weight in weights):
+            floats = tensor_of([self.packed.ready(weight) for weight in weights])
+            kernel = MatmulLinear(floats, bias, self._layouts, gate)
+            return Int8Inputs(kernel) if weights[0].inputs == "int8-row" else kernel
+        return self.packed.linear(weights, bias, gate)
 
     def table(self, weight: Weight) -> Table:
-        return TorchTable(weight.dequantize())
+        weight = self.packed.ready(weight)
+        dense = isinstance(weight, Dense)
+        slabs = None if dense or has_order(weight) else self.packed.slabs(weight)
+        if slabs is not None:
+            return PackedTable(slabs, self.packed.dtype)
+        return TorchTable(weight.dequantize() if dense else self.packed.expanded(weight))
 
     def tied(self, weight: Weight) -> tuple[Table, LinearKernel]:
-        return self.table(weight), self.linear([weight], None)
+        weight = self.packed.ready(weight)
+        if isinstance(weight, Dense):
+            return self.table(weight), self.linear([weight], None)
+        if has_order(weight):  # rows are read in the order of their inputs
+            weight = Dense(self.packed.expanded(weight), weight.inputs)
+        kernel = self.packed.linear([weight], None, None)
+        if isinstance(kernel, PackedLinear):
+            return PackedTable(kernel.slabs, self.packed.dtype), kernel
+        assert isinstance(kernel, MatmulLinear)
+        return TorchTable(kernel.product.w), kernel
 
     def head_product(self, weight: Tensor) -> HeadProduct:
-        return CudaHeads(weight)
+        return CudaHeads(weight.to(self.packed.device, self.packed.dtype))
 
     def experts(self, weights: ExpertWeights) -> ExpertKernel:
-        return GroupedExperts(weights.fused("up"), weights.fused("down"), weights.gate)
+        if not are_packed(weights):
+            return GroupedExperts(weights.fused("up"), weights.fused("down"), weights.gate)
+        rows = [rows_of(weights, name, self.packed.ready) for name in ("up", "down")]
+        slabs = [self.packed.expert_slabs(of) for of in rows]
+        num = weights.num_experts
+        if slabs[0] is not None and slabs[1] is not None:
+            return PackedExperts(slabs[0], slabs[1], num, partial(gate, form=weights.gate))
+        up, down = ((of.floats(num, self.packed.expanded), of.bias) for of in rows)
+        return GroupedExperts(up, down, weights.gate)
 
     def rms_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float

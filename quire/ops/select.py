@@ -11,10 +11,16 @@ from quire.ops.native_ops import NativeOps
 from quire.ops.torch_ops import TorchOps
 
 
-def ops_of(device: torch.device, library: Library | None, packs: Packs | None = None) -> Ops:
-    """`library`: of native kernels, for a CPU that has it; `packs`: what it packed before."""
+def ops_of(
+    device: torch.device,
+    library: Library | None,
+    packs: Packs | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Ops:
+    """`library`: of native kernels, for a CPU that has it; `packs`: what it packed before.
+    `dtype`: of the model, which GPUs expand weights to."""
     if device.type == "cuda":
         from quire.ops.cuda_ops import CudaOps  # not above: CPU installs need no triton
 
-        return CudaOps()
+        return CudaOps(device, dtype)
     return TorchOps() if library is None else NativeOps(library, packs)

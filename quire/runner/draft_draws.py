@@ -15,14 +15,19 @@ from torch import Tensor
 
 from quire.grammar.live import LiveMatchers
 from quire.grammar.matcher import GrammarError
+from quire.request import RequestId
 from quire.runner.drafter import drafting_rows, fork_matchers
 from quire.runner.gather import StepShape
 from quire.runner.masks import GrammarMasks
 from quire.runner.rows import GRAMMAR, HIDDEN, LOGPROBS
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import sample_inputs
+from quire.runner.trees import StepTrees, TreeNode
 from quire.runner.upload import IntArray, Uploader
+from quire.sample.cpu_ops import CpuSampling
 from quire.step import Work
+
+MAX_PLACES = 1 << 10  # nodes of a tree, at the very most
 
 
 class DraftDraws:
@@ -33,6 +38,7 @@ class DraftDraws:
         size = target.model.spec.vocab_size
         self._masks = GrammarMasks(self._matchers, size, self._uploader)
         self._judged: list[Work] = []
+        self._branches: list[RequestId] = []  # matchers of the nodes of trees
 
     def begin(self, works: Sequence[Work]) -> None:
         """These works are about to get drafts."""
@@ -62,6 +68,54 @@ class DraftDraws:
         if mask is not None:
             self._follow(fed, drawn.tokens)
 
+    def draw_children(self, nodes: Sequence[TreeNode], logits: Tensor) -> None:
+        """Tokens for all that follow these nodes of trees, from logits [nodes, tokens].
+
+        The first of a node's children is the draw, the second what would be drawn in its place."""
+        fed = tuple(node.alone(_id_of(node)) for node in nodes)
+        shape = StepShape(fed, self.rows.max_rows, trees=StepTrees.of_nodes(nodes))
+        arrays: dict[str, IntArray] = {}
+        shape.stage(arrays)
+        sent = self._uploader.send(arrays)
+        mask = None
+        is_judged = bool(np.bitwise_or.reduce(self.rows.needs[shape.rows]) & GRAMMAR)
+        if is_judged:
+            self._fork_roots(nodes)
+            mask, _ = self._masks.make(self.rows, fed, shape)
+        inputs = sample_inputs(self.rows, shape, sent, self._uploader, mask)
+        sampler, width = self._target.sampler, max(len(node.children) for node in nodes)
+        ops = sampler.ops
+        assert isinstance(ops, CpuSampling), f"{type(ops).__name__} draws one token for a row"
+        tokens = ops.ranked(sampler.edited(logits, inputs), inputs, width)  # [nodes, width]
+        made = [
+            (at, rank, node.work.row, node.work.start + child)
+            for at, node in enumerate(nodes)
+            for rank, child in enumerate(node.children)
+        ]
+        which, ranks, rows, places = np.array(made).T
+        self.rows.tokens.numpy()[rows, places] = tokens[which, ranks]
+        for at, rank, _, place in made if is_judged else ():
+            node = nodes[at]
+            self._follow_child(node, place - node.work.start, int(tokens[at, rank]))
+
+    def _fork_roots(self, nodes: Sequence[TreeNode]) -> None:
+        for node in nodes:
+            matcher = None if node.node else self._matchers.get(node.work.request_id)
+            if matcher is not None:
+                self._branches.append(_id_of(node))
+                self._matchers.add(_id_of(node), matcher.fork())
+
+    def _follow_child(self, node: TreeNode, child: int, token: int) -> None:
+        """A matcher for what follows the child, if anything does."""
+        behind, matcher = TreeNode(node.work, child), self._matchers.get(_id_of(node))
+        if matcher is None or not behind.children:
+            return
+        made = matcher.fork()
+        with suppress(GrammarError):  # the next mask says so
+            made.accept(token)
+        self._branches.append(_id_of(behind))
+        self._matchers.add(_id_of(behind), made)
+
     def rehearse(self, works: Sequence[Work], logits: Tensor) -> None:
         """As `draw` for requests that take the likeliest token; for measuring."""
         self.rows.needs = np.zeros_like(self._target.rows.needs)
@@ -75,6 +129,11 @@ class DraftDraws:
                     matcher.accept(token)
 
     def end(self) -> None:
-        for work in self._judged:
-            self._matchers.drop(work.request_id)
-        self._judged = []
+        for request_id in (*(work.request_id for work in self._judged), *self._branches):
+            self._matchers.drop(request_id)
+        self._judged, self._branches = [], []
+
+
+def _id_of(node: TreeNode) -> RequestId:
+    """Under which the matcher of a node is kept: of no request."""
+    return RequestId(-1 - node.work.row * MAX_PLACES - node.node)

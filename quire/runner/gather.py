@@ -18,6 +18,7 @@ from torch import Tensor
 from quire.forward import Batch
 from quire.runner.mixed_graphs import MixedSize
 from quire.runner.rows import RequestRows
+from quire.runner.trees import StepTrees
 from quire.runner.upload import IntArray
 from quire.step import Work
 
@@ -27,7 +28,8 @@ class StepShape:
 
     Padding uses the spare row. Decodes are padded to `pad_to` rows. A prompt is padded to
     `pad_tokens` by one sequence that feeds the rest. A mixed step is padded to `mixed_size` by one
-    sequence that feeds the rest and some that feed nothing, the last of them with one key."""
+    sequence that feeds the rest and some that feed nothing, the last of them with one key. `trees`
+    are for works that are single drafts of one; those that are whole trees say so themselves."""
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class StepShape:
         pad_to: int = 0,
         pad_tokens: int = 0,
         mixed_size: MixedSize | None = None,
+        trees: StepTrees | None = None,
     ) -> None:
         if mixed_size is not None:
             pad_tokens = mixed_size.num_tokens
@@ -61,6 +64,8 @@ class StepShape:
         self.context_lens = self.starts + self.query_lens
         self.query_ends = np.cumsum(self.query_lens, dtype=np.int32)
         self._set_samples(columns[:, 3])
+        has_drafts = columns[:, 3].max() > 1
+        self._set_trees(StepTrees.of(works) if trees is None and has_drafts else trees)
 
     def _set_samples(self, counts: IntArray) -> None:
         """What is drawn: `counts` tokens by each work, after the last tokens that it feeds."""
@@ -74,6 +79,12 @@ class StepShape:
             self.sample_lens = self.context_lens[self.sampled] - behind
             self.sample_ends = self.query_ends[self.sampled] - behind
 
+    def _set_trees(self, trees: StepTrees | None) -> None:
+        """With trees, a sample's place and its position differ."""
+        self.trees, self.sample_places = trees, self.sample_lens
+        if trees is not None:
+            self.sample_lens = self.sample_lens - trees.shifts[self.sample_ends - 1]
+
     @property
     def num_tokens(self) -> int:
         return int(self.query_ends[-1])
@@ -82,27 +93,31 @@ class StepShape:
     def is_decode(self) -> bool:
         return self.num_tokens == len(self.rows)
 
-    def positions(self) -> IntArray:
-        """[tokens] position of every token fed."""
+    def places(self) -> IntArray:
+        """[tokens] place of every token fed: its position, but for trees of drafts."""
         first = self.query_ends - self.query_lens
         shift = np.repeat(self.starts - first, self.query_lens)
-        positions: IntArray = np.arange(self.num_tokens, dtype=np.int32)
-        positions += shift
-        return positions
+        places: IntArray = np.arange(self.num_tokens, dtype=np.int32)
+        places += shift
+        return places
 
     def stage(self, arrays: dict[str, IntArray]) -> None:
         """Add this step's lengths to its upload, before arrays whose size varies.
 
         A captured graph reads them at the address they had when it was captured."""
         arrays["rows"] = self.rows
-        arrays["positions"] = self.starts if self.is_decode else self.positions()
-        if not self.is_decode:
+        arrays["positions"] = self.starts if self.is_decode else self.places()
+        if not self.is_decode or self.trees is not None:
             arrays["token_rows"] = np.repeat(self.rows, self.query_lens)
             arrays["query_starts"] = np.concatenate(([np.int32(0)], self.query_ends))
             arrays["context_lens"] = self.context_lens
         arrays["sample_rows"] = self.rows[self.sampled]
         arrays["sample_positions"] = self.sample_lens
         arrays["sample_index"] = self.sample_ends.astype(np.int64) - 1
+        if self.trees is not None:
+            arrays["places"], arrays["paths"] = arrays["positions"], self.trees.paths
+            arrays["positions"] = arrays["places"] - self.trees.shifts
+            arrays["sample_places"] = self.sample_places
 
 
 class FedTokens(NamedTuple):
@@ -128,7 +143,8 @@ def fed_batches(
     host_context_lens: IntArray,
 ) -> tuple[Batch, ...]:
     """Sequences that feed runs of tokens. All device data derives from the step's upload."""
-    fed = fed_tokens(rows, sent["token_rows"], sent["positions"], page_size)
+    places = sent.get("places", sent["positions"])
+    fed = fed_tokens(rows, sent["token_rows"], places, page_size)
     first = Batch(
         input_ids=fed.input_ids,
         positions=fed.positions,
@@ -141,6 +157,9 @@ def fed_batches(
         host_query_lens=host_query_lens,
         host_context_lens=host_context_lens,
     )
+    if "paths" in sent:
+        paths = sent["paths"].view(len(places), -1)
+        first = replace(first, positions=sent["positions"].long(), paths=paths)
     return _by_group(first, rows, fed.slots)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from quire.grammar.live import LiveMatchers
-from quire.grammar.matcher import GrammarError, Words, num_words
+from quire.grammar.matcher import GrammarError, Matcher, Words, num_words
 from quire.grammar.spec import NOTHING_LEFT
 from quire.request import RequestId
 from quire.runner.gather import StepShape
@@ -87,7 +87,9 @@ class GrammarMasks:
         first = 0
         for index, count in zip(*np.unique(chosen, return_counts=True), strict=True):
             masks = slice(first, first + count)
-            self._fill_run(step, masks, rows, works[index], shape.sample_lens[places[masks]])
+            lens = shape.sample_lens[places[masks]]
+            fill = self._fill_tree if works[index].parents else self._fill_run
+            fill(step, masks, rows, works[index], lens)
             first += count
         on_device = host.to(device, non_blocking=True)
         return TokenMask(self.uploader.send_one(torch.tensor(places)), on_device), step
@@ -120,6 +122,33 @@ class GrammarMasks:
                 with suppress(GrammarError):  # the next mask says so
                     matcher.accept(draft)
 
+    def _fill_tree(
+        self, step: StepMask, masks: slice, rows: RequestRows, work: Work, lens: IntArray
+    ) -> None:
+        """The same where drafts are a tree: each goes on from where its parent's matcher is."""
+        info, root = rows.info[work.row], self.matchers.get(work.request_id)
+        assert info is not None
+        drafts = rows.tokens[work.row, work.start + 1 : work.start + work.num_tokens].tolist()
+        step.bits[masks] = -1
+        matchers: list[Matcher | None] = []  # None: nothing behind this node counts
+        for node, bits in enumerate(step.bits[masks]):
+            matcher = root
+            if node:
+                parent = work.parents[node - 1]
+                matcher = _behind(matchers[parent], step.bits[masks][parent], drafts[node - 1])
+            matchers.append(matcher)
+            if node and matcher is None:
+                continue
+            try:
+                if matcher is None:
+                    raise GrammarError(f"request {work.request_id} came without a compiled grammar")
+                matcher.fill(bits)
+                _narrow(bits, info, int(lens[node]) - info.num_prompt)
+            except GrammarError as error:
+                step.failed[step.places[masks.start + node]] = str(error)
+                bits[:] = -1
+                matchers[node] = None
+
     def remember(self, step: StepMask, pending: PendingStep) -> None:
         """The step was launched: its tokens are what the matchers must see next."""
         for request_id, work in zip(step.ids, step.works, strict=True):
@@ -141,6 +170,16 @@ class GrammarMasks:
                 for token in pending.kept(work):
                     matcher.accept(token)
         self._unseen.clear()
+
+
+def _behind(matcher: Matcher | None, bits: Words, draft: int) -> Matcher | None:
+    """A fork that has seen the draft; None where it cannot be drawn."""
+    if matcher is None or not bits[draft >> 5] >> (draft & 31) & 1:
+        return None
+    made = matcher.fork()
+    with suppress(GrammarError):  # the next mask says so
+        made.accept(draft)
+    return made
 
 
 def _narrow(bits: Words, info: RowInfo, num_output: int) -> None:

@@ -20,6 +20,7 @@ from quire.runner.gather import StepShape
 from quire.runner.kept_states import KeptStates
 from quire.runner.runner import ModelRunner
 from quire.runner.states import StepStates
+from quire.runner.trees import TreeNode
 from quire.spec.speculation import SpecCounts
 from quire.step import Admission, Work
 
@@ -57,7 +58,10 @@ class MedusaDrafter:
         ready = [work for work in works if self._kept.num_before(work.row, work.start)]
         if ready:
             self._draws.begin(ready)
-            self._fill(ready)
+            if any(work.parents for work in ready):
+                self._fill_trees(ready)
+            else:
+                self._fill(ready)
             self._draws.end()
         self.counts.seconds += time.perf_counter() - begun
 
@@ -70,6 +74,25 @@ class MedusaDrafter:
                 works, hidden = [works[i] for i in on], hidden[on]
             logits = self.heads.logits(hidden, depth)
             self._draws.draw(works, [work.start + depth + 1 for work in works], logits)
+
+    def _fill_trees(self, works: list[Work]) -> None:
+        """A head for each level: what it guesses is the same behind every guess before it, but for
+        what penalties and grammars make of it."""
+        hidden = torch.cat([self._kept.take(work.row, work.start)[1][-1:] for work in works])
+        level = list(enumerate(TreeNode(work, 0) for work in works))  # with places in `hidden`
+        for depth in range(self.heads.num_heads):
+            level = [(at, node) for at, node in level if node.children]
+            if not level:
+                return
+            index = [at for at, _ in level]
+            few = sorted(set(index))
+            logits = self.heads.logits(hidden[few], depth)
+            self._draws.draw_children(
+                [node for _, node in level], logits[[few.index(at) for at in index]]
+            )
+            level = [
+                (at, TreeNode(node.work, child)) for at, node in level for child in node.children
+            ]
 
     @torch.inference_mode()
     def rehearse(self, num_works: int) -> None:

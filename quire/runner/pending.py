@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.runner.masks import StepMask
 from quire.runner.pooling import PooledPart
 from quire.sample.inputs import SampledLogprobs, SampleOutput
-from quire.spec.verify import verified
+from quire.spec.verify import verified, verified_path
 from quire.step import StepResult, TokenLogprobs, Work
 
 
@@ -29,7 +29,7 @@ class Run(NamedTuple):
     """What one work drew, as far as it counts."""
 
     work: int
-    first: int  # place of its first sample
+    samples: Sequence[int]  # among all of the step
     tokens: Sequence[int]
 
 
@@ -116,8 +116,13 @@ class PendingStep:
         while first < len(samples):
             index = samples[first]
             work, end = self.works[index], first + 1 + self.works[index].num_drafts
-            drafts = work.drafts or made[first : end - 1]
-            yield Run(index, first, verified(tokens[first:end], drafts))
+            drafts, drawn = work.drafts or made[first : end - 1], tokens[first:end]
+            if work.parents:
+                nodes = verified_path(drawn, drafts, work.parents)
+                yield Run(index, [first + i for i in nodes], [drawn[i] for i in nodes])
+            else:
+                kept = verified(drawn, drafts)
+                yield Run(index, range(first, first + len(kept)), kept)
             first = end
 
     def result(self) -> StepResult:
@@ -139,8 +144,8 @@ class PendingStep:
                 logprobs = [()] * len(self.works)
                 columns = [next(parts) for _ in range(4)]
                 rows = _records(self.tokens(), columns, draw.num_logprobs)
-                for index, first, _ in self.runs():
-                    records = rows[first : first + len(sampled[index])]
+                for index, samples, _ in self.runs():
+                    records = [rows[i] for i in samples[: len(sampled[index])]]
                     logprobs[index] = tuple(record for record in records if record is not None)
         prompts: dict[int, list[TokenLogprobs]] = {}
         for work, num in self.prompt_nums:
@@ -148,16 +153,28 @@ class PendingStep:
             records = _records(targets, [next(parts) for _ in range(4)], [num] * len(targets))
             prompts[work] = [r for r in records if r is not None]
         pooled = {work: next(parts).tolist() for work in self.pooled_works}
-        return StepResult(sampled, logprobs, prompts or None, pooled or None, failed or None)
+        extras = (prompts or None, pooled or None, failed or None, self._branches() or None)
+        return StepResult(sampled, logprobs, *extras)
+
+    def _branches(self) -> dict[int, Sequence[int]]:
+        """Which drafts of each tree were right."""
+        if not any(work.parents for work in self.works):
+            return {}
+        # Samples of a work lie side by side, that of the newest known token first.
+        return {
+            run.work: [sample - run.samples[0] for sample in run.samples[1:]]
+            for run in self.runs()
+            if self.works[run.work].parents
+        }
 
     def _fill_runs(self, draw: Draw, sampled: list[Sequence[int]]) -> dict[int, str]:
         """What each work drew, up to what its grammar forbids; returns whom it stopped, and why."""
         failed: dict[int, str] = {}
         bad = draw.mask.failures(self.tokens()) if draw.mask is not None else {}
-        for index, first, kept in self.runs():
-            count = next((i for i in range(len(kept)) if first + i in bad), None)
+        for index, samples, kept in self.runs():
+            count = next((i for i, sample in enumerate(samples) if sample in bad), None)
             if count is not None:
-                failed[index] = bad[first + count]
+                failed[index] = bad[samples[count]]
             sampled[index] = tuple(kept[:count])
         return failed
 

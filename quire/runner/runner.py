@@ -40,12 +40,13 @@ from quire.runner.sampling import sample_inputs
 from quire.runner.states import Forwarded, Launched, StepRead, StepStates
 from quire.runner.tail import min_dropped, sampled_batch
 from quire.runner.tapes import Tapes
+from quire.runner.tree_rest import settle
 from quire.runner.upload import IntArray, Uploader
 from quire.sample.inputs import SampledLogprobs, TokenMask
 from quire.sample.logprobs import prompt_logprobs
 from quire.sample.ops import sample_ops_of
 from quire.sample.sampler import Sampler
-from quire.step import Pending, StepPlan
+from quire.step import Pending, StepPlan, Work
 
 PROMPT_LOGPROB_CHUNK = 256  # positions whose logits exist at once
 
@@ -137,6 +138,9 @@ class ModelRunner:
             draw = draw._replace(drafts=drafts)
         parts = () if read is None else (read.prompts, read.pooled)
         pending = PendingStep(plan.works, draw, *parts)
+        if shape.trees is not None and read is not None and read.states is not None:
+            rest = settle(pending, self.rows, self.pool, self.spec.page_size)
+            self._keep(rest.works, rest.shape(self.rows), rest.of(read.states))
         if draw is not None and draw.mask is not None:
             self.masks.remember(draw.mask, pending)
         return pending
@@ -190,7 +194,8 @@ class ModelRunner:
         if not works:
             return None
         self.drafter.fill(works)
-        return self.rows.tokens[sent["sample_rows"].long(), sent["sample_positions"].long()]
+        places = sent.get("sample_places", sent["sample_positions"])
+        return self.rows.tokens[sent["sample_rows"].long(), places.long()]
 
     def _can_replay(self, plan: StepPlan) -> bool:
         """Whether everyone feeds one token and nobody needs what a graph does not return."""
@@ -282,9 +287,14 @@ class ModelRunner:
                 made = StepRead(every, prompts, self.pools.take(shape, every))
             if self.tapes is None or len(shape.sampled) < shape.num_tokens:
                 made = made._replace(sampled=every[sent["sample_index"]])
-        if self.drafter is not None and self.drafter.reads(plan.works) is not None:
-            self.drafter.keep(plan.works, shape, StepStates(states.streams, every, made.sampled))
-        return made
+        seen = StepStates(states.streams, every, made.sampled)
+        if shape.trees is None:
+            self._keep(plan.works, shape, seen)
+        return made._replace(states=seen)
+
+    def _keep(self, works: tuple[Work, ...], shape: StepShape, states: StepStates) -> None:
+        if self.drafter is not None and self.drafter.reads(works) is not None:
+            self.drafter.keep(works, shape, states)
 
     def _prompt_logprobs(self, states: Tensor, targets: Tensor, num: int) -> SampledLogprobs:
         chunk, best = PROMPT_LOGPROB_CHUNK, self.sampler.ops.best
@@ -294,15 +304,13 @@ class ModelRunner:
         num_dropped = shape.num_tokens - len(shape.sampled)
         if num_dropped < self.min_dropped or self.rows.reads_hidden(plan.works):
             return False
+        if shape.trees is not None and self.tapes is None:
+            return False  # a tail's own plan knows no paths
         reads = None if self.drafter is None else self.drafter.reads(plan.works)
         return reads is None or reads.leaves_tail(self.model.spec.num_layers)
 
     def tail(
-        self,
-        plan: StepPlan,
-        shape: StepShape,
-        sent: dict[str, Tensor],
-        step: Batch,
+        self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor], step: Batch
     ) -> Tail | None:
         """What to keep in the last layer; None: everything."""
         if not self.has_tail(plan, shape):

@@ -39,7 +39,12 @@ def sample_inputs(
         longest = int(shape.sample_lens.max())
         lens = sent["sample_positions"].long()
         prompt_lens = rows.int_columns[bits.PROMPT_LEN][at]
-        history = History(rows.tokens[at, :longest].long(), prompt_lens, lens)
+        if shape.trees is None:
+            before = rows.tokens[at, :longest]
+        else:
+            fed = shape.sample_ends - 1
+            before = shape.trees.history(rows.tokens, at, fed, shape.sample_lens)
+        history = History(before.long(), prompt_lens, lens)
         if needs & bits.PENALTIES:
             floats = rows.floats[:, at]  # [6, S]
             penalties = Penalties(

@@ -45,3 +45,4 @@ class StepRead(NamedTuple):
     sampled: Tensor  # [samples, hidden]
     prompts: Sequence[PromptPart] = ()
     pooled: Sequence[PooledPart] = ()
+    states: StepStates | None = None

@@ -92,7 +92,7 @@ class _Recording:
         self.tape, self.has_tail = new_tape(), has_tail
         num_groups = len(pool.groups)
         # Every place that reads a tensor of the step finds the tape, or the number of a group.
-        batch = cast("Batch", _RecordedBatch(self.tape))
+        batch = cast("Batch", RecordedBatch(self.tape))
         plans = tuple(attention.recorded_plan(group, batch) for group in range(num_groups))
         tapped = Taps(tuple(i for i in taps if not has_tail or i < model.spec.num_layers))
         # The memory of these is nobody else's: filled before each step, or read after it.
@@ -146,7 +146,9 @@ def _tensor(rows: Rows, count: int) -> Tensor:
     return rows.memory.view(-1, rows.width)[:count]
 
 
-class _RecordedBatch:
+class RecordedBatch:
+    """Stands in for a step's batch while a model is recorded."""
+
     def __init__(self, tape: Tape) -> None:
         self.input_ids, self.positions = tape, Positions(tape)
 

@@ -38,6 +38,11 @@ class CpuSampling:
             table[inputs.rows.ids.numpy(), inputs.positions.numpy()] = tokens
         return torch.from_numpy(tokens)
 
+    def ranked(self, logits: Tensor, inputs: SampleInputs, num: int) -> Ints:
+        """[S, V] -> [S, num] tokens by the time of their arrival: the first is the draw, the second
+        what would be drawn in its place. Nothing is stored; tokens repeat where few are left."""
+        return self._order(logits.float().numpy(), inputs, num)
+
     def ban(self, logits: Tensor, mask: TokenMask) -> None:
         apply_mask(logits, mask)
 
@@ -47,6 +52,9 @@ class CpuSampling:
     def _draw(self, rows: Floats, inputs: SampleInputs) -> Ints:
         if inputs.all_greedy:
             return _likeliest(rows)
+        return self._order(rows, inputs, 1)[:, 0]
+
+    def _order(self, rows: Floats, inputs: SampleInputs, num: int) -> Ints:
         inputs = _gathered(inputs)
         vocab_size = rows.shape[1]
         if self._noise.vocab_size != vocab_size:
@@ -56,23 +64,25 @@ class CpuSampling:
         filters = zip(
             inputs.top_k.tolist(), inputs.top_p.tolist(), inputs.min_p.tolist(), strict=True
         )
-        tokens = np.zeros(len(rows), np.int64)
+        tokens = np.zeros((len(rows), num), np.int64)
         for i, (temperature, limits) in enumerate(
             zip(inputs.temperature.tolist(), filters, strict=True)
         ):
             row = _clean(rows[i])
             if temperature < GREEDY_BELOW:
-                tokens[i] = np.argmax(row)
+                tokens[i] = np.argmax(row) if num == 1 else _smallest(-row, num)
             elif (best := row.max()) > -np.inf:
                 distance = _distances(row, best, temperature, self._distance)
-                tokens[i] = self._first_arrival(distance, Limits.of(*limits, vocab_size), keys[i])
+                limit = Limits.of(*limits, vocab_size)
+                tokens[i] = self._first_arrivals(distance, limit, keys[i], num)
         return tokens
 
-    def _first_arrival(self, distance: Floats, limits: Limits, key: Words) -> int:
+    def _first_arrivals(self, distance: Floats, limits: Limits, key: Words, num: int) -> Ints:
         if limits.is_off:
-            return int(np.argmin(np.add(distance, self._noise.log_times(key), out=distance)))
+            return _smallest(np.add(distance, self._noise.log_times(key), out=distance), num)
         tokens = kept_tokens(distance, limits)
-        return int(tokens[np.argmin(distance[tokens] + self._noise.log_times_at(key, tokens))])
+        times = distance[tokens] + self._noise.log_times_at(key, tokens)
+        return tokens[_smallest(times, num)]
 
 
 def _gathered(inputs: SampleInputs) -> SampleInputs:
@@ -99,6 +109,16 @@ def _likeliest(rows: Floats) -> Ints:
         for i in np.flatnonzero(~is_clean):
             best[i] = _clean(rows[i]).argmax()
     return best
+
+
+def _smallest(values: Floats, num: int) -> Ints:
+    """[num] places of the smallest values in order; the last repeats where there are fewer."""
+    if num == 1:
+        return np.asarray([np.argmin(values)])
+    few = min(num, len(values))
+    places = np.sort(np.argpartition(values, few - 1)[:few])
+    order = places[np.argsort(values[places], kind="stable")]
+    return np.pad(order, (0, num - few), mode="edge")
 
 
 def _clean(row: Floats) -> Floats:

@@ -44,13 +44,18 @@ class Sampler:
         """[S, V] any float -> [S] tokens, stored in the rows too. May write into `logits`."""
         num = inputs.num_logprobs
         logprobs = None if num is None else log_softmax(logits)
-        logits = _edit(logits, inputs)
-        if inputs.mask is not None:
-            self.ops.ban(logits, inputs.mask)
+        logits = self.edited(logits, inputs)
         tokens = self.ops.draw(logits, inputs)
         if logprobs is None or num is None:
             return SampleOutput(tokens, None)
         return SampleOutput(tokens, gather_logprobs(logprobs, tokens, num, self.ops.best))
+
+    def edited(self, logits: Tensor, inputs: SampleInputs) -> Tensor:
+        """Logits after all that requests ask of them; may write into `logits`."""
+        logits = _edit(logits, inputs)
+        if inputs.mask is not None:
+            self.ops.ban(logits, inputs.mask)
+        return logits
 
 
 def _edit(logits: Tensor, inputs: SampleInputs) -> Tensor:

@@ -1,4 +1,4 @@
-"""What few requests ask for beside tokens: logprobs, prompt logprobs, embeddings."""
+"""What few requests have beside tokens: logprobs, prompt logprobs, embeddings, trees of drafts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ def with_extras(
     events: list[TokenEvent], plan: StepPlan, result: StepResult, running: Container[RequestId]
 ) -> list[TokenEvent]:
     """Attach them to their events; works that only read a prompt get an event of their own."""
-    if result.logprobs is None and result.prompt_logprobs is None and result.pooled is None:
+    extras = (result.logprobs, result.prompt_logprobs, result.pooled, result.branches)
+    if all(extra is None for extra in extras):
         return events
     by_id = {event.request_id: event for event in events}
+    for index, branch in (result.branches or {}).items():
+        id = plan.works[index].request_id
+        if id in by_id:
+            num = by_id[id].num_accepted
+            by_id[id] = by_id[id]._replace(branch=tuple(branch[:num]))
     for index, embedding in (result.pooled or {}).items():
         id = plan.works[index].request_id
         if id in by_id:  # the token drawn along with it means nothing

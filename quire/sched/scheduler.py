@@ -167,9 +167,7 @@ class Scheduler:
                 continue
             num = min(draft.num, budget, self.max_drafts(request))
             if num > 0 and self.kv.reserve(request, work.start, work.start + 1 + num):
-                works[id] = work._replace(
-                    num_tokens=1 + num, num_drafts=num, drafts=draft.tokens[:num]
-                )
+                works[id] = work.drafting(draft, num)
                 request.num_inflight += num
                 self.counts.fed += num
                 budget -= num

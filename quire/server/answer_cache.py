@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import astuple, dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -23,12 +22,12 @@ import msgspec
 
 from quire.answers.bound import Seen, error_bound
 from quire.answers.entries import Entries, Entry, Keeping, NewEntry
-from quire.answers.features import Vector, anchors, features, says_the_same
-from quire.answers.index import Candidate, SimilarIndex
+from quire.answers.features import anchors, features, says_the_same
 from quire.obs.log import log_event
 from quire.server.cache_probe import gap_of
 from quire.server.cache_wish import ANSWER, EXACT, OFF, settings_bytes
 from quire.server.link import Tap
+from quire.server.similar import SURE, WORDS, Least, Similar, Wanted
 from quire.step import TokenEvent
 from quire.version import __version__
 
@@ -36,12 +35,9 @@ if TYPE_CHECKING:
     from quire.server.generation import Generation
     from quire.server.server import Server
 
-DRAFT_FROM = 0.4  # similarity; below it a hint is a waste of guesses
-ANSWER_FROM = 0.6  # below it no prefill is spent on a candidate
-MAX_INDEXES = 64  # keys whose entries are held in memory
-LARGE_INDEX = 500
+DRAFT_FROM = Least(words=0.4, model=0.3)  # below it a hint is a waste of guesses
+ANSWER_FROM = Least(words=0.6, model=0.35)  # below it no prefill is spent on a candidate
 NUM_HINTS, MAX_HINT = 3, 8_192  # entries that make one hint, and its tokens
-FRAMED = 0
 HEADER = b"x-quire-cache"
 
 
@@ -50,7 +46,8 @@ class Looked:
     """What was found out about one request."""
 
     key: bytes
-    features: Vector | None = None
+    wanted: Wanted | None = None
+    is_known: bool = False  # an entry has nearly the same words
     rival: Entry | None = None  # was judged and not given
     gap: float = 0.0
     is_given: bool = False
@@ -59,9 +56,10 @@ class Looked:
 class AnswerCache:
     def __init__(self, server: Server, entries: Entries, max_error: float) -> None:
         self.server, self.entries, self.max_error = server, entries, max_error
-        self._indexes: OrderedDict[str, SimilarIndex] = OrderedDict()
+        self.similar = Similar(server, entries, self._model)
         self._pending: list[Callable[[sqlite3.Connection], None]] = []
         self._writing: asyncio.Task[None] | None = None
+        self._keeping: set[asyncio.Task[None]] = set()
         self._identity = b""
 
     # ------------------------------------------------------------ before
@@ -79,52 +77,53 @@ class AnswerCache:
         if wish is None or not _is_plain(generation):
             return None
         looked = generation.looked = Looked(self._key(generation, wish.model))
+        tenant = _tenant(generation)
         if _repeats(generation):
-            entry = await self.entries.get(_tenant(generation), looked.key)
+            entry = await self.entries.get(tenant, looked.key)
             if entry is not None:
                 return self._give(generation, looked, entry, EXACT)
         if wish.text:
-            looked.features = features(wish.text)
-        if wish.mode == EXACT or looked.features is None:
+            words = features(wish.text)
+            asker = generation.requests[0]
+            looked.wanted = Wanted(tenant, wish.text, wish.frame, words, asker)
+        if wish.mode == EXACT or looked.wanted is None:
             self._tell(generation, "miss")
             return None
         if wish.mode == ANSWER and wish.may_answer and _is_provable(generation):
-            tap = await self._judge(generation, looked)
+            tap = await self._judge(generation, looked, looked.wanted)
             if tap is not None:
                 return tap
-        await self._hint(generation, looked)
+        await self._hint(generation, looked, looked.wanted)
         return None
 
-    async def _hint(self, generation: Generation, looked: Looked) -> None:
-        found = await self._nearest(generation, looked, NUM_HINTS)
-        similar = [(entry, one) for entry, one in found if one.similarity >= DRAFT_FROM]
-        if not similar:
+    async def _hint(self, generation: Generation, looked: Looked, wanted: Wanted) -> None:
+        found = await self.similar.nearest(wanted, NUM_HINTS, DRAFT_FROM)
+        looked.is_known = bool(found) and found[0].by == WORDS and found[0].similarity >= SURE
+        if not found:
             self._tell(generation, "miss")
             return
         # One behind another: where the output leaves the first, it may go on like a later one.
-        hint = tuple(token for entry, _ in similar for token in entry.tokens)
+        hint = tuple(token for one in found for token in one.entry.tokens)
         generation.requests[0].hint = (generation.job.hint + hint)[:MAX_HINT]
-        self._tell(generation, "draft", f"similarity={similar[0][1].similarity:.2f}")
+        self._tell(generation, "draft", found[0].note)
 
-    async def _judge(self, generation: Generation, looked: Looked) -> Tap | None:
+    async def _judge(self, generation: Generation, looked: Looked, wanted: Wanted) -> Tap | None:
         """One prefill of the cached answer behind the new prompt."""
-        wish = generation.job.cache
-        assert wish is not None
-        found = await self._nearest(generation, looked, FRAMED)
-        if not found or found[0][1].similarity < ANSWER_FROM:
+        found = await self.similar.framed(wanted, ANSWER_FROM)
+        if found is None:
             return None
-        entry, candidate = found[0]
+        entry = found.entry
         gap = await gap_of(entry, generation)
         if gap is None:
             return None
-        near = f"similarity={candidate.similarity:.2f}"
         if gap == 0.0:
-            return self._give(generation, looked, entry, "proved", near)
-        if anchors(wish.text) != anchors(entry.text):
+            return self._give(generation, looked, entry, "proved", found.note)
+        if anchors(wanted.text) != anchors(entry.text):
             return None
         bound = error_bound(entry.seen, gap)
         if bound <= self.max_error:
-            return self._give(generation, looked, entry, ANSWER, f"error<={bound:.3f}; {near}")
+            note = f"error<={bound:.3f}; {found.note}"
+            return self._give(generation, looked, entry, ANSWER, note)
         looked.rival, looked.gap = entry, gap  # the answer that is made now will judge it
         return None
 
@@ -156,29 +155,53 @@ class AnswerCache:
         output, tenant = answer.output, _tenant(generation)
         is_by_text = isinstance(output.stop_reason, str)
         text = output.text
+        wanted = looked.wanted
         new = NewEntry(
             tenant=tenant,
             key=looked.key,
             model=self._model(),
             frame=wish.frame,
-            text=wish.text if looked.features is not None else "",
-            features=features("") if looked.features is None else looked.features,
+            text=wish.text if wanted is not None else "",
+            features=features("") if wanted is None else wanted.words,
             answer=text,
             tokens=output.token_ids,
             finish=None if is_by_text else output.finish_reason,
             stop_reason=None if is_by_text else output.stop_reason,
         )
         self._write(lambda db: self.entries.put(db, new))
+        if wanted is not None and wish.mode != EXACT and not looked.is_known:
+            self._later(self._embed(new, wanted))
         if (rival := looked.rival) is not None:
             seen = Seen(looked.gap, says_the_same(rival.answer, text))
             self._write(lambda db: self.entries.observe(db, tenant, rival.key, seen))
 
+    async def _embed(self, new: NewEntry, wanted: Wanted) -> None:
+        """So that it is found by questions that share no word with it."""
+        embedder, vector = self.similar.embedder, wanted.embedding
+        if vector is None:
+            vector = await embedder.embed(wanted.text, wanted.asker, is_later=True)
+        if vector is not None:
+            found, who = vector, embedder.fingerprint
+            self._write(lambda db: self.entries.embed(db, new, who, found))
+
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+
     def _write(self, work: Callable[[sqlite3.Connection], None]) -> None:
         self._pending.append(work)
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self.flush())
+            self._writing = asyncio.create_task(self._write_pending())
 
     async def flush(self) -> None:
+        """All that was learned by now is on the disk."""
+        while self._keeping:
+            await asyncio.gather(*self._keeping, return_exceptions=True)
+        if self._writing is not None:
+            await self._writing
+
+    async def _write_pending(self) -> None:
         """What came while the last was written goes to the disk together."""
         while self._pending:
             works, self._pending = self._pending, []
@@ -192,39 +215,7 @@ class AnswerCache:
             except (sqlite3.Error, OSError) as error:  # a cache: nobody misses what is not in it
                 log_event("answers_not_kept", severity=logging.ERROR, reason=str(error))
 
-    # ------------------------------------------------------------ finding
-
-    async def _nearest(
-        self, generation: Generation, looked: Looked, count: int
-    ) -> list[tuple[Entry, Candidate]]:
-        """Entries that are like the request, best first; FRAMED: one that was asked likewise."""
-        wish, tenant = generation.job.cache, _tenant(generation)
-        assert wish is not None and looked.features is not None
-        index, vector, frame = await self._index(tenant), looked.features, wish.frame
-
-        def look() -> list[Candidate]:
-            if count == FRAMED:
-                return index.nearest_framed(vector, frame)
-            return index.nearest(vector, frame, count)
-
-        found: list[tuple[Entry, Candidate]] = []
-        size = 1 << 30 if len(index) > LARGE_INDEX else 0
-        for candidate in await self.server.in_thread(look, size):
-            entry = await self.entries.get(tenant, candidate.key)
-            if entry is not None:
-                found.append((entry, candidate))
-            else:
-                index.remove(candidate.key)  # another process, or age, took it
-        return found
-
-    async def _index(self, tenant: str) -> SimilarIndex:
-        """With everything that is stored by now."""
-        index = self._indexes.setdefault(tenant, SimilarIndex())
-        self._indexes.move_to_end(tenant)
-        if len(self._indexes) > MAX_INDEXES:
-            self._indexes.popitem(last=False)
-        index.add(await self.entries.since(tenant, self._model(), index.last_number))
-        return index
+    # ------------------------------------------------------------ keys
 
     def _model(self) -> bytes:
         """Everything the engine's answers depend on that is not in a request."""
@@ -241,7 +232,9 @@ class AnswerCache:
         seed = "greedy" if params.is_greedy else "drawn" if params.seed is None else params.seed
         prompt = request.tokens[: request.num_prompt].tobytes()
         rest = (settings_bytes(request.params), seed, request.max_tokens, sorted(request.eos_ids))
-        who = (model, adapter.digest if adapter is not None else b"")
+        # Of answers that were judged before they were given, those by another judgement differ.
+        judged = () if generation.gate is None else astuple(generation.gate)
+        who = (model, adapter.digest if adapter is not None else b"", judged)
         return sha256(self._model() + msgspec.msgpack.encode((*who, prompt, *rest))).digest()
 
 

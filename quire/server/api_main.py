@@ -154,7 +154,9 @@ def build_servers(settings: ServeSettings, opened: AllOpened) -> list[Server]:
         servers.append(made)
     if settings.models:
         folders = [ModelFolder(Path(server.settings.runtime_folder)) for server in servers]
-        Models(servers, folders, opened.broken)
+        models = Models(servers, folders, opened.broken)
+        if settings.auto is not None:
+            models.choose_by(settings.auto)
     return servers
 
 
@@ -195,6 +197,9 @@ async def _serve(settings: ServeSettings, opened: AllOpened) -> int:
         **{asyncio.ensure_future(one.link.run()): "engine link" for one in servers},
         asyncio.ensure_future(server.watchman.run()): "watchman",
     }
+    for one in servers:
+        if one.answers is not None and settings.answer_cache != "exact":
+            tasks[asyncio.ensure_future(one.answers.similar.embedder.run())] = "embeddings"
     if server.models is not None:
         tasks[asyncio.ensure_future(server.models.run())] = "models"
     if server.shelf is not None:

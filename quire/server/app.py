@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.obs.log import AccessRecord, log_access, log_event
+from quire.server.cascade import Escalated
 from quire.server.handover import TICKET_HEADER
 from quire.server.http import (
     BodyRoom,
@@ -218,13 +219,21 @@ class Exchange:
     async def _answer(self, request: HttpRequest, route: Route) -> int:
         models = self.server.models
         server = self.server if models is None else await models.serving(request)
+        try:
+            return await self._answer_by(server, request, route)
+        except Escalated as why:
+            assert models is not None and not self._has_started
+            server = await models.escalated(request, why)
+        return await self._answer_by(server, request, route)
+
+    async def _answer_by(self, server: Server, request: HttpRequest, route: Route) -> int:
         answer = await route.handler(request, server)
         if isinstance(answer, Reply):
             return await self._reply(answer)
         if request.method == "HEAD":
             return await self._reply(Reply(b"", content_type=answer.content_type))
-        request.body = b""
-        self.app.room.release(request)  # streams are long
+        if request.route is None or request.route.gate is None:  # else it may be read again
+            self._let_go_of_body(request)
         self._stream = answer
         self.server.metrics.stream_opened()
         try:
@@ -236,8 +245,14 @@ class Exchange:
 
     # ------------------------------------------------------------ sending
 
+    def _let_go_of_body(self, request: HttpRequest) -> None:
+        request.body = b""
+        self.app.room.release(request)  # streams are long
+
     def _starting_headers(self) -> list[tuple[bytes, bytes]]:
         self._has_started = True
+        if self.request is not None:
+            self._let_go_of_body(self.request)
         return self._headers()
 
     def _headers(self) -> list[tuple[bytes, bytes]]:

@@ -21,6 +21,7 @@ from quire.kept.records import Record
 from quire.obs.log import log_event
 from quire.server import sse
 from quire.server.batch_runner import AGAIN, MAX_FAULTS, OWN_S, POLL_S, SWEEP_S, TROUBLE_S
+from quire.server.cascade import Escalated
 from quire.server.http import HttpRequest
 from quire.server.keys import Caller
 from quire.server.problems import Problem, problem_of
@@ -112,7 +113,11 @@ class BackgroundResponses:
         models = self.server.models
         try:
             server = self.server if models is None else await models.serving(request)
-            await self.make(request, server, record)
+            try:
+                await self.make(request, server, record)
+            except Escalated as why:
+                assert models is not None
+                await self.make(request, await models.escalated(request, why), record)
         except (QuireError, Problem) as error:
             problem = problem_of(error) or Problem(500, "internal error")
             if not await self._tries_again(record, problem):

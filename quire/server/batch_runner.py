@@ -24,6 +24,7 @@ from quire.batches.store import Answer, Batch, OpenLine
 from quire.obs.log import log_event
 from quire.request import BACKGROUND
 from quire.server import sse
+from quire.server.cascade import Escalated
 from quire.server.http import EventStream, HttpRequest, Reply
 from quire.server.keys import Caller
 from quire.server.problems import Problem, problem_of
@@ -258,7 +259,12 @@ class BatchRunner:
         )
         models = self.server.models
         server = self.server if models is None else await models.serving(request)
-        reply = await self.handlers[batch.endpoint](request, server)
+        handler = self.handlers[batch.endpoint]
+        try:
+            reply = await handler(request, server)
+        except Escalated as why:
+            assert models is not None
+            reply = await handler(request, await models.escalated(request, why))
         assert isinstance(reply, Reply), "lines that stream were refused"
         return reply.status, reply.body
 

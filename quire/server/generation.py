@@ -62,7 +62,9 @@ class Generation:
                 f"{server.model_names[0]} classifies and cannot generate; use /classify, /pooling,"
                 " /score or /v1/embeddings"
             )
-        text, self.requests = server.intake.requests(job.prompt, job.params, job.priority)
+        self.gate = request.route.gate if request.route is not None else None
+        params = job.params if self.gate is None else self.gate.watched(job.params)
+        text, self.requests = server.intake.requests(job.prompt, params, job.priority)
         self.requests[0].hint = job.hint
         for one in self.requests:
             one.adapter_name = request.adapter
@@ -75,7 +77,6 @@ class Generation:
         self.conversation.inbox = self.inbox
         self.pooled: list[float] | None = None
         self._last_token: dict[int, float] = {}
-        params = job.params
         self._span = server.tracer.start(
             "llm_request",
             request.headers.get("traceparent"),
@@ -143,6 +144,12 @@ class Generation:
             max_tokens=leader.params.max_tokens,
             prompt_tokens=leader.num_prompt,
         )
+        if self.gate is not None:
+            try:
+                await self.gate.hold(self)
+            except BaseException as error:
+                await self.__aexit__(type(error), error, error.__traceback__)
+                raise
         return self
 
     async def _open(self) -> Tap:
@@ -171,6 +178,9 @@ class Generation:
         reason = self._reason() if kind is None else "error" if _is_ours(error) else "abort"
         report = self._finish_report(reason)
         server.metrics.finished(report)
+        if self.http.route is not None:
+            used = report.prompt_tokens + report.output_tokens
+            self.http.route.spend(server, self.http, used)
         if server.answers is not None and reason in ("stop", "length"):
             server.answers.learn(self)
         self.http.notes.update(

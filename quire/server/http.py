@@ -13,12 +13,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from quire.server.keys import Caller
 from quire.server.problems import Problem
 from quire.server.settings import Limits
+
+if TYPE_CHECKING:
+    from quire.server.auto import Routed
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -54,6 +57,7 @@ class HttpRequest:
     client: tuple[str, int] | None = None  # address of the other end
     path_value: str = ""  # what a route's trailing {} matched
     adapter: str = ""  # that it named as its model
+    route: Routed | None = None  # it left the choice of the model to us
     begun: float = field(default_factory=time.monotonic)
     sending_since: float | None = None  # a write the client has not taken yet
     deadline: float | None = None  # of what it generates; none before it was let in

@@ -6,6 +6,7 @@ from typing import Any
 
 from quire.errors import BadRequest
 from quire.obs.exposition import merged
+from quire.routing.settings import AUTO
 from quire.server import sse
 from quire.server.fields import DetokenizeFields, TokenizeFields, decode
 from quire.server.http import HttpRequest, Reply
@@ -59,6 +60,9 @@ def _listed(server: Server) -> dict[str, dict[str, Any]]:
     for name, state in server.models.states().items():
         listed = found.setdefault(name, {"id": name, "object": "model", "owned_by": "quire"})
         listed |= {"state": state.state, "reason": state.reason or None, "memory": state.memory}
+    if (auto := server.models.auto) is not None:
+        listed = {"id": AUTO, "object": "model", "created": server.created, "owned_by": "quire"}
+        found[AUTO] = listed | {"state": found[auto.settings.small]["state"], "root": None}
     return found
 
 

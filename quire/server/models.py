@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from quire.routing.settings import AUTO, AutoSettings
+from quire.server.auto import Auto
+from quire.server.cascade import Escalated
 from quire.server.http import HttpRequest
 from quire.server.model_files import ModelFolder, ModelState
 from quire.server.problems import Problem
@@ -53,6 +56,7 @@ class Models:
             server.model_names[0]: folder for server, folder in zip(servers, folders, strict=True)
         }
         self._broken = dict(broken)
+        self.auto: Auto | None = None  # set by the composition root; None: nothing is chosen
         self._decoder = msgspec.json.Decoder(Named)
         self._loading = {s.model_names[0] for s in servers}  # of those at start, still to settle
         for server in servers:
@@ -95,9 +99,25 @@ class Models:
         field = BODY_FIELDS.get(request.path) if request.method == "POST" else None
         if field is None:
             return self._find(request.query.get("model"), request)
-        server = self._find(self._named(request, field), request)
+        name = self._named(request, field)
+        if self.auto is not None and isinstance(name, str) and name.removesuffix(TAG) == AUTO:
+            server = self.auto.choose(request)
+        else:
+            server = self._find(name, request)
         await self._bring(server)
         return server
+
+    async def escalated(self, request: HttpRequest, why: Escalated) -> Server:
+        """The server that answers in place of the one whose answer will not do."""
+        assert self.auto is not None
+        server = self.auto.escalate(request, why)
+        await self._bring(server)
+        return server
+
+    def choose_by(self, settings: AutoSettings) -> None:
+        """Requests may leave the choice to us. Raises BadRequest."""
+        servers = {server.model_names[0]: server for server in self.servers}
+        self.auto = Auto(settings, servers, lambda name: self.state_of(name).state == "failed")
 
     def _named(self, request: HttpRequest, field: str) -> object:
         try:
@@ -146,6 +166,8 @@ class Models:
 
     async def run(self) -> None:
         """Keep models with open requests from being taken for idle."""
+        if self.auto is not None and self.auto.spending is not None:
+            await self.auto.spending.restore()
         while True:
             await asyncio.sleep(TOUCH_S)
             for server in self.servers:

@@ -24,6 +24,7 @@ from quire.grammar.checker import GrammarChecker
 from quire.obs.log import log_event
 from quire.obs.metrics import ServerMetrics
 from quire.obs.trace import NullTracer, Tracer
+from quire.routing.settings import AUTO
 from quire.server.admission import Admission
 from quire.server.board import Alone, SharedBoard
 from quire.server.keys import KeyRing
@@ -146,6 +147,9 @@ class Server:
             return self.model_names[0]
         if name in self.model_names:
             return name
+        is_auto = name.removesuffix(":latest") == AUTO  # Ollama's clients add the tag
+        if is_auto and request is not None and request.route is not None:
+            return self.model_names[0]
         if name in self.link.adapters:
             if request is not None:
                 request.adapter = name

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from quire.config import EngineArgs
+from quire.routing.settings import AutoSettings
 
 MIB = 1 << 20
 
@@ -80,6 +81,7 @@ class ServeSettings:
     tool_call_parser: str | None = None  # None: from the model's template
     reasoning_parser: str | None = None
     models: tuple[ModelSettings, ...] = ()  # several; none: `engine` alone
+    auto: AutoSettings | None = None  # what `model: "auto"` means; None: nothing
     memory: int = 0  # bytes that the engines of several models may take together; 0: no limit
     store_folder: str = ""  # files, batches and responses; "": none are kept
     answer_cache: str = "off"  # the most that requests may ask of it: exact, draft or answer
@@ -108,6 +110,7 @@ class ServeSettings:
             default_sampling=own.default_sampling,
             runtime_folder=runtime_folder,
             models=(),
+            auto=None,
         )
 
     @property

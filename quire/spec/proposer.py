@@ -14,6 +14,7 @@ from operator import mul
 from typing import NamedTuple, Protocol
 
 from quire.request import Request
+from quire.spec.tree import survivals
 
 
 class Guess(NamedTuple):
@@ -21,9 +22,12 @@ class Guess(NamedTuple):
 
     chances: tuple[float, ...] = ()
     tokens: tuple[int, ...] = ()  # empty: the runner makes them
+    parents: tuple[int, ...] = ()  # of a tree (`tree.py`), where `chances` are given the parent
 
     def expected(self) -> float:
         """Tokens that it would bring by these chances."""
+        if self.parents:
+            return sum(survivals(self.chances, self.parents))
         survival: Iterator[float] = accumulate(self.chances, mul)
         return sum(survival)
 

@@ -16,7 +16,8 @@ from quire.request import Request, RequestId
 from quire.sched.scheduler import Scheduler
 from quire.spec.depth import Candidate, Costs, best_depths
 from quire.spec.proposer import Guess, Proposer
-from quire.spec.survival import Survival
+from quire.spec.survival import UNJUDGED, Survival
+from quire.spec.tree import chosen, is_chain, paths_of, survivals, trunk_of
 from quire.step import Draft, StepPlan, TokenEvent
 
 
@@ -53,6 +54,32 @@ class SpecCounts:
         for place in range(num_drafted):
             self.drafted_at[place] += 1
             self.accepted_at[place] += place < num_accepted
+
+
+class Taken(NamedTuple):
+    """What is fed of a guess, and the chances that its proposer gave that."""
+
+    draft: Draft
+    chances: tuple[float, ...]
+
+    @staticmethod
+    def all_of(guess: Guess) -> Taken:
+        num = len(guess.chances)
+        return Taken.of(guess, range(1, 1 + num) if guess.parents else (), num)
+
+    @staticmethod
+    def of(guess: Guess, nodes: Sequence[int], num: int) -> Taken:
+        """The first `num` guesses, or these nodes of a tree."""
+        if not nodes:
+            return Taken(Draft(num, guess.tokens[:num]), guess.chances[:num])
+        # What follows the first guesses lies where a chain would have it: if it is right, as it
+        # mostly is, nothing moves.
+        trunk = trunk_of(guess.parents)
+        nodes = sorted(nodes, key=lambda node: node not in trunk)
+        tokens = tuple(guess.tokens[node - 1] for node in nodes) if guess.tokens else ()
+        parents = chosen(nodes, guess.parents)
+        draft = Draft(num, tokens, () if is_chain(parents) else parents)
+        return Taken(draft, tuple(guess.chances[node - 1] for node in nodes))
 
 
 class Limits(NamedTuple):
@@ -96,20 +123,29 @@ class Speculation:
                 guess = self.proposer.propose(request, most)
                 if guess.chances:
                     guesses[request.id] = guess
-        made = self._cut(guesses, num_decodes - len(guesses)) if guesses else {}
-        self._fed = {id: guesses[id].chances[: draft.num] for id, draft in made.items()}
+        taken = self._cut(guesses, num_decodes - len(guesses)) if guesses else {}
+        self._fed = {id: made.chances for id, made in taken.items()}
         self.survival.fade(list(scheduler.running))
         self.counts.seconds += time.perf_counter() - begun
-        return made
+        return {id: made.draft for id, made in taken.items()}
 
     def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
+        trees = {work.request_id: work.parents for work in plan.works if work.parents}
         for event in events:
-            if event.num_drafted:
-                chances = self._fed.get(event.request_id, ())[: event.num_drafted]
+            if not event.num_drafted:
+                continue
+            id, num_levels = event.request_id, event.num_drafted
+            chances = self._fed.get(id, ())[: event.num_drafted]
+            if parents := trees.get(id):
+                num_levels = max(map(len, paths_of(parents)))
+                right = (*event.branch, *([UNJUDGED] if event.finish is not None else ()))
+                if len(chances) == len(parents):
+                    self.survival.learn_tree(id, chances, parents, right)
+            else:
                 if event.finish is not None:  # what stood behind the end was not judged
                     chances = chances[: event.num_accepted]
-                self.survival.learn(event.request_id, chances, event.num_accepted)
-                self.counts.add(event.num_drafted, event.num_accepted)
+                self.survival.learn(id, chances, event.num_accepted)
+            self.counts.add(num_levels, event.num_accepted)
 
     def _most(self, request: Request) -> int:
         """What the request allows; also notes that it runs."""
@@ -119,24 +155,34 @@ class Speculation:
         asked = request.params.num_speculative_tokens
         return self.limits.depth if asked is None else min(asked, self.limits.depth)
 
-    def _cut(self, guesses: dict[RequestId, Guess], num_others: int) -> dict[RequestId, Draft]:
+    def _cut(self, guesses: dict[RequestId, Guess], num_others: int) -> dict[RequestId, Taken]:
         if self.limits.is_fixed or self.costs is None:
-            depths = [len(guess.chances) for guess in guesses.values()]
-        else:
-            candidates = [
-                Candidate(
-                    self.survival.chances(id, guess.chances),
-                    bool(guess.tokens),
-                    not self._known[id].params.is_greedy,
-                )
-                for id, guess in guesses.items()
-            ]
-            depths = best_depths(candidates, num_others, self.costs)
+            return {id: Taken.all_of(guess) for id, guess in guesses.items()}
+        promising = {id: self._promising(id, guess) for id, guess in guesses.items()}
+        candidates = [
+            Candidate(
+                chances,
+                bool(guesses[id].tokens),
+                not self._known[id].params.is_greedy,
+                chosen(nodes, guesses[id].parents) if nodes else (),
+            )
+            for id, (nodes, chances) in promising.items()
+        ]
+        depths = best_depths(candidates, num_others, self.costs)
         return {
-            id: Draft(depth, guess.tokens[:depth])
-            for (id, guess), depth in zip(guesses.items(), depths, strict=True)
+            id: Taken.of(guesses[id], nodes[:depth], depth)
+            for (id, (nodes, _)), depth in zip(promising.items(), depths, strict=True)
             if depth
         }
+
+    def _promising(self, id: RequestId, guess: Guess) -> tuple[Sequence[int], Sequence[float]]:
+        """A tree's drafts, those that survive most first, and chances in that order."""
+        if not guess.parents:
+            return (), self.survival.chances(id, guess.chances)
+        chances = self.survival.tree_chances(id, guess.chances, guess.parents)
+        found = survivals(chances, guess.parents)
+        nodes = sorted(range(1, 1 + len(found)), key=lambda node: (-found[node - 1], node))
+        return nodes, [chances[node - 1] for node in nodes]
 
     def _forget_ended(self, scheduler: Scheduler) -> None:
         """Requests that left without a word to us: finished, aborted, failed."""

@@ -7,9 +7,12 @@ Both fade, so what did not pay is tried again now and then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from quire.request import RequestId
+from quire.spec.tree import Parents, children_of
 
 BINS = 10
 OWN_TRUST = 2.0  # drafts that a proposer's own chance counts for
@@ -17,6 +20,7 @@ OTHERS_TRUST = 3.0  # drafts that all requests' count for, beside one request's 
 FADING = 0.995  # of a request's counts, with each of its steps
 OTHERS_FADING = 0.999  # of everybody's, with each step
 MOST = 256.0  # drafts in a count: the newest weigh most
+NONE, UNJUDGED = 0, -1  # in place of the draft that was right
 
 
 @dataclass(slots=True)
@@ -63,6 +67,35 @@ class Survival:
             is_right = place < num_accepted
             count.add(is_right)
             self._bins[_bin_of(chance)].add(is_right)
+
+    def tree_chances(
+        self, request_id: RequestId, own: tuple[float, ...], parents: Parents
+    ) -> list[float]:
+        """The same for a tree, given the draft that each follows. What a request's first guesses
+        are worth says nothing of its second ones: those go by everybody's."""
+        found = self.chances(request_id, own)
+        for siblings in children_of(parents):
+            for before, node in pairwise(siblings):
+                chance = own[node - 1]
+                others = self._bins[_bin_of(chance)].share(chance, OWN_TRUST)
+                found[node - 1] = min(others, found[before - 1])
+        return found
+
+    def learn_tree(
+        self, request_id: RequestId, own: tuple[float, ...], parents: Parents, right: Sequence[int]
+    ) -> None:
+        """`right` are the drafts that were right, from the first on; -1 behind them: the request
+        ended there, and nothing behind was judged."""
+        count = self._requests.setdefault(request_id, Count())
+        children = children_of(parents)
+        for parent, following in pairwise((0, *right, NONE)):
+            if following == UNJUDGED:
+                break
+            for rank, node in enumerate(children[parent]):
+                is_right = node == following
+                self._bins[_bin_of(own[node - 1])].add(is_right)
+                if rank == 0:
+                    count.add(is_right)
 
     def fade(self, request_ids: list[RequestId]) -> None:
         """A step passed for these requests."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quire.spec.tree import Parents, children_of
+
 
 def verified(drawn: Sequence[int], drafts: Sequence[int]) -> Sequence[int]:
     """The draws that count: those equal to their drafts, and the first one after them.
@@ -24,3 +26,21 @@ def verified(drawn: Sequence[int], drafts: Sequence[int]) -> Sequence[int]:
         if token != draft:
             return drawn[:count]
     return drawn
+
+
+def verified_path(drawn: Sequence[int], drafts: Sequence[int], parents: Parents) -> list[int]:
+    """The same for a tree: the nodes whose draws count, from the newest known token on.
+
+    drawn[i] is what follows node i, and drafts[i - 1] is node i itself. Of the drafts that follow a
+    node, the one that equals its draw is the next.
+
+    >>> verified_path([6, 1, 8, 1], [5, 6, 8], (0, 0, 2))
+    [0, 2, 3]
+    """
+    children, nodes = children_of(parents), [0]
+    while True:
+        token = drawn[nodes[-1]]
+        following = [node for node in children[nodes[-1]] if drafts[node - 1] == token]
+        if not following:
+            return nodes
+        nodes.append(following[0])

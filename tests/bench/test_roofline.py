@@ -70,6 +70,7 @@ def test_weights_are_as_many_as_in_transformers(shape):
         ("long-8b-32k", 11.4),
         ("long-8b-128k", 7.5),
         ("decode-14b-1", 6.6),
+        ("decode-8b-int4-1", 0.975),  # 3.6 GB of layers, 0.53 of the head, at 4.24 TB/s
     ],
 )
 def test_floors_agree_with_those_worked_out_by_hand(name, published):

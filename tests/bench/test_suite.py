@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from quire.bench.h200 import ResultFile, RunOptions, merged_results, run_suite
+from quire.bench.h200 import ResultFile, RunOptions, SuiteRun, merged_results, run_suite
 from quire.bench.peers import VLLM
 from quire.bench.startup import ChildFailed, child_records
 from quire.bench.suite import Row, h200_suite, rehearsal, request_lengths
@@ -28,7 +28,17 @@ def rows(*words: str) -> tuple[Row, ...]:
 
 
 def test_every_row_has_the_figure_it_is_compared_with():
-    assert {row.name for row in h200_suite().rows} == set(VLLM)
+    alone = {"rtn-int4-g128", "int8"}  # nobody measured these
+    assert {row.name for row in h200_suite().rows if row.form not in alone} == set(VLLM)
+
+
+def test_packed_rows_ask_for_their_form(tmp_path):
+    """Red when a row called int4 is measured on floats."""
+    packed = rows("packed-int4")
+    assert {row.form for row in packed} == {"rtn-int4-g128"}
+    run = SuiteRun(h200_suite().select(["packed-int4"]), RunOptions(tmp_path / "h200.json"))
+    assert run._engine_options(list(packed))["quantization"] == "rtn-int4-g128"
+    assert "quantization" not in run._engine_options(list(rows("decode-8b")))
 
 
 def test_lengths_are_drawn_in_the_order_others_were_measured_with():

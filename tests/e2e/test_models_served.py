@@ -26,6 +26,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [f'[models.one]\nmodel = "{folder / "one"}"']
     lines += [f'[models.two]\nmodel = "{folder / "two"}"\nat_start = false']
     lines += [f'[models.broken]\nmodel = "{folder / "broken"}"']
+    lines += ['[auto]\nsmall = "one"\nlarge = "two"', "[auto.cascade]\nmean_logprob = 0.0"]
+    lines += ['[[auto.rules]]\nmodel = "one"\nmax_chars = 4']
     (folder / "models.toml").write_text("\n".join(lines))
     return folder
 
@@ -37,7 +39,8 @@ def served(place: Path) -> Iterator[Served]:
 
 
 def states(served: Served) -> dict[str, str]:
-    return {model["id"]: model["state"] for model in served.get("/v1/models")[1]["data"]}
+    listed = served.get("/v1/models")[1]["data"]
+    return {model["id"]: model["state"] for model in listed if model["id"] != "auto"}
 
 
 def tokens(served: Served, model: str) -> tuple[list[int], list[int]]:
@@ -57,6 +60,17 @@ def engine_of(served: Served, name: str) -> psutil.Process:
     raise AssertionError(f"no engine of {name}")
 
 
+def check_auto(served: Served, models: dict[str, Any]) -> None:
+    """An answer that is held back and judged is the one its model gives."""
+    asked = {"temperature": 0, "max_tokens": 6, "ignore_eos": True, "return_token_ids": True}
+    for text, name in (("once upon", "two"), ("once", "one")):  # escalated; by the rule
+        status, body = served.complete(text, model="auto", **asked)
+        assert (status, body["model"]) == (200, name), body
+        choice = body["choices"][0]
+        assert choice["token_ids"] == greedy(models[name], choice["prompt_token_ids"], 6)
+        assert choice["logprobs"] is None
+
+
 def test_models_come_and_go(served: Served) -> None:
     """Red when a request is another model's, or one model's end reaches the others."""
     assert states(served) == {"one": "ready", "two": "unloaded", "broken": "failed"}
@@ -65,6 +79,7 @@ def test_models_come_and_go(served: Served) -> None:
         prompt, found = tokens(served, name)
         assert found == greedy(model, prompt, 6)
     assert states(served)["two"] == "ready"
+    check_auto(served, models)
     status, body = served.complete("hi", model="broken")
     assert status == 503 and "no model.safetensors" in body["error"]["message"]
 

@@ -61,3 +61,12 @@ def test_inside_under_load(open_page: OpenPage, served: Served, theme: str) -> N
     wait_until(lambda: page.locator(".lane").count() == 0, 15, "lanes gone")
     assert "hits" in page.inner_text("#tree")  # the shared prefix was found again
     served.wait_idle()
+
+
+def test_the_server_view(open_page: OpenPage) -> None:
+    """Red when models, batches or the cache are not told as the page reads them."""
+    page = open_page("/#server")
+    page.locator("#server-models .row").first.wait_for()
+    assert "Ready" in page.inner_text("#server-models")
+    page.locator("#server-cache .standfirst", has_text="Off.").wait_for()
+    assert page.is_hidden("#server-failure")

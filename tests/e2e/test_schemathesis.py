@@ -19,7 +19,7 @@ import pytest
 
 from tests.e2e.harness import Served
 
-NUM_EXAMPLES = os.environ.get("QUIRE_TEST_EXAMPLES", "3")
+NUM_EXAMPLES = os.environ.get("QUIRE_TEST_EXAMPLES", "2")
 # Endless by design, or it stops the server from answering the others, or refuses without reading.
 LEFT_OUT = r"^/(inside|admin/(pause|profile)|api/(pull|push|create|copy|delete))$"
 CHECKS = (

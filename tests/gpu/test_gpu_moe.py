@@ -37,7 +37,7 @@ SHAPES = {
     "odd": (6, 3, 272, 144),
     "oss": (32, 4, 960, 960),
 }
-OPS = CudaOps()
+OPS = CudaOps(torch.device("cuda"), torch.bfloat16)
 BIASED = ("odd", "oss")  # these have biases and the clamped gate
 
 

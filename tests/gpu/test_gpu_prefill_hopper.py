@@ -11,8 +11,8 @@ from torch import Tensor
 from quire.attn.backend import LayerCache
 from quire.attn.triton import TritonAttention, TritonPlan
 from quire.forward import Batch
+from quire.kernels.paged_inputs import PagedInputs
 from quire.kernels.paged_prefill import prefill_attention
-from quire.kernels.paged_split import PagedInputs
 from tests.paged_case import PLAIN, PagedCase, make_case
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9

@@ -13,7 +13,8 @@ from quire.attn.backend import LayerCache
 from quire.attn.triton import TritonAttention, TritonPlan
 from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.merge_splits import merge_splits
-from quire.kernels.paged_split import PagedInputs, SplitGrid, split_attention
+from quire.kernels.paged_inputs import PagedInputs, SplitGrid
+from quire.kernels.paged_split import split_attention
 from quire.kernels.rms_norm import rms_norm
 from tests.paged_case import PLAIN, PagedCase, make_case
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.kernels.merge_splits import merge_splits
-from quire.kernels.paged_split import PagedInputs, SplitGrid
+from quire.kernels.paged_inputs import PagedInputs, SplitGrid
 from quire.kernels.paged_tile import Launch, PagedConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

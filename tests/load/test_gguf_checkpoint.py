@@ -6,6 +6,7 @@ loads and still talks, only worse; every tensor is compared, not a sample.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,9 @@ def test_unknown_architecture(tmp_path: Path) -> None:
         GGUFCheckpoint.open(write(tmp_path / "m.gguf", "mamba", {}))
 
 
+@pytest.mark.skipif(
+    not os.environ.get("QUIRE_LONG_TESTS"), reason="transformers takes 17 s: QUIRE_LONG_TESTS=1"
+)
 def test_real_file_equals_transformers(default_model_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     checkpoint = GGUFCheckpoint.open(default_model_path)

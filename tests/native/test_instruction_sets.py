@@ -34,6 +34,11 @@ def lanes_line(machine: Machine, isa: str, folder: Path) -> list[str]:
     return machine.run(folder, "lanes.c", *build.COPIES[machine.name][isa], "-O1")
 
 
+emulated = pytest.mark.skipif(
+    not os.environ.get("QUIRE_LONG_TESTS"), reason="emulated, takes a minute: QUIRE_LONG_TESTS=1"
+)
+
+
 def test_kernels_of_this_machine(library: Library, tmp_path: Path) -> None:
     """Red when a kernel's bits follow the instruction set, also where numbers are odd."""
     sets, _ = kernel_lines(this_machine(), build.ensure_built(), tmp_path)
@@ -50,6 +55,7 @@ def test_operations_of_this_machine(library: Library, tmp_path: Path) -> None:
         assert lanes_line(machine, isa, tmp_path) == want, isa
 
 
+@emulated
 def test_kernels_of_arm(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when ARM computes other bits than this machine, or one of its sets other than another."""
     arm, here = emulated_arm(), this_machine()
@@ -82,9 +88,7 @@ def emulated_amx(library: Library, monkeypatch: pytest.MonkeyPatch) -> Path:
     return build.ensure_built()
 
 
-@pytest.mark.skipif(
-    not os.environ.get("QUIRE_LONG_TESTS"), reason="emulated, takes a minute: QUIRE_LONG_TESTS=1"
-)
+@emulated
 def test_amx(library: Library, tmp_path: Path, emulated_amx: Path) -> None:
     """Red when AMX's products, or those of rows beside them, have other bits than plain C's, and
     when the check at startup does not see that a matrix unit is wrong."""

@@ -35,6 +35,7 @@ class Reply:
     error: str | None = None  # after the pieces, in the stream; or the body when status is not 200
     is_cut: bool = False  # the connection ends without finish_reason or [DONE]
     has_logprobs: bool = False
+    route: str | None = None  # who answered, and why
 
 
 @dataclass
@@ -47,6 +48,13 @@ class MockServer:
     num_inside: int = 0
     generation: int = 0  # raising it ends every open snapshot stream
     is_inside_down: bool = False
+    models: list[Json] = field(
+        default_factory=lambda: [{"id": "mock-model", "object": "model", "max_model_len": 8192}]
+    )
+    batches: list[Json] = field(default_factory=list)
+    cache: Json = field(default_factory=lambda: {"mode": "off", "entries": 0, "data": []})
+    acts: list[tuple[str, str, Json]] = field(default_factory=list)  # method, path, body
+    refusal: str | None = None  # of what an operator does
 
     def __post_init__(self) -> None:
         mock = self
@@ -88,8 +96,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif not self.is_allowed():
             self.send_json(401, {"error": {"message": "Wrong or missing API key"}})
         elif path == "/v1/models":
-            model = {"id": "mock-model", "object": "model", "max_model_len": 8192}
-            self.send_json(200, {"object": "list", "data": [model]})
+            self.send_json(200, {"object": "list", "data": self.server_state.models})
+        elif path == "/v1/batches":
+            self.send_json(200, {"object": "list", "data": self.server_state.batches})
+        elif path == "/v1/answer_cache":
+            self.send_json(200, {"object": "answer_cache", **self.server_state.cache})
         elif path == "/inside" and not self.server_state.is_inside_down:
             self.stream(self.snapshots())
         else:
@@ -100,12 +111,26 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.is_allowed():
             self.send_json(401, {"error": {"message": "Wrong or missing API key"}})
             return
+        if not self.path.endswith("/completions"):
+            self.act("POST", body)
+            return
         self.server_state.bodies.append(body)
         reply = self.server_state.reply(body)
         if reply.status != 200:
             self.send_json(reply.status, {"error": {"message": reply.error}})
         else:
-            self.stream(chunks(reply))
+            self.stream(chunks(reply), reply.route)
+
+    def do_DELETE(self) -> None:
+        self.act("DELETE", {})
+
+    def act(self, method: str, body: Json) -> None:
+        state = self.server_state
+        state.acts.append((method, self.path, body))
+        if state.refusal is not None:
+            self.send_json(403, {"error": {"message": state.refusal}})
+            return
+        self.send_json(200, {})
 
     def is_allowed(self) -> bool:
         key = self.server_state.key
@@ -134,8 +159,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def stream(self, events: Iterator[str]) -> None:
+    def stream(self, events: Iterator[str], route: str | None = None) -> None:
         self.send_response(200)
+        if route is not None:
+            self.send_header("x-quire-route", route)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()

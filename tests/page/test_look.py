@@ -9,6 +9,7 @@ import pytest
 from tests.page.conftest import Console, OpenPage
 from tests.page.fake_engine import FakeEngine
 from tests.page.mock_server import MockServer, Reply
+from tests.page.test_server import batch
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -63,13 +64,15 @@ def test_the_switch_wins_and_is_remembered(open_page: OpenPage) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 768, 1024])
-@pytest.mark.parametrize("view", ["chat", "inside", "compare"])
+@pytest.mark.parametrize("view", ["chat", "inside", "compare", "server"])
 def test_no_sideways_scroll(open_page: OpenPage, mock: MockServer, view: str, width: int) -> None:
     """Red when something sticks out of a narrow screen."""
     engine = FakeEngine()
     engine.advance(200)
     mock.snapshot = engine.snapshot
     mock.reply = lambda body: Reply(pieces=(WIDE_TEXT,))
+    mock.models[0] |= {"id": "m" * 90, "state": "failed", "reason": "r" * 200, "root": "m"}
+    mock.batches = [batch("batch_" + "9" * 60, "in_progress", 3, 1, 10)]
     page = open_page(f"/#{view}", viewport={"width": width, "height": 740}, has_touch=True)
     if view == "chat":
         page.fill("#prompt", "w" * 200)
@@ -77,6 +80,8 @@ def test_no_sideways_scroll(open_page: OpenPage, mock: MockServer, view: str, wi
         page.locator(".answer-figures").wait_for()
     elif view == "inside":
         page.locator(".lane").first.wait_for()
+    elif view == "server":
+        page.locator("#server-batches .row").wait_for()
     else:
         page.click("text=Run both")
         page.locator(".verdict table").wait_for()
@@ -116,8 +121,10 @@ def test_by_keyboard_alone(open_page: OpenPage, mock: MockServer) -> None:
     page.keyboard.press("ArrowRight")
     assert page.is_visible("#panel-inside")
     assert page.get_attribute("#tab-inside", "aria-selected") == "true"
-    page.keyboard.press("End")
+    page.keyboard.press("ArrowRight")
     assert page.is_visible("#panel-compare")
+    page.keyboard.press("End")
+    assert page.is_visible("#panel-server")
     page.keyboard.press("Home")
     assert page.is_visible("#panel-chat")
     for _ in range(40):

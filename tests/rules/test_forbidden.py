@@ -36,6 +36,7 @@ SPAWNERS = {
     "quire/load/wheels.py",
     "quire/native/build.py",
     "quire/router/replicas.py",
+    "quire/routing/judge.py",
     "quire/server/child.py",
 }
 

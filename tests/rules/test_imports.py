@@ -14,6 +14,7 @@ from tests.rules.source import ROOT, imports, trees
 LAYERS: list[set[str]] = [
     {"errors", "version"},
     {"params", "registry", "env", "config", "jsonfile", "progress", "outputs", "inputs"},
+    {"draft_tree"},
     {"speculative", "flat_args"},
     {"request", "sampling_params"},
     {"step"},
@@ -29,6 +30,7 @@ LAYERS: list[set[str]] = [
     {"engine"},
     {"offline", "batches"},
     {"kept", "answers"},
+    {"routing"},
     {"llm"},
     {"bench"},
     {"evaluate", "sim"},
@@ -36,6 +38,7 @@ LAYERS: list[set[str]] = [
     {"distill"},
     {"server"},
     {"router"},
+    {"deploy"},
     {"cli"},
 ]
 
@@ -106,6 +109,7 @@ TORCH_FREE = [
     "quire.router.main",
     "quire.kept.conversations",
     "quire.answers.index",
+    "quire.routing.fit",
     "quire.cli.main",
 ]
 

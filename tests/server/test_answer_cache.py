@@ -421,12 +421,18 @@ def test_a_caller_counts_and_forgets_its_own(bench: Bench) -> None:
             mine = {"authorization": "Bearer alice"}
             found = (await client.get("/v1/answer_cache", headers=mine)).json()
             assert (found["entries"], found["hits"], found["mode"]) == (1, 1, "answer")
+            (entry,) = found["data"]
+            assert (entry["text"], entry["hits"]) == ("hi", 1)
+            assert entry["created_at"] == found["oldest_at"] <= entry["used_at"]
+            assert entry["tokens"] > 0 < found["bytes"]
+            url = "/v1/answer_cache?limit=0"
+            assert (await client.get(url, headers=mine)).status_code == 400
             assert (await client.delete("/v1/answer_cache", headers=mine)).json()["deleted"] == 1
         assert len(await keys(bench)) == 1
         assert how(await ask(bench, "hi", answer_cache="exact")) == "miss"
 
     asyncio.run(work())
-    assert Bench().get("/v1/answer_cache").status_code == 404
+    assert Bench().get("/v1/answer_cache").json()["mode"] == "off"
 
 
 def test_every_way_in_is_cached(bench: Bench) -> None:

@@ -14,6 +14,7 @@ from quire.params import SamplingParams, StructuredOutputsParams
 from quire.request import Request, RequestId
 from quire.runner.feature_drafter import FeatureDrafter
 from quire.sched.scheduler import Scheduler
+from quire.spec.tree import paths_of
 from quire.step import Draft, StepPlan, TokenEvent
 
 FAMILIES = ("llama", "gemma3_text", "deepseek_v3", "mixtral")  # dense, window, MLA, MoE
@@ -125,6 +126,7 @@ class Told:
     rng: random.Random
     error: float = 0.2
     most: int = 7
+    branching: float = 0.0  # how often a draft follows another than the one before it
     num_drafted: int = 0
     num_accepted: int = 0
     num_refused: int = 0
@@ -151,11 +153,28 @@ class Told:
         known = self.answers.setdefault(key, [])
         if len(known) < request.num_output:
             known[:] = request.output
+        if self.branching:
+            return self._tree(known[request.num_output :])
         depth = self.rng.randint(0, self.most)
         tokens = known[request.num_output : request.num_output + depth]
         tokens += [self.rng.randrange(258) for _ in range(depth - len(tokens))]
         tokens = [self.rng.randrange(258) if self.rng.random() < self.error else t for t in tokens]
         return Draft(depth, tuple(tokens))
+
+    def _tree(self, known: list[int]) -> Draft:
+        """A tree of any shape, whose drafts are right as often as those of a chain."""
+        rng = self.rng
+        parents: list[int] = []
+        for node in range(rng.randint(0, self.most)):
+            parents.append(rng.randint(0, node) if rng.random() < self.branching else node)
+        depths = [len(path) for path in paths_of(tuple(parents))][1:]
+        tokens = [
+            known[depth - 1]
+            if depth <= len(known) and rng.random() >= self.error
+            else rng.randrange(258)
+            for depth in depths
+        ]
+        return Draft(len(parents), tuple(tokens), tuple(parents))
 
     def learn(self, plan: StepPlan, events: list[TokenEvent]) -> None:
         for event in events:

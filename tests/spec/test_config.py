@@ -19,7 +19,6 @@ from tests.spec.cases import open_tiny
     [
         ({"method": "ngarm"}, "did you mean 'ngram'"),
         ({"method": "eagle", "model": "x"}, "only EAGLE-3"),
-        ({"method": "eagle3"}, "needs a model"),
         ({"method": "mtp", "model": "x"}, "does not read"),
         ({"method": "medusa+mtp", "model": "x"}, "at most"),
         ({"method": "ngram", "prompt_lookup_mx": 3}, "did you mean 'prompt_lookup_max'"),

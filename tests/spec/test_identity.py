@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from quire.grammar.matcher import Matcher
-from quire.runner import gather, runner
+from quire.memory.pool import PagePool
+from quire.runner import gather, runner, trees
 from quire.runner import sampling as sampling_inputs
 from quire.sample import cpu_ops, gumbel
 from tests.spec import heads
@@ -67,6 +68,32 @@ def test_drafts_change_nothing(
         assert llm.stats().num_preempted > 0
 
 
+SOME_TREES = {
+    *(("llama", crowd) for crowd in ("crowded", "alone", "preempted", "eager")),
+    *(("gemma3_text", "preempted"), ("deepseek_v3", "chunked"), ("mixtral", "chunked")),
+}
+TREES = [
+    (family, crowd)
+    for family in FAMILIES
+    for crowd in CROWDS
+    if IS_LONG or (family, crowd) in SOME_TREES
+]
+
+
+@pytest.mark.parametrize(("family", "crowd"), TREES)
+def test_trees_change_nothing(
+    family: str, crowd: str, folder: Path, plain: dict[str, list[object]]
+) -> None:
+    """Trees of any shape, another each step: also red when one draft sees a sibling, or when one
+    that was right is left in a slot that is not its own."""
+    llm = open_tiny(folder, family, **CROWDS[crowd])
+    told = Told.of(llm, everyone(), branching=0.4)
+    assert answer(llm, everyone()) == plain[family]
+    assert told.num_accepted > 200 and told.num_refused > 100
+    if crowd == "preempted":
+        assert llm.stats().num_preempted > 0
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "adaptive": False, "prompt_lookup_min": 1},
     "suffix": {"method": "suffix", "adaptive": False},
@@ -100,12 +127,17 @@ HEADS = [
     ("eagle3", "gemma3_text", "chunked"),
     ("medusa", "llama", "preempted"),
     ("mtp", "deepseek_v3", "chunked"),
+    ("eagle3 tree", "llama", "preempted"),
+    ("eagle3 tree", "gemma3_text", "chunked"),
+    ("medusa tree", "llama", "crowded"),
+    ("mtp tree", "deepseek_v3", "chunked"),
 ]
 if IS_LONG:
     HEADS = [
         (method, family, crowd)
-        for method in ("eagle3", "suffix+eagle3", "medusa", "mtp")
-        for family in (FAMILIES if method != "mtp" else ("deepseek_v3",))
+        for name in ("eagle3", "suffix+eagle3", "medusa", "mtp")
+        for method in (name, f"{name} tree")
+        for family in (FAMILIES if name != "mtp" else ("deepseek_v3",))
         for crowd in CROWDS
     ]
 
@@ -115,9 +147,13 @@ def test_heads_change_nothing(
     method: str, family: str, crowd: str, folder: Path, plain: dict[str, list[object]]
 ) -> None:
     """Random heads, which are mostly wrong; `test_right_heads.py` has those that are not."""
-    if method == "mtp" and not heads.has_mtp(folder / family):
+    name, _, is_tree = method.partition(" ")
+    if name == "mtp" and not heads.has_mtp(folder / family):
         heads.add_mtp(folder / family)
-    config = heads.head_for(method, folder, family)
+    config = heads.head_for(name, folder, family)
+    if is_tree:
+        config["speculative_token_tree"] = "[(0,), (1,), (0, 0), (1, 0), (2,)]"
+        del config["num_speculative_tokens"]
     llm = open_tiny(folder, family, speculative_config=config, **CROWDS[crowd])
     assert answer(llm, everyone()) == plain[family]
     assert answer(llm, everyone()) == plain[family]
@@ -184,6 +220,50 @@ def test_planted_bug_is_caught(
     """The comparison above must see these, or it proves nothing."""
     llm = open_tiny(folder, "llama")
     Told.of(llm, everyone(), error=0.1)
+    plant(monkeypatch)
+    assert answer(llm, everyone()) != plain["llama"]
+
+
+def right_drafts_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """The wrong slot after a rejection: keys of what was right stay where the tree had them."""
+    patch.setattr(PagePool, "move", lambda *step: None)
+
+
+def siblings_are_read(patch: pytest.MonkeyPatch) -> None:
+    """A draft finds the drafts before it where a chain would have them."""
+
+    def paths(parents: Any) -> Any:
+        made = trees._paths.__wrapped__(parents).copy()
+        made[:, 1:] = np.where(made[:, 1:] > 0, np.arange(1, made.shape[1]), 0)
+        return made
+
+    patch.setattr(trees, "_paths", paths)
+
+
+def history_of_siblings(patch: pytest.MonkeyPatch) -> None:
+    """Penalties and bad words see drafts in the order in which they lie."""
+
+    def history(self: Any, tokens: Any, rows: Any, fed: Any, lens: Any) -> Any:
+        return tokens[rows, : int(lens.max())]
+
+    patch.setattr(trees.StepTrees, "history", history)
+
+
+TREE_PLANTS = (
+    right_drafts_left_behind,
+    siblings_are_read,
+    history_of_siblings,
+    grammar_not_rolled_back,
+    noise_of_the_wrong_position,
+)
+
+
+@pytest.mark.parametrize("plant", TREE_PLANTS, ids=lambda plant: plant.__name__)
+def test_planted_bug_in_trees_is_caught(
+    plant: Any, folder: Path, plain: dict[str, list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = open_tiny(folder, "llama")
+    Told.of(llm, everyone(), error=0.1, branching=0.4)
     plant(monkeypatch)
     assert answer(llm, everyone()) != plain["llama"]
 

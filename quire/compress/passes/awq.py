@@ -1,9 +1,10 @@
 """AWQ: weights that meet large inputs are scaled up before rounding, so that they lose less.
 
-The scale of an input is a power of its mean magnitude; which power, is searched for each product
-(Lin et al., arXiv 2306.00978). Its inverse is folded into the norm or product before. Then every
-group's range is cut by as much as moves the outputs least, but for queries and keys, whose product
-suffers more than the search can see.
+An input's scale is a power of its mean magnitude, divided by another power of how much of their
+groups' ranges its weights take; which power, is searched for each product (Lin et al., arXiv
+2306.00978). Its inverse is folded into the norm or product before. Then every group's range is cut
+by as much as moves the outputs least, but for queries and keys, whose product suffers more than the
+search can see.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from quire.compress.block import BlockTensors, Matrix
 from quire.compress.folds import Fold
-from quire.compress.grid import Grid
+from quire.compress.grid import TINIEST, Grid
 from quire.compress.layouts import awq as layout
 from quire.compress.passes.recipe import Kept, Recipe, check_groups
 from quire.compress.passes.search import LEAST, Folding
@@ -38,8 +39,16 @@ class Awq(Folding):
         layout.check(module, shape)
 
     def tried(self, fold: Fold, block: BlockTensors, heard: Seen) -> Iterator[Tensor]:
-        mean = heard.mean.clamp(min=LEAST)
-        return (mean ** (i / POWERS) for i in range(1, POWERS + 1))
+        matrices = [matrix for site in fold.sites for matrix in block.at(site)]
+        shares = torch.cat([self._shares(block.tensors[matrix.name]) for matrix in matrices])
+        weights, inputs = shares.mean(0).clamp(min=LEAST), heard.mean.clamp(min=LEAST)
+        powers = (i / POWERS for i in range(POWERS + 1))
+        return (inputs**power / weights ** (1 - power) for power in powers)
+
+    def _shares(self, weight: Tensor) -> Tensor:
+        """[out, in]: each weight's magnitude as a share of the largest in its group."""
+        split = self.grid.split(weight).abs()
+        return (split / split.amax(-1, keepdim=True).clamp(min=TINIEST)).view_as(weight)
 
     def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
         weight = block.tensors[matrix.name]

@@ -43,7 +43,10 @@ class Folding(Pass):
     def _best(
         self, fold: Fold, tried: Iterable[Tensor], block: BlockTensors, seen: dict[str, Seen]
     ) -> Tensor | None:
-        """Of these and none at all, the one that moves the outputs least; None: none at all."""
+        """Of these and none at all, the one that moves the outputs least; None: none at all.
+
+        What each matrix loses is a share of its outputs. Queries and keys are larger than values
+        and would decide alone otherwise, yet a share of theirs costs attention no more."""
         cases = [
             (rows, block.tensors[matrix.name])
             for site in fold.sites
@@ -54,11 +57,13 @@ class Folding(Pass):
         if not cases:
             return None
         wanted = [rows @ weight.t() for rows, weight in cases]
+        sizes = [want.square().sum().clamp(min=LEAST).item() for want in wanted]
 
         def loss(scale: Tensor) -> float:
             total = 0.0
-            for (rows, weight), want in zip(cases, wanted, strict=True):
-                total += (self.rounded(rows, weight, scale) - want).square().sum().item()
+            for (rows, weight), want, size in zip(cases, wanted, sizes, strict=True):
+                moved = self.rounded(rows, weight, scale) - want
+                total += moved.square().sum().item() / size
             return total
 
         best, least = None, loss(torch.ones_like(cases[0][0][0]))

@@ -97,8 +97,8 @@ class Eagle3Spec:
             _layers_read(own, inner, target),
             own.count("target_hidden_size", target.hidden_size),
             own.count("draft_vocab_size", target.vocab_size),
-            "embed_tokens.weight" in (kept := set(names)),
-            "lm_head.weight" in kept,
+            "embed_tokens" in (kept := {name.rpartition(".")[0] for name in names}),  # or packed
+            "lm_head" in kept,
             "whole" if whole else "each" if own.flag("fc_norm") else "none",
             own.flag("norm_before_residual", isinstance(nested, Mapping)),
             own.flag("norm_output"),
@@ -235,5 +235,4 @@ class Eagle3Head:
         if self.head is None:
             assert self._target is not None
             return self._target.logits(normed)
-        logits = self.head(normed)
-        return logits if self.vocabulary is None else self.vocabulary.spread(logits)
+        return self.head(normed)

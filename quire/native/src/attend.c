@@ -3,7 +3,8 @@
  * A query takes its keys span by span; spans start at multiples of SPAN, whatever a step feeds. In
  * a span the softmax is relative to the span's own maximum, and keys are added in order; the spans
  * of a query are folded together from the first to the last. So a query's bits depend on its own
- * keys and values alone. Arithmetic is fp32, also on a cache of fp16 or of codes.
+ * keys and values alone. Arithmetic is fp32, also on a cache of fp16 or of codes. A draft of a tree
+ * has the keys of a chain in the order of a chain; only where they lie is listed for it.
  *
  * What is no number stays none: a score of NaN or +infinity makes its query's result NaN. One of
  * -infinity has no weight, unless all that the query sees in a span are so: then NaN too.
@@ -82,7 +83,7 @@ typedef struct {
     float *out;       /* of the running sum, here or in a part */
     level *at;
     int begin, end;   /* positions of the keys it sees */
-    int head;
+    int head, query;
 } query_row;
 
 static int smaller(int a, int b) { return a < b ? a : b; }
@@ -91,11 +92,11 @@ static int larger(int a, int b) { return a > b ? a : b; }
 static query_row row_of(const qn_op *op, const qn_unit *unit, int row) {
     const qn_heads *h = op->heads;
     const int ratio = h->num_heads / h->num_kv_heads, query = row / ratio;
-    const int head = unit->kv_head * ratio + row % ratio, end = unit->queries.position + query + 1;
+    const int head = unit->kv_head * ratio + row % ratio, end = qn_seen(&unit->queries, query);
     const int64_t place =
         ((unit->queries.row + query) * h->num_heads + head) * (int64_t)h->head_dim;
     const int begin = h->window && end > h->window ? end - h->window : 0;
-    return (query_row){op->x + place, op->out + place, 0, begin, end, head};
+    return (query_row){op->x + place, op->out + place, 0, begin, end, head, query};
 }
 
 /* Rows in groups of up to four, as even as can be. */
@@ -106,7 +107,7 @@ static void score_span(const span *s, const query_row *rows, int num_rows, float
     _Alignas(64) char gathered[MAX_HEAD * RUN * 4];
     const void *keys[TILES];
     for (int k = s->begin / RUN * RUN, tiles; k < s->end; k += tiles * RUN) {
-        tiles = run == RUN && s->end - k > (TILES - 1) * RUN ? TILES : 1;
+        tiles = run == RUN && s->end - k > (TILES - 1) * RUN && k + TILES * RUN <= s->tail ? TILES : 1;
         for (int t = 0; t < tiles; t++) keys[t] = run_of_keys(s, k + t * RUN, gathered);
         for (int r = 0, count; r < num_rows; r += count) {
             const float *q[4];
@@ -147,10 +148,32 @@ static void fold_span(const span *s, query_row *rows, int count, float *const *s
     }
 }
 
+/* What some rows see of a span. */
+static void attend_span(span *s, const qn_step *step, const qn_unit *unit, query_row *rows,
+                        int num_rows, float *scores) {
+    int begin = rows[0].begin, end = rows[0].end;
+    for (int r = 1; r < num_rows; r++) {
+        begin = smaller(begin, rows[r].begin);
+        end = larger(end, rows[r].end);
+    }
+    s->begin = larger(begin - s->start, 0);
+    s->end = smaller(end - s->start, SPAN);
+    if (s->begin >= s->end) return;
+    locate(s, step, unit);
+    if (s->tail < s->end) find_own(s, step, unit, rows[0].query);
+    score_span(s, rows, num_rows, scores);
+    for (int r = 0, count; r < num_rows; r += count) {
+        float *p[4];
+        count = group_of(num_rows - r);
+        for (int j = 0; j < count; j++) p[j] = scores + (r + j) * SPAN;
+        fold_span(s, rows + r, count, p);
+    }
+}
+
 static void attend_rows(const qn_op *op, const qn_step *step, const qn_unit *unit, int first,
                         int num_rows) {
     const qn_heads *h = op->heads;
-    const int dim = h->head_dim;
+    const int dim = h->head_dim, root = unit->queries.position;
     _Alignas(64) float scores[MAX_ROWS * SPAN];
     query_row rows[MAX_ROWS];
     level levels[MAX_ROWS];
@@ -168,16 +191,13 @@ static void attend_rows(const qn_op *op, const qn_step *step, const qn_unit *uni
     s.h = h, s.l = layout_of(h, step);
     for (int i = unit->first; i < unit->end; i++) {
         s.start = i * SPAN;
-        s.begin = larger(rows[0].begin - s.start, 0);
-        s.end = smaller(rows[num_rows - 1].end - s.start, SPAN);
-        if (s.begin >= s.end) continue;
-        locate(&s, step, unit);
-        score_span(&s, rows, num_rows, scores);
-        for (int r = 0, count; r < num_rows; r += count) {
-            float *p[4];
-            count = group_of(num_rows - r);
-            for (int j = 0; j < count; j++) p[j] = scores + (r + j) * SPAN;
-            fold_span(&s, rows + r, count, p);
+        s.tail = unit->queries.paths ? smaller(larger(root + 1 - s.start, 0), SPAN) : SPAN;
+        /* Rows that have keys of their own in the span take it query by query. */
+        for (int r = 0, count = num_rows; r < num_rows; r += count) {
+            if (s.tail < SPAN)
+                for (count = 1; r + count < num_rows && rows[r + count].query == rows[r].query;)
+                    count++;
+            attend_span(&s, step, unit, rows + r, count, scores);
         }
     }
     for (int r = 0; !unit->parts && r < num_rows; r++)

@@ -29,7 +29,7 @@ typedef struct {
 static spans spans_of(const qn_heads *h, const qn_queries *q) {
     const int32_t seen = q->position + 1; /* by the first query, its own key included */
     const int32_t oldest = h->window && seen > h->window ? seen - h->window : 0;
-    return (spans){oldest / SPAN, (q->position + q->count + SPAN - 1) / SPAN};
+    return (spans){oldest / SPAN, (q->end + SPAN - 1) / SPAN};
 }
 
 static int64_t part_floats(const qn_heads *h, const qn_queries *q) {

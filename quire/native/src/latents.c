@@ -60,6 +60,7 @@ typedef struct {
     float *out;
     level *at;
     int end; /* of the positions it sees */
+    int query;
 } query_row;
 
 static int smaller(int a, int b) { return a < b ? a : b; }
@@ -70,12 +71,15 @@ INLINE vf number_at(const qn_latents *l, int64_t at, const int is_half) {
                    : vf_load((const float *)l->cache + at);
 }
 
-static void locate(span *s, const qn_step *step, const qn_unit *unit) {
+/* In a tree, keys behind `position` are those of one query: the drafts before it. */
+static void locate(span *s, const qn_step *step, const qn_unit *unit, int query) {
     const int size = step->page_size, width = s->l->rank + s->l->rope;
-    const int32_t *table =
-        step->tables[s->l->group] + (int64_t)unit->queries.table_row * step->table_stride;
+    const qn_queries *q = &unit->queries;
+    const int32_t *path = q->paths ? q->paths + query * q->path_stride : 0;
+    const int32_t *table = step->tables[s->l->group] + (int64_t)q->table_row * step->table_stride;
     for (int k = 0; k < s->end; k++) {
-        const int at = s->start + k;
+        int at = s->start + k;
+        if (path && at > q->position) at = path[at - q->position];
         s->places[k] = ((int64_t)table[at / size] * size + at % size) * width;
     }
 }
@@ -223,12 +227,24 @@ static query_row row_of(const qn_op *op, const qn_unit *unit, int row) {
     const int head = unit->kv_head * heads_each(l) + row % heads_each(l);
     const int64_t at = (unit->queries.row + query) * l->num_heads + head;
     return (query_row){op->x + at * (l->rank + l->rope), op->out + at * l->rank, 0,
-                       unit->queries.position + query + 1};
+                       qn_seen(&unit->queries, query), query};
 }
 
 static void divide(float *out, int size, float by) {
     for (int i = 0; i < size; i += LANES)
         vf_store(out + i, vf_div(vf_load(out + i), vf_set(by)));
+}
+
+/* What some rows see of a span. */
+static void attend_span(span *s, const qn_step *step, const qn_unit *unit, query_row *rows,
+                        int num_rows, float *scores) {
+    int end = rows[0].end;
+    for (int r = 1; r < num_rows; r++) end = larger(end, rows[r].end);
+    s->end = smaller(end - s->start, SPAN);
+    if (s->end <= 0) return;
+    locate(s, step, unit, rows[0].query);
+    for (int r = 0; r < num_rows; r += 4)
+        fold_span(s, rows + r, smaller(num_rows - r, 4), scores);
 }
 
 static void attend_rows(const qn_op *op, const qn_step *step, const qn_unit *unit, int first,
@@ -250,11 +266,14 @@ static void attend_rows(const qn_op *op, const qn_step *step, const qn_unit *uni
     span s = {.l = l};
     for (int i = unit->first; i < unit->end; i++) {
         s.start = i * SPAN;
-        s.end = smaller(rows[num_rows - 1].end - s.start, SPAN);
-        if (s.end <= 0) continue;
-        locate(&s, step, unit);
-        for (int r = 0; r < num_rows; r += 4)
-            fold_span(&s, rows + r, smaller(num_rows - r, 4), scores);
+        /* Rows that have keys of their own in the span take it query by query. */
+        const int is_own = unit->queries.paths && s.start + SPAN > unit->queries.position + 1;
+        for (int r = 0, count = num_rows; r < num_rows; r += count) {
+            if (is_own)
+                for (count = 1; r + count < num_rows && rows[r + count].query == rows[r].query;)
+                    count++;
+            attend_span(&s, step, unit, rows + r, count, scores);
+        }
     }
     for (int r = 0; !unit->parts && r < num_rows; r++) divide(rows[r].out, l->rank, levels[r].sum);
 }

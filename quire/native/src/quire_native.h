@@ -68,7 +68,13 @@ typedef struct {
     int32_t page_size;
     const int32_t *adapters;         /* [tokens] slot of each token's adapter, 0: none; see OP_ADAPT */
     const int32_t *sample_adapters;  /* [samples] */
+    const int32_t *paths;            /* [tokens, path_stride]; NULL: nobody feeds a tree of drafts */
+    int64_t path_stride;
 } qn_step;
+
+/* A tree of drafts is a sequence whose drafts lie one behind the other in its slots, each at the
+ * *place* that its turn gives it. A path is how many drafts a token sees, itself included, and
+ * their places in the order of positions; -1 drafts: the token is of no tree. */
 
 /* The attention of one layer.
  *
@@ -98,11 +104,20 @@ typedef struct {
     float k_scale, v_scale;          /* of all codes; 0: each row has its own */
 } qn_heads;
 
-/* Neighbouring queries of one sequence: rows [row, row + count), the first at `position`. */
+/* Neighbouring queries of one sequence: rows [row, row + count), the first at `position`. With
+ * paths, keys up to `position` are everybody's, and those behind it each query's own. */
 typedef struct {
     int64_t row;
     int32_t table_row, position, count;
+    int32_t end;                     /* of the positions that any of them sees */
+    const int32_t *paths;            /* of the first; NULL: no tree */
+    int64_t path_stride;
 } qn_queries;
+
+/* How many positions a query sees, itself included. */
+static inline int32_t qn_seen(const qn_queries *q, int query) {
+    return q->position + 1 + (q->paths ? q->paths[query * q->path_stride] : query);
+}
 
 /* Attention of queries to one kv head, over spans [first, end) of their keys. */
 typedef struct {

@@ -99,6 +99,18 @@ static void reorder_units(void *arg, int64_t begin, int64_t end) {
     }
 }
 
+/* Of a token of a tree, else NULL. */
+static const int32_t *paths_of(const qn_step *s, int64_t token) {
+    const int32_t *path = s->paths ? s->paths + token * s->path_stride : 0;
+    return path && *path >= 0 ? path : 0;
+}
+
+static int32_t end_of(const qn_queries *q) {
+    int32_t end = 0;
+    for (int i = 0; i < q->count; i++) end = qn_seen(q, i) > end ? qn_seen(q, i) : end;
+    return end;
+}
+
 /* Queries of a step's tokens, a few neighbours at a time. */
 static int64_t token_queries(const qn_step *s, qn_queries *into) {
     int64_t count = 0;
@@ -107,15 +119,24 @@ static int64_t token_queries(const qn_step *s, qn_queries *into) {
         const int32_t first = s->context_lens[i] - fed;
         for (int32_t at = 0; at < fed; at += MAX_QUERIES) {
             const int32_t most = fed - at < MAX_QUERIES ? fed - at : MAX_QUERIES;
-            into[count++] = (qn_queries){s->query_starts[i] + at, s->rows[i], first + at, most};
+            const int32_t token = s->query_starts[i] + at;
+            const int32_t *paths = paths_of(s, token);
+            const int32_t at_root = paths ? (int32_t)s->positions[token] - *paths : first + at;
+            into[count++] = (qn_queries){token, s->rows[i], at_root, most,
+                                         first + at + most, paths, s->path_stride};
+            if (paths) into[count - 1].end = end_of(&into[count - 1]);
         }
     }
     return count;
 }
 
 static int64_t sample_queries(const qn_step *s, qn_queries *into) {
-    for (int64_t i = 0; i < s->num_samples; i++)
-        into[i] = (qn_queries){i, s->sample_rows[i], (int32_t)s->positions[s->sample_index[i]], 1};
+    for (int64_t i = 0; i < s->num_samples; i++) {
+        const int32_t at = (int32_t)s->positions[s->sample_index[i]];
+        const int32_t *path = paths_of(s, s->sample_index[i]);
+        into[i] = (qn_queries){i,      s->sample_rows[i], path ? at - *path : at, 1,
+                               at + 1, path,              s->path_stride};
+    }
     return s->num_samples;
 }
 

@@ -23,7 +23,12 @@ typedef struct {
     layout l;
     int start;            /* position of the span's first key; the rest counts from there */
     int begin, end;       /* keys that any of the queries sees */
+    int tail;             /* keys from here on are one query's own: see `find_own`; SPAN: none */
     int64_t places[SPAN]; /* of the runs that hold them, in bytes */
+    struct {
+        int64_t place; /* of its run */
+        int lane;      /* in it */
+    } own[SPAN];
     float k_scales[SPAN], v_scales[SPAN]; /* of codes */
 } span;
 
@@ -42,20 +47,45 @@ static inline void read_scales(const void *from, int64_t at, layout l, float by,
     }
 }
 
+static int64_t run_at(const span *s, const qn_step *step, const qn_unit *unit, int run) {
+    const int32_t *table =
+        step->tables[s->h->group] + (int64_t)unit->queries.table_row * step->table_stride;
+    const int each = s->l.runs_each;
+    return place_of(s->h, s->l, table[run / each], run % each, unit->kv_head);
+}
+
+/* What its codes are too small by: see vf_of_e4m3. */
+static inline float times(const qn_heads *h) { return h->form == CACHE_FP8 ? 256.0f : 1.0f; }
+
 static void locate(span *s, const qn_step *step, const qn_unit *unit) {
     const layout l = s->l;
     const qn_heads *h = s->h;
-    const float by = h->form == CACHE_FP8 ? 256.0f : 1.0f; /* see vf_of_e4m3 */
-    const int32_t *table =
-        step->tables[h->group] + (int64_t)unit->queries.table_row * step->table_stride;
-    for (int run = s->begin / l.run; run * l.run < s->end; run++) {
-        const int at = s->start / l.run + run;
-        const int64_t place =
-            place_of(h, l, table[at / l.runs_each], at % l.runs_each, unit->kv_head);
+    const float by = times(h);
+    const int end = s->end < s->tail ? s->end : s->tail;
+    for (int run = s->begin / l.run; run * l.run < end; run++) {
+        const int64_t place = run_at(s, step, unit, s->start / l.run + run);
         s->places[run] = place;
         if (!is_coded(h)) continue;
         read_scales(h->keys, place, l, by, s->k_scales + run * l.run);
         read_scales(h->values, place, l, by, s->v_scales + run * l.run);
+    }
+}
+
+/* Keys of a tree that one query alone sees: the drafts before it, at the places of its path. */
+static void find_own(span *s, const qn_step *step, const qn_unit *unit, int query) {
+    const qn_queries *q = &unit->queries;
+    const int32_t *path = q->paths + query * q->path_stride;
+    const layout l = s->l;
+    for (int k = s->tail; k < s->end; k++) {
+        const int place = path[s->start + k - q->position]; /* the count, then one of each */
+        s->own[k].place = run_at(s, step, unit, place / l.run);
+        s->own[k].lane = place % l.run;
+        if (!is_coded(s->h)) continue;
+        float scales[RUN];
+        read_scales(s->h->keys, s->own[k].place, l, times(s->h), scales);
+        s->k_scales[k] = scales[s->own[k].lane];
+        read_scales(s->h->values, s->own[k].place, l, times(s->h), scales);
+        s->v_scales[k] = scales[s->own[k].lane];
     }
 }
 
@@ -125,17 +155,23 @@ static void tile_scores(const float *const *q, int rows, const void *const *keys
     else BY_FORM(SCORES_OF_ONE, rows, h->form)
 }
 
-/* The run of RUN keys that starts at k, laid side by side where pages hold fewer. */
+/* The run of RUN keys that starts at k, laid side by side where pages hold fewer or keys are one
+ * query's own. */
 static const void *run_of_keys(const span *s, int k, void *gathered) {
     const layout l = s->l;
-    if (l.run == RUN) return (const char *)s->h->keys + s->places[k / RUN];
+    if (l.run == RUN && k + RUN <= s->tail) return (const char *)s->h->keys + s->places[k / RUN];
     const size_t size = s->h->form == CACHE_FLOAT ? 4 : s->h->form == CACHE_HALF ? 2 : 1;
-    const int rows = l.head_bytes / (int)size;
+    const int rows = l.head_bytes / (int)size, end = s->end < s->tail ? s->end : s->tail;
     memset(gathered, 0, (size_t)rows * RUN * size);
     for (int r = k / l.run; r < (k + RUN) / l.run; r++)
-        for (int d = 0; r >= s->begin / l.run && r * l.run < s->end && d < rows; d++)
+        for (int d = 0; r >= s->begin / l.run && r * l.run < end && d < rows; d++)
             memcpy((char *)gathered + (d * RUN + r * l.run - k) * size,
                    (const char *)s->h->keys + s->places[r] + d * l.run * size, l.run * size);
+    for (int i = k > s->tail ? k : s->tail; i < k + RUN && i < s->end; i++)
+        for (int d = 0; d < rows; d++)
+            memcpy((char *)gathered + (d * RUN + i - k) * size,
+                   (const char *)s->h->keys + s->own[i].place + (d * l.run + s->own[i].lane) * size,
+                   size);
     return gathered;
 }
 
@@ -157,8 +193,12 @@ INLINE void add_values(const span *s, int from, int to, int at, const float *con
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < vectors; i++) acc[r][i] = vf_load(out[r] + at + i * LANES);
     for (int k = from; k < to;) {
-        const char *row = (const char *)s->h->values + s->places[k / run] + k % run * stride;
-        const int stop = (k / run + 1) * run < to ? (k / run + 1) * run : to;
+        const int is_own = k >= s->tail, lane = is_own ? s->own[k].lane : k % run;
+        const int64_t place = is_own ? s->own[k].place : s->places[k / run];
+        const char *row = (const char *)s->h->values + place + lane * stride;
+        int stop = is_own ? k + 1 : (k / run + 1) * run;
+        stop = stop < to ? stop : to;
+        if (!is_own && stop > s->tail) stop = s->tail;
         for (; k < stop; k++, row += stride) {
             vf v[4];
             for (int i = 0; i < vectors; i++) v[i] = load_value(row, at, i, vectors, form);

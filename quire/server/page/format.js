@@ -18,6 +18,19 @@ export function rate(value) {
   return value >= 100 ? count(value) : value.toFixed(1);
 }
 
+export function bytes(value) {
+  const power = value > 0 ? Math.min(4, Math.floor(Math.log2(value) / 10)) : 0;
+  const scaled = value / 1024 ** power;
+  return `${scaled >= 10 || !power ? Math.round(scaled) : scaled.toFixed(1)} ${["bytes", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+
+/** How long ago, from seconds since 1970. */
+export function age(stamp) {
+  const seconds = Math.max(0, Date.now() / 1000 - stamp);
+  const [unit, name] = [[86_400, "day"], [3600, "hour"], [60, "minute"]].find(([size]) => seconds >= size) ?? [1, "second"];
+  return plural(Math.floor(seconds / unit), name);
+}
+
 export const percent = (part, whole) => (whole > 0 ? `${Math.round((100 * part) / whole)}%` : "–");
 
 export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;

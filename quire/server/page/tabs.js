@@ -1,4 +1,4 @@
-// The three views as ARIA tabs: arrows move, Home and End jump, the address keeps the choice.
+// The views as ARIA tabs: arrows move, Home and End jump, the address keeps the choice.
 
 /** Calls `onShow(name)` whenever a view comes to the front, the first one included. */
 export function setUpTabs(list, onShow) {

@@ -37,10 +37,10 @@ async function failureOf(response) {
 }
 
 /** A successful Response, or an ApiError. Asks for a key when the server wants one. */
-export async function request(path, { body, signal } = {}) {
+export async function request(path, { body, signal, method } = {}) {
   for (let attempt = 0; ; attempt += 1) {
     const keyUsed = session.get(KEY);
-    const response = await send(path, body, signal);
+    const response = await send(path, body, signal, method);
     if (response.ok) return response;
     const failure = await failureOf(response);
     if (response.status !== 401 || attempt >= 3) throw failure;
@@ -52,10 +52,10 @@ export async function request(path, { body, signal } = {}) {
   }
 }
 
-async function send(path, body, signal) {
+async function send(path, body, signal, method) {
   try {
     return await fetch(path, {
-      method: body === undefined ? "GET" : "POST",
+      method: method ?? (body === undefined ? "GET" : "POST"),
       headers: headers(body !== undefined),
       body: body === undefined ? undefined : JSON.stringify(body),
       signal,

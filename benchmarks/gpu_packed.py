@@ -1,0 +1,232 @@
+"""Products with packed weights: do they build, have the dense kernel's bits, and how fast are they?
+
+Without a GPU every form is compiled for an H200, and what the assembler says is shown: registers of
+a thread, bytes that spilled, shared memory, matrix instructions, and stores into shared memory from
+the loop (unpacked weights that had to change threads). On a GPU products are compared with the
+dense kernel on the expanded weight bit for bit, and timed by graph replay beside it.
+
+    python -m benchmarks.gpu_packed --compile-only          # no GPU needed
+    python -m benchmarks.gpu_packed --forms int4-g128,fp8 --rows 1,32,64 --max-seconds 120
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks.gpu_matmul import ROTATE_BYTES, become_compiler, graph_micros
+from quire.kernels.matmul import Layouts, PreparedMatmul, matmul
+from quire.kernels.packed_matmul import packed_matmul, pick_packed, plan_packed
+from quire.kernels.slabs import Slabs
+from quire.ops.slabs_of import slabs_of
+from quire.quant.coded import Coded
+from quire.quant.load_forms import load_form
+from quire.quant.scaled import Scaled
+from quire.quant.sparse24 import Sparse24
+from quire.quant.weight import Weight
+
+MULTIPROCESSORS = 132
+SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # of Llama-3.1-8B
+ROWS = (1, 16, 32, 64, 128)
+
+
+def _codes(bits: int, n: int, k: int, device: str) -> Tensor:
+    return torch.randint(0, 2**bits, (n, k), dtype=torch.uint8, device=device)
+
+
+def _loaded(name: str, n: int, k: int, device: str) -> Weight:
+    weight = load_form(name).of(torch.randn(n, k, device=device) * 0.02)
+    assert weight is not None
+    return weight
+
+
+def _blocks(bits: int, zero: int, n: int, k: int, device: str) -> Weight:
+    scales = (torch.rand(n, k // 32, device=device) * 0.01).half()
+    return Coded(_codes(bits, n, k, device), bits, 32, scales, zero)
+
+
+def _k_quant(bits: int, block: int, has_offsets: bool, n: int, k: int, device: str) -> Weight:
+    small = partial(torch.randint, 0, 63, (n, k // block), device=device)
+    dtype = torch.uint8 if has_offsets else torch.int8
+    size = 256 // block
+    above = (torch.rand(n, k // 256, device=device) * 0.001).half()
+    return Coded(
+        *(_codes(bits, n, k, device), bits, block, small(dtype=dtype)),
+        zero=0 if has_offsets else 2 ** (bits - 1),
+        offsets=small(dtype=dtype) if has_offsets else None,
+        super_size=size,
+        super_scales=above,
+        super_offsets=-above if has_offsets else None,
+    )
+
+
+def _fp8_blocks(n: int, k: int, device: str) -> Weight:
+    floats = torch.randn(n, k, device=device).to(torch.float8_e4m3fn)
+    scales = torch.rand(-(-n // 128), -(-k // 128), device=device) * 0.01
+    return Scaled(floats, scales, (128, 128))
+
+
+def _sparse(n: int, k: int, device: str) -> Weight:
+    values = torch.randn(n, k // 2, device=device).bfloat16()
+    return Sparse24(values, torch.full((n, k // 4), 0b1001, dtype=torch.uint8, device=device))
+
+
+FORMS: dict[str, Callable[[int, int, str], Weight]] = {
+    "int4-g128": partial(_loaded, "rtn-int4-g128"),
+    "int4-g128-asym": partial(_loaded, "rtn-int4-g128-asym"),
+    "int4-g32-asym": partial(_loaded, "rtn-int4-g32-asym"),
+    "int8": partial(_loaded, "int8"),
+    "fp8": partial(_loaded, "fp8"),
+    "fp8-blocks": _fp8_blocks,
+    "nf4": partial(_loaded, "nf4"),
+    "mxfp4": partial(_loaded, "mxfp4"),
+    "int3-g32": partial(_blocks, 3, 4),
+    "Q4_0": partial(_blocks, 4, 8),
+    "Q5_0": partial(_blocks, 5, 16),
+    "Q2_K": partial(_k_quant, 2, 16, True),
+    "Q4_K": partial(_k_quant, 4, 32, True),
+    "Q5_K": partial(_k_quant, 5, 32, True),
+    "Q6_K": partial(_k_quant, 6, 16, False),
+    "2:4": _sparse,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What the assembler says of a kernel."""
+
+    registers: int
+    spilled: int  # bytes of a thread's own memory
+    shared: int
+    matrix: int  # instructions of the warp group's matrix unit
+    stores: int  # into shared memory
+
+
+def slabs_for(form: str, n: int, k: int, device: str, gated: bool = False) -> Slabs:
+    made = slabs_of(FORMS[form](n, k, device), gated)
+    assert made is not None
+    return made
+
+
+def build(form: str, rows: int, gated: bool = False) -> Built:
+    """The kernel of a form at some rows of x, compiled for an H200. In a process that calls
+    `become_compiler` first."""
+    n, k = 512, 1024
+    slabs, x = slabs_for(form, n, k, "cpu", gated), torch.empty(rows, k, dtype=torch.bfloat16)
+    out = torch.empty(rows, n // 2 if gated else n, dtype=torch.bfloat16)
+    tile = replace(pick_packed(rows, n, 1), portion=64)
+    call = plan_packed(x, slabs, None, out, tile, "silu" if gated else None)
+    early = {"EARLY": True, "launch_pdl": True}  # whatever the machine that compiles
+    kernel: Any = replace(call, options={**call.options, **early}).compile()
+    return inspect(kernel)
+
+
+def inspect(kernel: Any) -> Built:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage, code = (
+            subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True)
+            for flag in ("-res-usage", "-sass")
+        )
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage.stdout)
+    assert found is not None, usage.stdout
+    registers, stack, local = map(int, found.groups())
+    return Built(
+        registers,
+        stack + local,
+        kernel.metadata.shared,
+        len(re.findall(r"\bHGMMA\b", code.stdout)),
+        len(re.findall(r"\bSTS\b", code.stdout)),
+    )
+
+
+def compile_all(forms: list[str], rows: list[int]) -> int:
+    """Print a line for each; returns how many failed or spilled."""
+    become_compiler()
+    bad = 0
+    print(f"{'form':>16}{'rows':>6}{'gate':>6}{'regs':>6}{'spill':>7}{'shared':>9}{'hgmma':>7} STS")
+    for form in forms:
+        for m in rows:
+            for gated in (False, True):
+                try:
+                    made = build(form, m, gated)
+                except Exception as error:  # a form that does not build must not hide the others
+                    print(f"{form:>16}{m:>6}  does not compile: {str(error)[-300:]}")
+                    bad += 1
+                    continue
+                bad += made.spilled > 0 or made.matrix == 0
+                print(
+                    f"{form:>16}{m:>6}{gated:>6}{made.registers:>6}{made.spilled:>7}"
+                    f"{made.shared:>9,}{made.matrix:>7}{made.stores:>4}",
+                    flush=True,
+                )
+    return bad
+
+
+def measure(form: str, n: int, k: int, m: int) -> tuple[str, bool]:
+    """A line of the table, and whether the bits are the dense kernel's."""
+    weight = FORMS[form](n, k, "cuda")
+    slabs = slabs_of(weight)
+    assert slabs is not None
+    copies = [slabs] * 1
+    while len(copies) * slabs.num_bytes < ROTATE_BYTES:
+        tensors = {"codes": slabs.codes.clone()}
+        copies.append(replace(slabs, **tensors))
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    dense = weight.dequantize().bfloat16()
+    is_same = torch.equal(packed_matmul(x, slabs), matmul(x, dense))
+    packed = graph_micros([partial(packed_matmul, x, each) for each in copies])
+    floats = [dense] + [dense.clone() for _ in range(max(0, ROTATE_BYTES // (2 * n * k)))]
+    products = [PreparedMatmul(w, None, Layouts()) for w in floats]
+    plain = graph_micros([partial(product, x) for product in products])
+    rate = slabs.num_bytes / packed / 1e6
+    text = f"{form:>16}{n:>7}x{k:<6}{m:>5}{packed:>9.1f}{plain:>9.1f}{rate:>8.2f}"
+    return text + ("" if is_same else "  BITS DIFFER"), is_same
+
+
+def run(forms: list[str], rows: list[int], max_seconds: float) -> int:
+    deadline, wrong = time.monotonic() + max_seconds, 0
+    print(f"{'form':>16}{'weight':>14}{'rows':>5}{'packed us':>10}{'dense us':>9}{'TB/s':>7}")
+    for form in forms:
+        for n, k in SHAPES:
+            for m in rows:
+                if time.monotonic() > deadline:
+                    print("out of time: the table is partial")
+                    return wrong
+                text, is_same = measure(form, n, k, m)
+                wrong += not is_same
+                print(text, flush=True)
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--forms", default=",".join(FORMS))
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--max-seconds", type=float, default=240.0)
+    parser.add_argument("--compile-only", action="store_true")
+    args = parser.parse_args()
+    forms, rows = args.forms.split(","), [int(row) for row in args.rows.split(",")]
+    if args.compile_only:
+        return 1 if compile_all(forms, rows) else 0
+    return 1 if run(forms, rows, args.max_seconds) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,176 @@
+"""Slabs: how packed weights lie in a GPU's memory, whatever format they came in.
+
+A slab is some neighbouring inputs of all rows: `fields` fields of `width` inputs. Its codes are
+tiles [rows, width] of bytes, where a byte holds one input of several fields: one byte a thread
+gives a weight of each field by shifts alone, and the rows of a program are one piece of memory.
+Scales and zeros are words of four bytes (`unpack_scales.py`). Nothing is kept twice. The weights
+that come out are `unpack.py`'s to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from quire.kernels.launch import alignments
+
+__all__ = ["KINDS", "PLANES", "SlabForm", "Slabs", "pack_codes", "pack_numbers", "pack_pairs"]
+
+# Bits of a code -> those of its low and its high plane.
+PLANES = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}
+KINDS = {
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.uint8: "u8",
+    torch.int8: "s8",
+}
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True, slots=True)
+class SlabForm:
+    """What a kernel is compiled for; `unpack.py` says what the names mean."""
+
+    kind: str  # "int", "e4m3", "e5m2", "table", "tables", "e2m1" or "2:4"
+    low: int  # bits of the low plane
+    high: int
+    width: int  # inputs of a field
+    group: int = 0  # inputs that share a scale; 0: all of a row
+    rows: int = 1  # rows that share a scale
+    scales: str = "f32"
+    offsets: str = ""
+    super_size: int = 0
+    zero: int = 0
+    zeros: str = ""
+
+    @property
+    def fields(self) -> int:
+        return 2 if self.kind == "2:4" else 8 // min(self.low, self.high or self.low)
+
+    @property
+    def name(self) -> str:
+        """
+        >>> SlabForm("int", 4, 0, 64, group=128).name
+        'int4 g128'
+        """
+        kind = self.kind if self.kind in ("e4m3", "e5m2", "2:4") else f"{self.kind}{self.bits}"
+        kind = "e2m1" if self.kind == "e2m1" else kind
+        rows = f"x{self.rows}" if self.rows > 1 and self.group else ""
+        return f"{kind} g{self.group}{rows}" if self.group else kind
+
+    @property
+    def bits(self) -> int:
+        return self.low + self.high
+
+    @property
+    def slab(self) -> int:
+        """Inputs."""
+        return self.fields * self.width
+
+    def constants(self) -> dict[str, object]:
+        return {
+            "KIND": self.kind,
+            "LOW": self.low,
+            "HIGH": self.high,
+            "WIDTH": self.width,
+            "FIELDS": self.fields,
+            "GROUP": self.group,
+            "ROWS": self.rows,
+            "SCALES": self.scales,
+            "OFFSETS": self.offsets,
+            "SUPER": self.super_size,
+            "ZERO": self.zero,
+            "ZEROS": self.zeros,
+            "PLAIN": is_interpreted(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Slabs:
+    """A packed weight [out, in] as kernels read it."""
+
+    form: SlabForm
+    shape: tuple[int, int]
+    codes: Tensor  # [slabs, tiles, out, width] bytes
+    scales: Tensor | None = None  # [words of a row, ceil(out / form.rows)] int32, as what follows
+    supers: Tensor | None = None
+    offsets: Tensor | None = None
+    zeros: Tensor | None = None
+    values: Tensor | None = None  # a table's, or those that 2:4 keeps
+    order: Tensor | None = None  # [in] the input of each column
+    paired: bool = False  # rows were gate | up and are gate, up, gate, up ...
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """As kernels take them, after the inputs."""
+        beside = (self.scales, self.supers, self.offsets, self.zeros)
+        return (self.codes, *beside, self.values)
+
+    @property
+    def num_scale_rows(self) -> int:
+        return 1 if self.scales is None else self.scales.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        found = [getattr(self, f.name) for f in fields(self)]
+        return sum(t.numel() * t.element_size() for t in found if isinstance(t, Tensor))
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What a compiled kernel was made for: see `launch.py`."""
+        dtypes = tuple(None if t is None else t.dtype for t in self.tensors)
+        return self.shape, self.num_scale_rows, dtypes, alignments(*self.tensors)
+
+    @property
+    def constants(self) -> Mapping[str, object]:
+        return self.form.constants()
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, which has no machine instructions."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def pack_codes(codes: Tensor, form: SlabForm) -> Tensor:
+    """uint8 [out, in] -> [slabs, tiles, out, width] bytes. Columns are filled up with zeros."""
+    num_out, num_in = codes.shape
+    codes = F.pad(codes, (0, -num_in % form.slab))
+    by_field = codes.view(num_out, -1, form.fields, form.width).permute(2, 1, 0, 3)
+    if form.low == 8:
+        return by_field.permute(1, 0, 2, 3).contiguous()
+    planes = [(form.low, by_field & (1 << form.low) - 1)]
+    if form.high:
+        planes.append((form.high, by_field >> form.low))
+    tiles = []
+    for bits, plane in planes:
+        per = 8 // bits
+        for first in range(0, form.fields, per):
+            byte = plane[first].clone()
+            for i in range(1, per):
+                byte |= plane[first + i] << bits * i
+            tiles.append(byte)  # [slabs, out, width]
+    return torch.stack(tiles, 1).contiguous()
+
+
+def pack_numbers(numbers: Tensor, num_groups: int) -> Tensor:
+    """[rows, groups] -> words [stretches, rows]; missing groups are zeros."""
+    per = 4 // numbers.element_size()
+    filled = F.pad(numbers.view(_WHOLE[numbers.element_size()]), _missing(numbers, num_groups, per))
+    return filled.contiguous().view(torch.int32).t().contiguous()
+
+
+def pack_pairs(low: Tensor, high: Tensor, num_groups: int) -> Tensor:
+    """Two of 16 bits [rows, groups] in one word each: [groups, rows]."""
+    both = torch.stack((low.view(torch.int16), high.view(torch.int16)), -1)
+    words = both.contiguous().view(torch.int32).squeeze(-1)
+    return F.pad(words, _missing(words, num_groups, 1)).t().contiguous()
+
+
+def _missing(numbers: Tensor, num_groups: int, per: int) -> tuple[int, int]:
+    return 0, num_groups + -num_groups % per - numbers.shape[1]

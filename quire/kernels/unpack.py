@@ -1,0 +1,175 @@
+"""One field of a packed weight as floats: the step that tells one form from another.
+
+    weight = dtype(value(code) * scale + offset), value and products in fp32
+
+just as the form's own `dequantize` has it, so whatever multiplies with these numbers has the bits
+of a product with the expanded weight. A product that an offset is added to is exact, so it does not
+matter whether a machine rounds it. `packed_kernel.py` multiplies, `expand.py` stores the numbers.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire.kernels.unpack_codes import code_field, table_value
+from quire.kernels.unpack_scales import decoded, part_of, word_of
+from quire.kernels.unpack_sparse import sparse_field
+
+__all__ = ["weight_field"]
+
+
+@triton.jit
+def _number(
+    words, base, at, row, num_rows, KIND: tl.constexpr, STEP_GROUPS: tl.constexpr
+):  # fmt: skip
+    """The fp32 number of group base + at, from words of neighbouring groups."""
+    PER: tl.constexpr = 1 if KIND == "f32" else 2 if KIND == "f16" or KIND == "bf16" else 4
+    STATIC: tl.constexpr = STEP_GROUPS > 0 and STEP_GROUPS % PER == 0
+    word = word_of(words, base, at, row, num_rows, PER, STATIC)
+    return decoded(part_of(word, base, at, PER, STATIC), KIND)
+
+
+@triton.jit
+def _two_numbers(
+    words, base, at, row, num_rows,
+    SCALES: tl.constexpr, BESIDE: tl.constexpr, STEP_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """A group's scale and what shares its word; without that, the scale twice."""
+    if BESIDE == "":
+        scale = _number(words, base, at, row, num_rows, SCALES, STEP_GROUPS)
+        beside = scale
+    else:
+        word = word_of(words, base, at, row, num_rows, 1, False)
+        scale = decoded(word & 0xFFFF, SCALES)
+        beside = decoded((word >> 16) & 0xFFFF, BESIDE)
+    return scale, beside
+
+
+@triton.jit
+def _value(
+    tiles, table, rows, spots, f: tl.constexpr, N,
+    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
+    PLAIN: tl.constexpr,
+):  # fmt: skip
+    """What codes stand for, in fp32; whole numbers, 2**23 more."""
+    if KIND == "e4m3":
+        value = tl.load(tiles + spots).to(tl.float16).to(tl.float32)
+    elif KIND == "e5m2":  # the high half of fp16
+        half = tl.load(tiles + spots).to(tl.int16) << 8
+        value = half.to(tl.float16, bitcast=True).to(tl.float32)
+    elif LOW == 8:  # signed
+        value = tl.load(tiles + spots).to(tl.float32)
+    else:
+        q = code_field(tiles, f, N, spots, WIDTH, LOW, HIGH)
+        if KIND == "table" or KIND == "tables":
+            value = table_value(table, q, rows, KIND, PLAIN)
+        elif KIND == "e2m1":  # doubled: two bits of exponent and one below, moved into their places
+            bits = ((q & 8) << 28) | ((q & 7) << 22)
+            value = bits.to(tl.float32, bitcast=True) * 1.7014118346046923e38  # 2**127
+        else:  # its low bits: cheaper than a conversion, as zeros are subtracted anyway
+            value = (q | 0x4B000000).to(tl.float32, bitcast=True)
+    return value
+
+
+@triton.jit
+def _with_scales(
+    value, tensors, base, at, row, num_scale_rows,
+    KIND: tl.constexpr, LOW: tl.constexpr, SCALES: tl.constexpr, OFFSETS: tl.constexpr,
+    SUPER: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr, STEP_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """(value - zero) * scale + offset, of group base + at."""
+    _, scales, supers, offsets, zeros = tensors
+    IN_WORD: tl.constexpr = OFFSETS if OFFSETS == "f16" else ZEROS if ZEROS == "u16" else ""
+    scale, beside = _two_numbers(
+        scales, base, at, row, num_scale_rows, SCALES, IN_WORD, STEP_GROUPS
+    )
+    MORE: tl.constexpr = 8388608.0 if KIND == "int" and LOW < 8 else 0.0
+    if ZEROS == "u16":
+        value = value - (MORE + beside)
+    elif ZEROS != "":
+        zero = _number(zeros, base, at, row, num_scale_rows, ZEROS, STEP_GROUPS)
+        value = value - (MORE + zero)
+    elif MORE + ZERO > 0:
+        value = value - (MORE + ZERO)
+    if SUPER > 0:
+        above = (base + at) // SUPER
+        upper, upper_offset = _two_numbers(
+            supers, above, 0, row, num_scale_rows, "f16" if OFFSETS != "" else "f32",
+            "f16" if OFFSETS != "" else "", 0,
+        )  # fmt: skip
+        scale = scale * upper
+    value = value * scale
+    if OFFSETS == "f16":
+        value = value + beside
+    elif OFFSETS != "":
+        offset = _number(offsets, base, at, row, num_scale_rows, OFFSETS, STEP_GROUPS)
+        value = value + offset * upper_offset
+    return value
+
+
+@triton.jit
+def _scaled_field(
+    tensors, table, rows, slab, i: tl.constexpr, f: tl.constexpr, N, num_scale_rows,
+    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr, UNROLL: tl.constexpr,
+    SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
+    ZERO: tl.constexpr, ZEROS: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """The same in fp32, of codes with scales."""
+    BITS: tl.constexpr = LOW + HIGH
+    UNIT: tl.constexpr = HIGH if HIGH > 0 and HIGH < LOW else LOW
+    SLAB: tl.constexpr = 8 // UNIT * WIDTH
+    columns = tl.arange(0, WIDTH)
+    tiles = tensors[0] + (slab + i).to(tl.int64) * N * (WIDTH * BITS // UNIT)
+    spots = rows[:, None] * WIDTH + columns[None, :]
+    value = _value(tiles, table, rows, spots, f, N, KIND, LOW, HIGH, WIDTH, PLAIN)
+
+    # The group, from the step's first one on where steps are whole groups.
+    STEP: tl.constexpr = SLAB * UNROLL
+    STEP_GROUPS: tl.constexpr = STEP // GROUP if GROUP > 0 and STEP % GROUP == 0 else 0
+    start: tl.constexpr = i * SLAB + f * WIDTH
+    if GROUP == 0:
+        base, at = slab * 0, 0
+    elif GROUP % WIDTH != 0:
+        base, at = slab * 0, ((slab * SLAB + start + columns) // GROUP)[None, :]
+    elif STEP_GROUPS > 0:
+        base, at = slab // UNROLL * STEP_GROUPS, start // GROUP
+    else:
+        base, at = (slab * SLAB + start) // GROUP, 0
+    row = rows
+    if ROWS > 1:
+        if PAIRED:
+            row = rows % 2 * (N // 2) + rows // 2
+        row = row // ROWS
+    row = row[:, None]
+
+    return _with_scales(
+        value, tensors, base, at, row, num_scale_rows,
+        KIND, LOW, SCALES, OFFSETS, SUPER, ZERO, ZEROS, STEP_GROUPS,
+    )  # fmt: skip
+
+
+@triton.jit
+def weight_field(
+    tensors,  # codes, scales, supers, offsets, zeros of `Slabs`
+    table,  # its values
+    rows, slab, i: tl.constexpr, f: tl.constexpr, N, num_scale_rows,
+    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,  # inputs that share a scale; 0: all of a row
+    ROWS: tl.constexpr,  # rows that share a scale
+    PAIRED: tl.constexpr,  # rows are gate, up, gate, up ..., scales are not
+    UNROLL: tl.constexpr,  # slabs of a step
+    SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
+    ZERO: tl.constexpr, ZEROS: tl.constexpr, PLAIN: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """[rows, WIDTH] of DTYPE: field f of slab + i; a step of UNROLL slabs begins at `slab`."""
+    if KIND == "2:4":
+        weight = sparse_field(tensors[0], table, rows, slab + i, f, N, WIDTH)
+    else:
+        weight = _scaled_field(
+            tensors, table, rows, slab, i, f, N, num_scale_rows,
+            KIND, LOW, HIGH, WIDTH, GROUP, ROWS, PAIRED, UNROLL,
+            SCALES, OFFSETS, SUPER, ZERO, ZEROS, PLAIN,
+        )  # fmt: skip
+    return weight.to(DTYPE)

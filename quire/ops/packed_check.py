@@ -1,0 +1,70 @@
+"""Whether packed kernels may be used on the device at hand: asked once for every form, at load.
+
+Kernels are compiled when they are first called, by whatever compiler is installed, for whatever
+chip there is. So some rows of the very weight are multiplied packed and expanded. One different bit
+or an error keeps the form expanded, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from triton.errors import TritonError
+
+from quire.kernels.expand import expand
+from quire.kernels.matmul import interleave, matmul
+from quire.kernels.packed_matmul import packed_matmul
+from quire.kernels.slabs import Slabs
+from quire.ops.slabs_of import slabs_of
+from quire.quant.weight import Weight
+
+_WEIGHT_ROWS = 192
+_ROWS = (1, 16, 17, 33, 100, 129)  # of x: every tile of `packed_matmul.pick_packed`
+# Compilers raise nearly anything, and the engine must start all the same.
+_FAILURES = (
+    *(TritonError, RuntimeError, AssertionError, ValueError, TypeError, AttributeError),
+    *(LookupError, ArithmeticError, OSError, ImportError),
+)
+
+
+def failure_of(check: Callable[[], str | None]) -> str | None:
+    """What a check finds, or the error it ends in."""
+    try:
+        return check()
+    except _FAILURES as error:
+        return " ".join((type(error).__name__, *str(error).strip().splitlines()[-1:]))
+
+
+def why_not(weight: Weight, gate: str | None, dtype: torch.dtype) -> str | None:
+    """None: packed products of this form have the bits of expanded ones."""
+    return failure_of(lambda: _difference(weight, gate, dtype))
+
+
+def _difference(weight: Weight, gate: str | None, dtype: torch.dtype) -> str | None:
+    some = weight.pick(_few_rows(weight.shape[0], gate is not None))
+    slabs = slabs_of(some, gate is not None)
+    assert slabs is not None, "no such kernel"
+    dense = _expanded(some, slabs, dtype)
+    if not torch.equal(expand(slabs, torch.empty_like(dense)), dense):
+        return "expanded weights differ"
+    random = torch.Generator(dense.device).manual_seed(0)
+    for rows in _ROWS:
+        x = torch.randn(rows, dense.shape[1], generator=random, device=dense.device).to(dtype)
+        want = matmul(x, dense, gate=gate)
+        if not torch.equal(packed_matmul(x, slabs, gate=gate), want):
+            return f"products of {rows} rows differ"
+    return None
+
+
+def _few_rows(num_rows: int, paired: bool) -> slice | torch.Tensor:
+    if not paired:
+        return slice(0, min(num_rows, _WEIGHT_ROWS))
+    half = torch.arange(min(num_rows // 2, _WEIGHT_ROWS // 2))
+    return torch.cat((half, half + num_rows // 2))
+
+
+def _expanded(weight: Weight, slabs: Slabs, dtype: torch.dtype) -> torch.Tensor:
+    dense = weight.dequantize().to(dtype)
+    dense = dense if slabs.order is None else dense[:, slabs.order]
+    return (interleave(dense) if slabs.paired else dense).contiguous()

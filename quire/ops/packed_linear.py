@@ -1,0 +1,78 @@
+"""PackedLinear: the CUDA linear kernel of a weight that stays packed.
+
+Few rows multiply with the packed weight. For many, unpacking it again for every tile of rows takes
+longer than writing it out once: it is expanded into scratch and multiplied as a dense one is, to
+the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.kernels.expand import Scratch, expand
+from quire.kernels.matmul import Layouts, interleave, matmul
+from quire.kernels.packed_matmul import packed_matmul
+from quire.kernels.silu_mul import silu_mul
+from quire.kernels.slabs import Slabs
+from quire.kernels.vendor_matmul import is_faster, vendor_matmul
+from quire.nn.ops import LinearKernel
+
+# Rows from which a weight is expanded. A tile takes 128 rows, so two tiles unpack twice, while an
+# expansion reads the codes once and moves four bytes a weight. Not measured on a GPU yet.
+EXPAND_ROWS = 257
+
+
+class PackedLinear:
+    def __init__(
+        self,
+        slabs: Slabs,
+        bias: Tensor | None,
+        layouts: Layouts,
+        scratch: Scratch,
+        dtype: torch.dtype,
+        gate: str | None = None,
+    ) -> None:
+        if gate is not None:
+            assert slabs.paired
+            bias = None if bias is None else interleave(bias)
+        self.slabs, self.bias, self.layouts, self.scratch = slabs, bias, layouts, scratch
+        self.gate = gate
+        num_out, num_in = slabs.shape
+        scratch.reserve(num_out * num_in, dtype, slabs.codes.device)
+        self._may_ask_library = False
+        if slabs.codes.is_cuda:
+            # Any numbers show whether the library gives our bits for this shape.
+            some = scratch.view(slabs.shape).normal_(0.0, 0.02)
+            self._may_ask_library = layouts.may_ask_library(some, self.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[m, k] -> [m, n], in x's dtype; gated [m, n / 2]."""
+        if self.slabs.order is not None:
+            x = x.index_select(1, self.slabs.order)
+        if len(x) < EXPAND_ROWS:
+            return packed_matmul(x, self.slabs, self.bias, gate=self.gate)
+        return self._expanded(x)
+
+    def _expanded(self, x: Tensor) -> Tensor:
+        (n, k), m = self.slabs.shape, len(x)
+        w = expand(self.slabs, self.scratch.view((n, k)))
+        is_plain = x.is_contiguous() and x.data_ptr() % 16 == 0
+        if is_plain and self._may_ask_library and is_faster(m, n, k, self.gate is not None):
+            out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+            vendor_matmul(x, w, self.bias, out)
+            return silu_mul(out, self.gate, interleaved=True) if self.gate else out
+        return matmul(x, w, self.bias, gate=self.gate)
+
+
+class PartsLinear:
+    """Parts in different forms, one below the other, and the gate after them."""
+
+    def __init__(self, parts: Sequence[LinearKernel], gate: str | None) -> None:
+        self.parts, self.gate = parts, gate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.cat([part(x) for part in self.parts], 1)
+        return silu_mul(out, self.gate) if self.gate else out

@@ -1,0 +1,1 @@
+"""Which of two models answers: rules, a learned chance that the small one suffices, budgets."""

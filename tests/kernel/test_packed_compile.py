@@ -1,0 +1,38 @@
+"""Packed kernels compiled for an H200 on a machine without one, as far as that tells anything.
+
+Another process compiles: in this one Triton's functions are the interpreter's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LONG = os.environ.get("QUIRE_LONG_TESTS") == "1"
+
+
+def compiled(*flags: str) -> str:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "benchmarks.gpu_packed", "--compile-only", *flags]
+    run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_int4_is_unpacked_in_registers() -> None:
+    """Red when the kernel does not build, spills, misses the matrix unit, or moves unpacked weights
+    through shared memory."""
+    *_, line = compiled("--forms", "int4-g128", "--rows", "1").strip().splitlines()
+    form, _, _, registers, spilled, _, matrix, stores = line.split()
+    assert form == "int4-g128" and int(registers) <= 255 and int(matrix) > 0
+    assert (int(spilled), int(stores)) == (0, 0)
+
+
+@pytest.mark.skipif(not LONG, reason="some minutes; QUIRE_LONG_TESTS=1 runs it")
+def test_every_form_and_tile_builds_without_spills() -> None:
+    assert "does not compile" not in compiled()
