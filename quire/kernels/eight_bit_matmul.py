@@ -113,9 +113,9 @@ def inputs_of(slabs: Slabs) -> torch.dtype | None:
 
 
 def pick_eight_bit(m: int, n: int, multiprocessors: int) -> PackedTile:
-    block_m = next(size for size in (16, 32, 64, 128) if m <= size or size == 128)
-    if m > 128:
+    if m > 64:
         return PackedTile(64, 128, 4, 8, 128)
+    block_m = next(size for size in (16, 32, 64) if m <= size)
     portion = 64
     if ceil_div(n, 64) < multiprocessors:
         portion = min(64, max(16, ceil_div(n, multiprocessors)))
