@@ -34,6 +34,8 @@ MIN_DISK = 1 << 20
 MAX_WAIT_MS = 60_000.0
 MAX_AGING_S = 1e9
 MAX_RANKS = 64
+MAX_REDUNDANT = 1 << 10
+MAX_INTERVAL = 1 << 30
 MAX_LORAS = 1 << 12
 THREADS_PER_CPU = 8  # OpenMP breaks down on thousands
 
@@ -80,6 +82,20 @@ def check_args(args: EngineArgs) -> None:
 def _check_ranks(asked: Parallel) -> None:
     _whole("tensor_parallel_size", asked.tensor_parallel_size, 1, MAX_RANKS)
     _whole("pipeline_parallel_size", asked.pipeline_parallel_size, 1, MAX_RANKS)
+    _whole("num_redundant_experts", asked.num_redundant_experts, 0, MAX_REDUNDANT)
+    _whole("eplb_step_interval", asked.eplb_step_interval, 1, MAX_INTERVAL)
+    _whole("nnodes", asked.nnodes, 1, MAX_RANKS)
+    _whole("master_port", asked.master_port, 1, 65535)
+    _whole("distributed_timeout_seconds", asked.distributed_timeout_seconds, 1, 1 << 20)
+    if asked.node_rank != 0:
+        raise NotSupported(
+            f"got node_rank={asked.node_rank}: an engine is the first machine's; run"
+            f" 'quire join --node-rank {asked.node_rank}' on the others"
+        )
+    if asked.num_ranks % asked.nnodes:
+        raise NotSupported(
+            f"got nnodes={asked.nnodes} for {asked.num_ranks} ranks, want as many on each machine"
+        )
     _one_of("tp_reduce", asked.tp_reduce, REDUCES)
     if asked.num_ranks > MAX_RANKS:
         raise NotSupported(f"got {asked}, {asked.num_ranks} ranks, want {MAX_RANKS} or less")

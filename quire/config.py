@@ -44,6 +44,14 @@ class Parallel:
 
     tensor_parallel_size: int = 1  # ranks that share each layer among them
     pipeline_parallel_size: int = 1  # stages of layers, one behind the other
+    num_redundant_experts: int = 0  # of each layer, that live on a second rank as well
+    eplb_step_interval: int = 3000  # steps after which it is looked which ones
+    nnodes: int = 1  # machines that the ranks are on
+    node_rank: int = 0  # which one this is
+    master_addr: str = "127.0.0.1"  # where the first one listens for the others
+    master_port: int = 29501
+    rank_secret: str | None = None  # the file that all of them have in common
+    distributed_timeout_seconds: int | None = None  # for the others to come
     tp_reduce: str = "exact"  # or "fast": sums are split, and bits depend on the number of ranks
 
     @property

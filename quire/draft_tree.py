@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from quire.errors import NotSupported
 
@@ -41,15 +41,17 @@ def full_tree(width: int, levels: int, num: int) -> TokenTree:
     >>> full_tree(2, 3, 4)
     ((0,), (0, 0), (0, 0, 0), (1,))
     """
-    first = [(rank,) for rank in range(width)]
-    waiting = [(-survival_of(ranks), ranks) for ranks in first]
-    heapify(waiting)
+    waiting: list[tuple[float, Ranks]] = []
     found: list[Ranks] = []
-    while waiting and len(found) < num:
+    ranks: Ranks = ()
+    while len(found) < num:
+        for rank in range(width if len(ranks) < levels else 0):
+            following = (*ranks, rank)
+            heappush(waiting, (-survival_of(following), following))
+        if not waiting:
+            break
         _, ranks = heappop(waiting)
         found.append(ranks)
-        for rank in range(width if len(ranks) < levels else 0):
-            heappush(waiting, (-survival_of((*ranks, rank)), (*ranks, rank)))
     return tuple(found)
 
 

@@ -99,6 +99,11 @@ def _check_ranks(args: EngineArgs, device: str) -> None:
             f"got {asked} on {device}: ranks hold a model together on CPUs only so far; start one"
             " engine for each device, or use device='cpu'"
         )
+    if args.parallel.num_redundant_experts and args.load_format == "dummy":
+        raise NotSupported(
+            f"got num_redundant_experts={args.parallel.num_redundant_experts} with load_format="
+            "'dummy': copies of experts are read from the model's files; leave one of them out"
+        )
     if args.kv_host_memory or args.kv_disk or args.kv_role != "both":
         raise NotSupported(
             f"got {asked} with pages kept or offered outside the pool (kv_host_memory, kv_disk,"

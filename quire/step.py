@@ -167,7 +167,7 @@ class TokenEvent(NamedTuple):
     error: str | None = None  # what went wrong, when finish is "error"
     num_drafted: int = 0  # drafts that were verified in the step
     num_accepted: int = 0  # of `tokens`, those that were drafts
-    branch: Sequence[int] = ()  # of a tree, which drafts were right
+    branch: tuple[int, ...] = ()  # of a tree, which drafts were right
 
 
 class Pending(Protocol):

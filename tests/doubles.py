@@ -16,7 +16,8 @@ from quire.kv.allocator import SCRATCH_PAGE
 from quire.kv.tier_index import Wanted
 from quire.request import RequestId
 from quire.sched.scheduler import Scheduler
-from quire.spec.verify import verified
+from quire.spec.tree import paths_of
+from quire.spec.verify import verified, verified_path
 from quire.step import Draft, StepPlan, StepResult, TokenEvent, Work
 
 VOCAB = 7
@@ -86,15 +87,18 @@ class PageContentRunner:
         return Ready(StepResult(sampled))
 
     def _write(self, work: Work, group: int) -> None:
-        for position in range(work.start, work.start + work.num_tokens):
-            page = self.tables[group][work.row][position // self.page_size]
+        for place in range(work.start, work.start + work.num_tokens):
+            page = self.tables[group][work.row][place // self.page_size]
             assert page != SCRATCH_PAGE, "wrote to the scratch page"
-            token = self.tokens[work.row][position]
-            self.pages[page][position % self.page_size] = (group, position, token)
+            token, position = self.tokens[work.row][place], place
+            if work.parents:
+                position = work.start + len(paths_of(work.parents)[place - work.start])
+            self.pages[page][place % self.page_size] = (group, position, token)
 
     def _read(self, work: Work, group: int) -> None:
         """What the layers of a group see of this work's queries must be this request's tokens."""
         end, window = work.start + work.num_tokens, self.windows[group]
+        end = work.start + 1 if work.parents else end
         first = 0 if window is None else max(0, work.start - window + 1)
         table, tokens = self.tables[group][work.row], self.tokens[work.row]
         for position in range(first, end):
@@ -109,6 +113,8 @@ class PageContentRunner:
             self._read(work, group)
         if not work.sample:
             return ()
+        if work.parents:
+            return self._draw_tree(work)
         end = work.start + work.num_tokens
         tokens, seed = self.tokens[work.row], self.seeds[work.row]
         ends = range(end - work.num_drafts, end + 1)
@@ -117,6 +123,29 @@ class PageContentRunner:
         kept = verified(drawn, tokens[ends[0] : end])
         tokens[ends[0] :] = kept
         return tuple(kept)
+
+    def _draw_tree(self, work: Work) -> tuple[int, ...]:
+        """Each draft must find the drafts before it; those that were right move to their slots."""
+        start, tokens, seed = work.start, self.tokens[work.row], self.seeds[work.row]
+        paths, drawn = paths_of(work.parents), []
+        for path in paths:
+            own = [tokens[start + node] for node in path]
+            for group, table in enumerate(self.tables):
+                slots = [self._slot(table[work.row], start + node) for node in path]
+                places = enumerate(own, start + 1)
+                assert [page[at] for page, at in slots] == [(group, *entry) for entry in places]
+            drawn.append(oracle_next(tokens[: start + 1] + own, seed))
+        nodes = verified_path(drawn, tokens[start + 1 :], work.parents)
+        for table in self.tables:
+            for depth, node in enumerate(nodes):
+                page, at = self._slot(table[work.row], start + node)
+                to, into = self._slot(table[work.row], start + depth)
+                to[into] = page[at]
+        tokens[start + 1 :] = kept = [drawn[node] for node in nodes]
+        return tuple(kept)
+
+    def _slot(self, table: list[int], place: int) -> tuple[list[tuple[int, int, int] | None], int]:
+        return self.pages[table[place // self.page_size]], place % self.page_size
 
     def _put_drafts(self, work: Work) -> None:
         """Behind the newest token; drafts that the plan leaves to the runner are right by half."""
@@ -202,10 +231,21 @@ class RandomDrafts:
         if self.rng.random() < 0.2:
             return Draft(depth)
         start = len(tokens)
+        if self.rng.random() < 0.3:
+            return self._tree(tokens, seed, depth)
         for _ in range(depth):
             is_wrong = self.rng.random() < 0.15
             tokens.append((oracle_next(tokens, seed) + is_wrong) % VOCAB)
         return Draft(depth, tuple(tokens[start:]))
+
+    def _tree(self, tokens: list[int], seed: int, num: int) -> Draft:
+        parents = tuple(self.rng.choice((node, self.rng.randint(0, node))) for node in range(num))
+        drafts: list[int] = []
+        for path in paths_of(parents)[1:]:
+            before = [*tokens, *(drafts[node - 1] for node in path[:-1])]
+            is_wrong = self.rng.random() < 0.3
+            drafts.append((oracle_next(before, seed) + is_wrong) % VOCAB)
+        return Draft(num, tuple(drafts), parents)
 
     def learn(self, plan: StepPlan, events: list[TokenEvent]) -> None:
         self.num_drafted += sum(event.num_drafted for event in events)

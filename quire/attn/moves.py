@@ -1,4 +1,4 @@
-"""Moving single tokens in a cache: the bytes of some slots to other slots, in every layout there is.
+"""Moving single tokens in a cache: the bytes of some slots to other slots, in every layout.
 
 Only steps with trees of drafts need it (`runner/trees.py`): a draft that was right may lie in
 another slot than its position's. Tensors may have more dimensions in front of the pages, so that

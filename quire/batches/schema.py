@@ -69,6 +69,9 @@ CREATE TABLE IF NOT EXISTS answer_vectors (
 CREATE TRIGGER IF NOT EXISTS answer_went AFTER DELETE ON answers BEGIN
     DELETE FROM answer_vectors WHERE number = old.number;
 END;
+CREATE TABLE IF NOT EXISTS spending (
+    tenant TEXT PRIMARY KEY, window INTEGER NOT NULL, tokens INTEGER NOT NULL
+);
 CREATE INDEX IF NOT EXISTS answers_by_use ON answers (tenant, used_at);
 CREATE INDEX IF NOT EXISTS kept_by_age ON kept (tenant, kind, created_at);
 CREATE INDEX IF NOT EXISTS kept_by_use ON kept (tenant, used_at);

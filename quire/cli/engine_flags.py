@@ -48,6 +48,14 @@ FIELDS = {
     "tensor_parallel_size": "tensor_parallel_size",
     "pipeline_parallel_size": "pipeline_parallel_size",
     "tp_reduce": "tp_reduce",
+    "nnodes": "nnodes",
+    "node_rank": "node_rank",
+    "master_addr": "master_addr",
+    "master_port": "master_port",
+    "rank_secret": "rank_secret",
+    "distributed_timeout_seconds": "distributed_timeout_seconds",
+    "num_redundant_experts": "num_redundant_experts",
+    "eplb_step_interval": "eplb_step_interval",
     "speculative_config": "speculative_config",
 }
 MODEL_HELP = "known name, folder, .gguf file or hub repository (default: default)"
@@ -133,7 +141,20 @@ def _add_rank_flags(parser: VerbParser) -> None:
         metavar="N",
         help="stages of layers one behind the other, each so many processes",
     )
+    add(
+        "--num-redundant-experts",
+        type=positive,
+        metavar="N",
+        help="of each layer, the most visited live on two ranks",
+    )
+    add("--eplb-step-interval", type=positive, metavar="N", help="steps between two looks at that")
     add("--tp-reduce", metavar="NAME", help="exact, or fast: sums are split, bits may differ")
+    add("--nnodes", type=positive, metavar="N", help="machines; the others run 'quire join'")
+    add("--node-rank", type=int, metavar="N", help="0: this is the first of them")
+    add("--master-addr", metavar="HOST", help="where this machine listens for the others")
+    add("--master-port", type=positive, metavar="N", help="(default: 29501)")
+    add("--rank-secret", metavar="FILE", help="the file that all machines have in common")
+    add("--distributed-timeout-seconds", type=positive, metavar="N", help="for them to come")
 
 
 def comma_list(text: str) -> tuple[str, ...]:

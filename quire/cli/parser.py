@@ -12,6 +12,8 @@ from quire.errors import BadRequest
 
 
 class VerbParser(argparse.ArgumentParser):
+    passes_on = False  # words that it does not know are another verb's, and kept in `words`
+
     def __init__(self, verb: str, purpose: str, examples: str, words: str = "") -> None:
         """`words` are the positional arguments as the usage line shows them."""
         lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
@@ -33,12 +35,13 @@ class VerbParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         found, unknown = self.parse_known_args(args, namespace or argparse.Namespace())
-        if unknown:
+        if unknown and not self.passes_on:
             options = [name for action in self._actions for name in action.option_strings]
             near = difflib.get_close_matches(unknown[0].split("=")[0], options, n=1)
             hint = f", did you mean {near[0]}?" if near else ""
             self.error(f"unknown argument {unknown[0]!r}{hint}")
-        found.words = list(args or ())  # as they were given: a verb may start others with them
+        # As they were given: a verb may start others with them.
+        found.words = unknown if self.passes_on else list(args or ())
         return found
 
     def error(self, message: str) -> NoReturn:

@@ -43,6 +43,7 @@ def run_replicas(args: Namespace, settings: ServeSettings) -> int:
         tokenizer=settings.engine.tokenizer or settings.engine.model,
         chat_template=settings.chat_template,
         admin_key=admin_key,
+        public_metrics=settings.public_metrics,
         share_prefix_cache=settings.share_prefix_cache,
         drain_s=settings.drain_s,
         log_format=settings.log_format,

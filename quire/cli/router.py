@@ -14,16 +14,18 @@ from quire.obs.log import LEVELS
 EXAMPLES = """
 quire router --upstream http://10.0.0.5:8000 --upstream http://10.0.0.6:8000 --tokenizer MODEL
 quire router --upstream a=http://127.0.0.1:8001 --upstream b=http://127.0.0.1:8002 --port 9000
+quire router --upstream dns+http://engines:8000 --tokenizer MODEL     whoever has that name
 quire router --prefill http://127.0.0.1:8001 --upstream http://127.0.0.1:8002   roles apart
 curl -X POST localhost:9000/router/drain/a         send it nothing more
 """
+UPSTREAM_HELP = "may repeat; dns+http://NAME:PORT: a server at each address of the name"
 POLICIES = ("prefix", "least-loaded", "round-robin")
 
 
 def build_parser() -> VerbParser:
     parser = VerbParser("router", "One address in front of several servers.", EXAMPLES, "")
     add = parser.add_argument
-    add("--upstream", action="append", default=[], metavar="[NAME=]URL", help="may repeat")
+    add("--upstream", action="append", default=[], metavar="[NAME=]URL", help=UPSTREAM_HELP)
     add("--prefill", action="append", default=[], metavar="[NAME=]URL", help="of --role prefill")
     add("--host", default="127.0.0.1", help="address to listen on")
     add("--port", type=whole(1, 65_535), default=8000, help="port (default: 8000)")
@@ -42,6 +44,7 @@ def build_parser() -> VerbParser:
         metavar="KEY",
         help="of the servers; else QUIRE_ADMIN_API_KEY",
     )
+    add("--public-metrics", action="store_true", help="/metrics without a key")
     add("--share-prefix-cache", action="store_true", help="as the servers were given")
     add("--drain-timeout", type=seconds, default=30.0, metavar="S", help="to finish after SIGTERM")
     add("--log-format", choices=LOG_FORMATS, default="auto")
@@ -78,6 +81,7 @@ def settings_of(args: Namespace) -> Any:
         tokenizer=args.tokenizer or "",
         chat_template=template,
         admin_key=args.admin_api_key or env.admin_key() or "",
+        public_metrics=args.public_metrics,
         share_prefix_cache=args.share_prefix_cache,
         drain_s=args.drain_timeout,
         log_format=args.log_format,

@@ -1,4 +1,4 @@
-"""GlooComm: ranks on the CPUs of one machine over loopback sockets, where memory cannot be shared.
+"""GlooComm: ranks on CPUs over sockets, of other machines or where memory cannot be shared.
 
 A process group of its own, so that a process may hold several models and nothing is global. Every
 collective has a deadline; a rank that dies is noticed at once, because its sockets close.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,19 +22,43 @@ from quire.errors import RankLost
 MEET_S = 300.0  # for all ranks to have started: each imports torch first
 
 
-Meeting = Path  # a file that does not exist yet, in a folder that only this user can open
+class Network(NamedTuple):
+    """Where ranks of several machines meet: a store on the first one."""
+
+    host: str
+    port: int
+    own_host: str  # at which others reach us
+    name: str = ""  # of those who meet
+
+    def of(self, name: str) -> Network:
+        return self._replace(name=self.name + name)
+
+
+# On one machine, a file that does not exist yet, in a folder that only this user can open.
+Meeting = Path | Network
 
 
 def gloo_group(meeting: Meeting, rank: int, size: int, deadline_s: float) -> Any:
-    store = FileStore(str(meeting), size)
-    store.set_timeout(timedelta(seconds=MEET_S))
+    store: Any
+    if isinstance(meeting, Network):
+        whole = dist.TCPStore(meeting.host, meeting.port, timeout=timedelta(seconds=MEET_S))
+        store = dist.PrefixStore(meeting.name, whole)
+    else:
+        store = FileStore(str(meeting), size)
+        store.set_timeout(timedelta(seconds=MEET_S))
     # The stubs know of a group only what the default group of a process needs.
     kind: Any = dist.ProcessGroupGloo
     options = kind._Options()
-    # The loopback interface alone: these sockets take orders from anybody who connects.
-    options._devices = [kind.create_device(hostname="127.0.0.1")]
+    # One interface alone: these sockets take orders from anybody who connects.
+    host = meeting.own_host if isinstance(meeting, Network) else "127.0.0.1"
+    options._devices = [kind.create_device(hostname=host)]
     options._timeout = timedelta(seconds=deadline_s)
     return kind(store, rank, size, options)
+
+
+def meeting_store(host: str) -> Any:
+    """On the first machine, for as long as ranks talk; its port is `store.port`."""
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
 class GlooComm:

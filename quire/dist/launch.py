@@ -12,12 +12,37 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 STOP_S = 5.0  # for a process whose socket has ended to end as well
 
 
+class Rank(Protocol):
+    """A rank behind the first, as the first one sees it: a process here or elsewhere."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def link(self) -> socket.socket: ...
+
+    def fate(self, seconds: float = 0.0) -> str | None:
+        """How it ended; None: it has not, so far."""
+        ...
+
+    def kill(self) -> None:
+        """One that hangs hears nothing else."""
+        ...
+
+    def reap(self) -> None:
+        """Its socket has ended; wait until it has as well."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RankProcess:
+    """`Rank` on this machine."""
+
     rank: int
     process: subprocess.Popen[bytes]
     link: socket.socket
@@ -29,6 +54,16 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             return None
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def reap(self) -> None:
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 def launch(module: str, size: int) -> tuple[RankProcess, ...]:
@@ -52,14 +87,10 @@ def launch(module: str, size: int) -> tuple[RankProcess, ...]:
     return tuple(made)
 
 
-def end(processes: Sequence[RankProcess]) -> None:
+def end(ranks: Sequence[Rank]) -> None:
     """All of them, and reaped."""
-    for one in processes:
+    for one in ranks:
         with suppress(OSError):
             one.link.close()
-    for one in processes:
-        try:
-            one.process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            one.process.kill()
-            one.process.wait()
+    for one in ranks:
+        one.reap()

@@ -93,10 +93,10 @@ class Passage:
 
 def sum_of_all(rows: Tensor, comm: Comm, size: int) -> Tensor:
     """What everybody has, added rank by rank."""
-    every = comm.gather_rows(rows, [len(rows)] * size)
-    total, *others = every.view(size, *rows.shape)
-    for other in others:
-        total += other
+    every = comm.gather_rows(rows, [len(rows)] * size).view(size, *rows.shape)
+    total = every[0]
+    for rank in range(1, size):
+        total += every[rank]
     return total
 
 

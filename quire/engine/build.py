@@ -16,9 +16,11 @@ import torch
 from quire.attn.backend import AttentionBackend
 from quire.attn.proof import proved_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
+from quire.dist.ranks import Ranks
 from quire.dist.stages import stage_layers
 from quire.engine.adapted import open_adapters
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
+from quire.engine.copies import open_copies
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_heads import TargetModel
@@ -48,9 +50,10 @@ from quire.memory.sizing import (
     size_text,
 )
 from quire.models.decoder import Decoder, heads_of, spec_of_rank
-from quire.models.kv_cache import cache_of
+from quire.models.kv_cache import CacheWish, cache_of
 from quire.models.registry import names_of, spec_of
 from quire.models.spec import ModelSpec
+from quire.nn.ops import Ops
 from quire.quant.form_name import is_form
 from quire.quant.load_forms import LoadForm, load_form
 from quire.quant.methods import method_of, stored_method
@@ -110,18 +113,13 @@ def build_engine(
     cpu, wish = _wish(args, checkpoint, device, cpu)
     model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks=ranks)
     backend = cpu.attention(backend, ops)
-    is_staged = not ranks.stage.is_only
-    whole = cache_of(own, plain_form(backend.cache_dtype), kept, args.page_size, is_staged)
-    cache = whole.of_layers(model.layers)
-    balance_keys(model, cache)
+    whole = _whole_cache(own, backend, kept, args.page_size, ranks)
+    balance_keys(model, cache := whole.of_layers(model.layers))
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
-    attention = Decision("attention", name, f"first that can do {dtype} on {device.type}")
-    decisions = [*config.decisions, attention, *cpu.decisions(ops)]
-    decisions += [*gpu_weight_decisions(ops, device), *_about_cache(cache)]
-    runs = Runs(model, backend, cache, rows)
-    page_bytes = parts.page_bytes + _largest_share(whole, ranks.stage.count)
-    pages = seat.num_pages(partial(_size_pool, config, runs, page_bytes, decisions))
+    decisions = _first_decisions(config, name, cpu, ops, cache)
+    runs = Runs(model, backend, cache, rows, _largest_share(whole, ranks.stage.count))
+    pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
@@ -134,18 +132,38 @@ def build_engine(
     kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows, secret)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
-    names = names_of(checkpoint.config, spec)
+    names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
     adapters = open_adapters(args, runner, names, decisions, seat.group)
-    lag = steps_ahead(device, ranks.stage.count)
+    runner.balancer = open_copies(args, model, checkpoint, names, wish, cpu)
     core = EngineCore(scheduler, runner, lag, grammars, drafts, adapters)
     connect_tiers(tiers, core, runner)
-    sized = replace(config.cache, num_pages=pages, token_bytes=whole.token_bytes)
-    config = replace(config, cache=sized, decisions=tuple(decisions))
+    config = _settled(config, pages, whole, decisions)
     return Engine(core, runner, config, spec, seat.group, tiers)
 
 
-def _about_cache(cache: CacheSpec) -> list[Decision]:
-    return [*cache_decisions(cache), *_group_decisions(cache.groups)]
+def _settled(
+    config: EngineConfig, pages: int, whole: CacheSpec, decisions: list[Decision]
+) -> EngineConfig:
+    sized = replace(config.cache, num_pages=pages, token_bytes=whole.token_bytes)
+    return replace(config, cache=sized, decisions=tuple(decisions))
+
+
+def _whole_cache(
+    spec: ModelSpec, backend: AttentionBackend, kept: CacheWish, page_size: int, ranks: Ranks
+) -> CacheSpec:
+    """Of all stages."""
+    plain = plain_form(backend.cache_dtype)
+    return cache_of(spec, plain, kept, page_size, is_staged=not ranks.stage.is_only)
+
+
+def _first_decisions(
+    config: EngineConfig, attention: str, cpu: CpuPath, ops: Ops, cache: CacheSpec
+) -> list[Decision]:
+    """Those that are made before pages are counted."""
+    why = f"first that can do {config.dtype} on {config.device}"
+    weights = [*cpu.decisions(ops), *gpu_weight_decisions(ops, config.device)]
+    about_cache = [*cache_decisions(cache), *_group_decisions(cache.groups)]
+    return [*config.decisions, Decision("attention", attention, why), *weights, *about_cache]
 
 
 def _wish(
@@ -244,6 +262,7 @@ class Runs(NamedTuple):
     backend: AttentionBackend
     cache: CacheSpec
     rows: RequestRows
+    page_bytes: int  # of a page, on the stage that keeps most of it
 
 
 def _largest_share(whole: CacheSpec, num_stages: int) -> int:
@@ -252,12 +271,14 @@ def _largest_share(whole: CacheSpec, num_stages: int) -> int:
     return max(whole.of_layers(layers).page_bytes for layers in stages)
 
 
-def _size_pool(config: EngineConfig, runs: Runs, page_bytes: int, decisions: list[Decision]) -> int:
+def _size_pool(
+    config: EngineConfig, runs: Runs, draft_bytes: int, decisions: list[Decision]
+) -> int:
     """Run the largest step for real, then give the cache what is left.
 
-    A page may hold more than the model's own: what a model that drafts keeps as well."""
-    model, backend, cache, rows = runs
-    device, sched = model.device, config.sched
+    A page holds `draft_bytes` of another model, which drafts, as well."""
+    model, backend, cache, rows, page_bytes = runs
+    device, sched, page_bytes = model.device, config.sched, page_bytes + draft_bytes
     inflight = max_inflight(sched, device, model.stage.count)
     needs = PageNeeds(cache.page_size, cache.groups.windows, inflight)
 

@@ -19,9 +19,9 @@ def keeps_packed_on(device: torch.device, args: EngineArgs, checkpoint: Checkpoi
     return device.type == "cuda" and args.dtype == "auto" and is_packed
 
 
-def gpu_weight_decisions(ops: Ops, device: torch.device) -> list[Decision]:
+def gpu_weight_decisions(ops: Ops, device: str) -> list[Decision]:
     """Forms with the bytes they take, and those that had to be expanded; none of plain floats."""
-    if device.type != "cuda":
+    if device != "cuda":
         return []
     from quire.ops.cuda_ops import CudaOps  # not above: CPU installs need no triton
 

@@ -16,15 +16,18 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import overload
 
-from quire.config import EngineArgs
+from quire.config import EngineArgs, Parallel
 from quire.dist.comm import Comm
-from quire.dist.gloo import GlooComm
-from quire.dist.launch import RankProcess, end, launch
+from quire.dist.gloo import GlooComm, Meeting, Network, meeting_store
+from quire.dist.launch import Rank, end, launch
 from quire.dist.ranks import Ranks
 from quire.dist.ring import GlooRing
 from quire.dist.stages import Stage
 from quire.engine import rank_messages as msg
+from quire.engine.model_digest import model_digest
+from quire.engine.rank_nodes import await_nodes
 from quire.engine.usable_cpus import usable_cpus
 from quire.engine.wire import receive
 from quire.errors import RankLost
@@ -42,15 +45,26 @@ LOST = 72  # exit code
 
 
 class RankGroup:
-    def __init__(self, size: int, comm: str = "auto", deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self,
+        size: int,
+        comm: str = "auto",
+        deadline_s: float = DEADLINE_S,
+        nodes: Parallel | None = None,
+    ) -> None:
         """`comm`: how ranks talk in a step, "shared" or "gloo"; "auto": the first that can be.
-        `deadline_s`: how long they wait for one another there."""
+        `deadline_s`: how long they wait for one another there. `nodes`: the machines they are on;
+        None: this one alone. Raises RankLost when another one does not come."""
         self.size, self.deadline_s = size, deadline_s
-        if comm == "auto":
+        self._nodes = nodes if nodes is not None and nodes.nnodes > 1 else None
+        if self._nodes is not None:
+            comm = "network"
+        elif comm == "auto":
             comm = "gloo" if find_library().library is None else "shared"
         self.comm = comm
         self._folders: list[tempfile.TemporaryDirectory[str]] = []  # where ranks of a model meet
-        self._others = launch(WORKER, size)
+        self._stores: list[object] = []  # the same, of several machines
+        self._others = _start(size, self._nodes)
         self._ended = weakref.finalize(self, _end, self._others, self._folders)
         self._orders, self._reports = msg.orders(), msg.reports()
         self._why: str | None = None  # it is lost
@@ -65,23 +79,38 @@ class RankGroup:
             self._await(msg.Here, START_S)
             self._are_here = True
         if args.num_threads is None:
-            args = replace(args, num_threads=max(1, usable_cpus() // self.size))
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._folders.append(tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=memory))
-        meeting = Path(self._folders[-1].name) / "meeting"
-        sharing = args.parallel.tensor_parallel_size
-        self._shares_first = sharing - 1
-        if self.comm == "shared" and sharing > 1:
-            for stage in range(args.parallel.pipeline_parallel_size):
-                make_memory(_beside(meeting, stage), sharing)
+            here = self.size // (1 if self._nodes is None else self._nodes.nnodes)
+            args = replace(args, num_threads=max(1, usable_cpus() // here))
+        self._shares_first = args.parallel.tensor_parallel_size - 1
+        meeting = self._meeting(args.parallel)
 
         def order(rank: int) -> msg.Begin:
-            return msg.Begin(args, rank, self.size, str(meeting), self.comm, self.deadline_s)
+            place = (args, rank, self.size, meeting, self.comm, self.deadline_s)
+            return msg.Begin(*place, digest="" if self._nodes is None else model_digest(args))
 
         for other in self._others:
             self._send(order(other.rank), (other,))
             other.link.settimeout(self.deadline_s)
-        return args, ranks_of(order(0), self._lives)
+        if self._nodes is not None:
+            self._await(msg.SameModel, START_S)
+        try:
+            return args, ranks_of(order(0), self._lives)
+        except RuntimeError as error:  # somebody did not come to the meeting
+            raise self.lost(error) from error
+
+    def _meeting(self, asked: Parallel) -> str:
+        """A place where ranks of one model find each other."""
+        if self._nodes is not None:
+            store = meeting_store(self._nodes.master_addr)
+            self._stores.append(store)
+            return f"{self._nodes.master_addr}:{store.port}"
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._folders.append(tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=memory))
+        meeting, sharing = Path(self._folders[-1].name) / "meeting", asked.tensor_parallel_size
+        if self.comm == "shared" and sharing > 1:
+            for stage in range(asked.pipeline_parallel_size):
+                make_memory(_named(meeting, f"-beside-{stage}"), sharing)
+        return str(meeting)
 
     def set_pages(self, count: int) -> None:
         """Raises RankLost. Loading takes as long as it takes."""
@@ -93,6 +122,9 @@ class RankGroup:
     def announce(self, plan: StepPlan) -> None:
         """Everybody executes this plan next. Raises RankLost."""
         self._send(msg.Step(plan))
+
+    def rebalance(self) -> None:
+        self._send(msg.Rebalance())
 
     def settle(self) -> None:
         """Everybody draws for the oldest step under way. Raises RankLost."""
@@ -143,11 +175,11 @@ class RankGroup:
             " engine (a server does so by itself)"
         )
         for other in self._others:
-            other.process.kill()  # one that hangs would not hear anything else
+            other.kill()  # one that hangs would not hear anything else
         self._ended()
         return error
 
-    def _last_words(self, other: RankProcess) -> str | None:
+    def _last_words(self, other: Rank) -> str | None:
         until = time.monotonic() + LAST_WORDS_S
         while (left := until - time.monotonic()) > 0 and _has_news(other, left):
             body = receive(other.link)
@@ -160,7 +192,7 @@ class RankGroup:
 
     # ------------------------------------------------------------ frames
 
-    def _send(self, order: msg.Order, to: tuple[RankProcess, ...] | None = None) -> None:
+    def _send(self, order: msg.Order, to: tuple[Rank, ...] | None = None) -> None:
         if self._why is not None:
             raise self.lost(RuntimeError())
         frame = self._orders.frame(order)
@@ -185,36 +217,59 @@ class RankGroup:
                 raise self.lost(RuntimeError(f"rank {other.rank} said {report}"))
 
 
-def ranks_of(begin: msg.Begin, lives: Callable[[], bool] = lambda: True) -> Ranks:
-    """The place of a rank among those that were told the same; `lives`: whether they still do."""
+def _start(size: int, nodes: Parallel | None) -> tuple[Rank, ...]:
+    """Everybody behind the first, here and on other machines."""
+    here = launch(WORKER, size if nodes is None else size // nodes.nnodes)
+    try:
+        return here if nodes is None else (*here, *await_nodes(nodes))
+    except BaseException:
+        end(here)
+        raise
+
+
+def ranks_of(
+    begin: msg.Begin, lives: Callable[[], bool] = lambda: True, own_host: str = ""
+) -> Ranks:
+    """The place of a rank among those that were told the same; `lives`: whether they still do.
+    `own_host`: where others reach us, if not where they reach the first rank."""
     asked, deadline_s = begin.args.parallel, begin.deadline_s
     index, rank = divmod(begin.rank, asked.tensor_parallel_size)
+    at: Meeting = Path(begin.meeting)
+    if begin.comm == "network":
+        host, _, port = begin.meeting.rpartition(":")
+        at = Network(host, int(port), own_host or host)
     stage = Stage()
     if (count := asked.pipeline_parallel_size) > 1:
-        behind = Path(f"{begin.meeting}-behind-{rank}")
-        stage = Stage(index, count, GlooRing(behind, index, count, deadline_s))
-    place, meeting = (rank, asked.tensor_parallel_size), _beside(Path(begin.meeting), index)
+        ring = GlooRing(_named(at, f"-behind-{rank}"), index, count, deadline_s)
+        stage = Stage(index, count, ring)
+    place, meeting = (rank, asked.tensor_parallel_size), _named(at, f"-beside-{index}")
     if place[1] == 1:
         return Ranks(stage=stage)
     library = find_library().library
-    if begin.comm == "shared" and library is not None:
+    if begin.comm == "shared" and library is not None and isinstance(meeting, Path):
         comm: Comm = SharedComm(meeting, place, deadline_s, library, lives)
     else:
         comm = GlooComm(meeting, *place, deadline_s)
     return Ranks(*place, comm, stage, asked.tp_reduce == "fast")
 
 
-def _beside(meeting: Path, stage: int) -> Path:
-    """Where ranks that share the layers of a stage meet."""
-    return meeting.with_name(f"{meeting.name}-beside-{stage}")
+@overload
+def _named(meeting: Path, name: str) -> Path: ...
+@overload
+def _named(meeting: Meeting, name: str) -> Meeting: ...
+def _named(meeting: Meeting, name: str) -> Meeting:
+    """Where some of those who meet there do."""
+    if isinstance(meeting, Path):
+        return meeting.with_name(meeting.name + name)
+    return meeting.of(name)
 
 
-def _has_news(other: RankProcess, seconds: float) -> bool:
+def _has_news(other: Rank, seconds: float) -> bool:
     """Whether a frame has come, or the end of them."""
     return bool(select.select([other.link], [], [], seconds)[0])
 
 
-def _end(others: tuple[RankProcess, ...], folders: list[tempfile.TemporaryDirectory[str]]) -> None:
+def _end(others: tuple[Rank, ...], folders: list[tempfile.TemporaryDirectory[str]]) -> None:
     end(others)
     for folder in folders:
         folder.cleanup()

@@ -19,9 +19,10 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     args: EngineArgs
     rank: int
     size: int
-    meeting: str  # a path, where ranks find each other
+    meeting: str  # a path where ranks find each other, or host and port
     comm: str  # "shared" memory, or "gloo"
     deadline_s: float  # how long ranks wait for one another in a step
+    digest: str = ""  # of the model, for those who have files of their own
 
 
 class Pages(msgspec.Struct, frozen=True, tag=True):
@@ -36,6 +37,10 @@ class Step(msgspec.Struct, frozen=True, tag=True):
 
 class Settle(msgspec.Struct, frozen=True, tag=True):
     """Draw for the oldest step that is under way; stages behind the first have nothing to do."""
+
+
+class Rebalance(msgspec.Struct, frozen=True, tag=True):
+    """Look which experts were visited most, and copy those."""
 
 
 class PutAdapter(msgspec.Struct, frozen=True, tag=True):
@@ -57,6 +62,10 @@ class Here(msgspec.Struct, frozen=True, tag=True):
     """The process is up."""
 
 
+class SameModel(msgspec.Struct, frozen=True, tag=True):
+    """What is here is what the digest is of."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded."""
 
@@ -67,8 +76,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Order = Begin | Pages | Step | Settle | PutAdapter | DropAdapter | End
-Report = Here | Ready | Failed
+Order = Begin | Pages | Step | Settle | Rebalance | PutAdapter | DropAdapter | End
+Report = Here | SameModel | Ready | Failed
 
 
 def orders() -> Codec[Order]:

@@ -14,14 +14,22 @@ import sys
 import threading
 from dataclasses import replace
 
+import msgspec
+
 from quire.engine import rank_messages as msg
 from quire.engine.wire import receive
+from quire.errors import CheckpointError
 
 ORPHANED, FAILED = 75, 1
 
 
 def main() -> int:
-    link = socket.socket(fileno=int(sys.argv[1]))
+    return serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+def serve(link: socket.socket, own_host: str = "", model: str | None = None) -> int:
+    """`own_host`: where other machines reach this one. `model`: where it is here; None: where the
+    first rank has it."""
     inbox: queue.SimpleQueue[msg.Order] = queue.SimpleQueue()
     reports = msg.reports()
     threading.Thread(target=_listen, args=(link, inbox), name="orders", daemon=True).start()
@@ -32,7 +40,9 @@ def main() -> int:
         while True:
             begin = inbox.get()
             assert isinstance(begin, msg.Begin), f"got {begin}, want a model"
-            _serve(begin, inbox, link)
+            if model is not None:
+                begin = msgspec.structs.replace(begin, args=replace(begin.args, model=model))
+            _serve(begin, inbox, link, own_host)
     except BaseException as error:
         words = f"{type(error).__name__}: {error}"
         link.sendall(reports.frame(msg.Failed(words)))
@@ -46,9 +56,12 @@ def _listen(link: socket.socket, inbox: queue.SimpleQueue[msg.Order]) -> None:
     os._exit(ORPHANED)
 
 
-def _serve(begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.socket) -> None:
+def _serve(
+    begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.socket, own_host: str
+) -> None:
     """One model, until it is forgotten."""
     from quire.engine.build import build_engine
+    from quire.engine.model_digest import model_digest
     from quire.engine.rank_group import ranks_of
     from quire.engine.seat import OtherSeat
     from quire.load.open import open_model
@@ -62,7 +75,13 @@ def _serve(begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.s
     # What the first rank measures and drafts reaches us in its plans.
     args = replace(begin.args, skip_tokenizer_init=True, target_gap_ms=0.0, lora=None)
     args = replace(args, speculative_config=None)
-    seat = OtherSeat(args, ranks_of(begin), await_pages)
+    if begin.digest:
+        if model_digest(args) != begin.digest:
+            raise CheckpointError(
+                f"{args.model} on this machine is another model than the first one has; copy that"
+            )
+        link.sendall(msg.reports().frame(msg.SameModel()))
+    seat = OtherSeat(args, ranks_of(begin, own_host=own_host), await_pages)
     runner = build_engine(args, open_model(args).checkpoint, seat=seat).runner
     link.sendall(msg.reports().frame(msg.Ready()))
     assert runner.adapters is not None
@@ -73,6 +92,9 @@ def _serve(begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.s
             case msg.Settle():
                 assert isinstance(runner, BesideFirstRunner)
                 runner.settle()
+            case msg.Rebalance():
+                if runner.balancer is not None:
+                    runner.balancer.rebalance()
             case msg.PutAdapter(number, path):
                 runner.adapters.put(number, path)
             case msg.DropAdapter(number):

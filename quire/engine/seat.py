@@ -60,7 +60,8 @@ class FirstSeat:
         return count
 
     def runner(self, *parts: Any) -> ModelRunner:
-        others = Others(self._group.announce, self._group.settle, self._group.lost)
+        group = self._group
+        others = Others(group.announce, group.rebalance, group.settle, group.lost)
         kind = FirstRunner if self.ranks.stage.is_only else FirstStageRunner
         return kind(others, self.ranks.comm, *parts)
 
@@ -87,4 +88,4 @@ def seat_of(args: EngineArgs, group: RankGroup | None = None) -> Seat:
         return LoneSeat(args)
     from quire.engine.rank_group import RankGroup  # and msgspec, which one rank does without
 
-    return FirstSeat(args, group or RankGroup(args.parallel.num_ranks))
+    return FirstSeat(args, group or RankGroup(args.parallel.num_ranks, nodes=args.parallel))

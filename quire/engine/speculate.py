@@ -250,10 +250,22 @@ def speculation_of(
         why = f"depth by survival and cost: a step of 5 tokens takes {few:.2f} times one of 1"
         if draft is not None:
             why += f", one of the drafter {draft.seconds(1) / times.costs.seconds(1):.2f}"
-    decisions.append(Decision("speculation", f"{config.method}, up to {config.depth}", why))
+    what = f"{config.method}, up to {config.depth}"
+    if config.token_tree(config.levels) is not None:
+        _check_trees(runner.backend)
+        what += f" in a tree of {config.levels} levels"
+    decisions.append(Decision("speculation", what, why))
     counts = None if drafter is None else drafter.counts
     limits = Limits(config.depth, not config.adaptive, config.method)
     return Speculation(proposer, limits, costs, counts)
+
+
+def _check_trees(backend: AttentionBackend) -> None:
+    if not backend.caps.trees:
+        raise NotSupported(
+            f"got a tree of drafts with attention {type(backend).__name__}, which reads no paths:"
+            " leave speculative_config's tree out, or use another attention_backend"
+        )
 
 
 def _costs_of(drafter: AnyDrafter) -> StepCosts:

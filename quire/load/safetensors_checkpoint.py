@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.errors import CheckpointError
@@ -150,17 +152,25 @@ class Shard:
                 self.entries = _check_entries(header, data_start, self._size, path)
                 # Private and writable: torch wants a writable buffer, the file stays as it is.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._data: mmap.mmap | NDArray[np.uint8] = self._map
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+
+    def load(self) -> NDArray[np.uint8]:
+        """Copy all of it into memory, in one go: tensors are views of that from now on."""
+        self._check_size()
+        self._data = np.frombuffer(self._map, np.uint8, self._size).copy()
+        return self._data
 
     def read(self, name: str) -> Tensor:
         """A view of the mapped file; a copy where the data is not aligned."""
         entry = self.entries[name]
-        self._check_size()
+        if self._data is self._map:
+            self._check_size()
         num_bytes = entry.stop - entry.start
         if num_bytes == 0:
             return torch.empty(entry.shape, dtype=entry.dtype)
-        raw = torch.frombuffer(self._map, dtype=torch.uint8, count=num_bytes, offset=entry.start)
+        raw = torch.frombuffer(self._data, dtype=torch.uint8, count=num_bytes, offset=entry.start)
         if entry.dtype is torch.bool:
             return raw.ne(0).reshape(entry.shape)  # any byte but 0 and 1 is no bool to torch
         if entry.start % entry.dtype.itemsize:

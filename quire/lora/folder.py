@@ -10,12 +10,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.errors import CheckpointError, NotSupported, shown
@@ -71,7 +75,12 @@ class LowRank:
 class AdapterFolder:
     path: Path
     modules: Mapping[str, LowRank]  # by the module's name in Hugging Face's model
-    digest: bytes  # of all that decides on results
+    hashing: Future[bytes]
+
+    @property
+    def digest(self) -> bytes:
+        """Of all that decides on results."""
+        return self.hashing.result()
 
     @property
     def rank(self) -> int:
@@ -90,9 +99,10 @@ def read_adapter(path: str | Path) -> AdapterFolder:
     if not (folder / WEIGHTS).is_file():
         raise CheckpointError(_no_weights(folder))
     shard = Shard(folder / WEIGHTS)
-    scales = _Scales.of(config, folder)
-    modules = {name: _pair(shard, name, scales) for name in _module_names(shard, folder)}
-    return AdapterFolder(folder, modules, _digest(modules))
+    scales, names = _Scales.of(config, folder), _module_names(shard, folder)
+    hashing = _hash(shard.load(), [(name, *scales.of_module(name)) for name in names])
+    modules = {name: _pair(shard, name, scales) for name in names}
+    return AdapterFolder(folder, modules, hashing)
 
 
 def _check_config(config: Mapping[str, Any], folder: Path) -> None:
@@ -235,17 +245,21 @@ def _tensor(shard: Shard, name: str) -> Tensor:
             f"{shard.path}: {name} is {tensor.dtype} of shape {tuple(tensor.shape)},"
             " want a matrix of floats"
         )
-    tensor = tensor.clone() if tensor.dtype in KEPT_DTYPES else tensor.float()
-    if not bool(tensor.isfinite().all()):
+    tensor = tensor if tensor.dtype in KEPT_DTYPES else tensor.float()
+    # What is no number shows in a sum, which is quick; so does a sum that is too large for one.
+    if not math.isfinite(tensor.sum().item()) and not bool(tensor.isfinite().all()):
         raise CheckpointError(f"{shard.path}: {name} holds NaN or infinity")
     return tensor
 
 
-def _digest(modules: Mapping[str, LowRank]) -> bytes:
-    digest = blake2b(digest_size=32)
-    for name, pair in modules.items():
-        for tensor in pair.tensors:
-            head = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0{pair.scale!r}\0"
-            digest.update(head.encode())
-            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
-    return digest.digest()
+def _hash(data: NDArray[np.uint8], scales: list[tuple[str, int, float]]) -> Future[bytes]:
+    """Of the file and of how its modules are scaled; by a thread, while the weights are placed."""
+    found: Future[bytes] = Future()
+
+    def run() -> None:
+        digest = sha256(repr(scales).encode())
+        digest.update(data.data)  # without the interpreter's lock
+        found.set_result(digest.digest())
+
+    Thread(target=run, name="adapter digest").start()
+    return found

@@ -2,7 +2,8 @@
 
 Its name holds a hash of the sources, the flags and the compiler, so a new version never meets an
 old file. One process compiles while others wait, into a folder of its own; the finished file is
-moved into place. `python -m quire.native.build` compiles ahead. Loading is `library.py`'s.
+moved into place. `python -m quire.native.build` compiles ahead; with `--ship` into the package, for
+an image that has no compiler. Loading is `library.py`'s.
 """
 
 from __future__ import annotations
@@ -86,8 +87,15 @@ def machine() -> str:
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)
 
 
+def shipped() -> Path:
+    """Where a library that comes with the package is, whichever compiler made it."""
+    return SOURCES.parent / f"shipped-{_key(())}.so"
+
+
 def ensure_built() -> Path:
     """The library's file, compiled if it is not there yet. Raises NotSupported with the reason."""
+    if _is_whole(shipped()):
+        return shipped()
     compiler = find_compiler()
     if compiler is None:
         raise NotSupported(
@@ -194,6 +202,9 @@ def _run(command: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     try:
-        print(ensure_built())
+        made = ensure_built()
+        if "--ship" in sys.argv[1:] and made != shipped():
+            made = Path(shutil.copyfile(made, shipped()))
+        print(made)
     except NotSupported as error:
         print(f"no native library: {error}; CPU engines will be slower")

@@ -92,7 +92,10 @@ class Rows:
     @classmethod
     def __torch_function__(
         cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
-    ) -> NoReturn:
+    ) -> Any:
+        if function is torch.cat and len(args) == 2 and args[1] == 1:
+            first, *others = args[0]
+            return first.between(_side_by_side, sum(x.width for x in args[0]), *others)
         raise NotRecordable(f"no native operation for {getattr(function, '__name__', function)}")
 
     @property
@@ -162,6 +165,10 @@ class Rows:
     def between(self, make: Callable[..., Tensor], width: int, *others: Any) -> Any:
         """Rows that Python makes of these and others in every step (`dist/ranks.py`)."""
         return self.tape.pause(make, width, (self, *others))
+
+
+def _side_by_side(*parts: Tensor) -> Tensor:
+    return torch.cat(parts, 1)
 
 
 class Positions(NamedTuple):

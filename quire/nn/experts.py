@@ -15,6 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from quire.dist.cuts import Cut
+from quire.dist.placement import Placement
 from quire.dist.ranks import ALONE, Ranks, between, sum_of_all
 from quire.nn.ops import ExpertKernel, GateForm, Ops, Visits
 from quire.nn.parameter import WHOLE, Index, Kept, Parameter
@@ -32,10 +34,17 @@ class Experts:
         gate: GateForm = GateForm(),  # noqa: B008 (a value, never changed)
         has_bias: bool = False,
         ranks: Ranks = ALONE,
+        own: Cut | None = None,
     ) -> None:
+        """`own`: the experts to have; None: this rank's share."""
+        self._sizes = (num_experts, hidden, ffn, dtype, device, gate, has_bias, ranks)
         self.ranks, self.cuts = ranks, ranks.experts(num_experts)
-        self.own = own = self.cuts[ranks.rank]
+        self.own = own = self.cuts[ranks.rank] if own is None else own
         self.num_experts, self.gate = own.size, gate
+        # Others' experts that this rank has as well, and everybody's copies.
+        self.copies: dict[int, Experts] = {}
+        self.placement = Placement({})
+        self._visits: Tensor | None = None  # [experts] since they were last asked for
         # Gate and up of an expert lie behind one another, as in a dense layer's fused weight.
         halves = {
             f"{e}.{name}": (e - own.begin, rows)
@@ -91,6 +100,46 @@ class Experts:
         make = partial(self._with_others, loads)
         return between(x, make, self.parameters["down"].shape[1], *visits)
 
+    def _owners(self, experts: Tensor) -> Tensor:
+        """[pairs] -> [pairs] ranks: the first home or, of an expert that has several, each in
+        turn."""
+        ends = torch.tensor([cut.end for cut in self.cuts], device=experts.device)
+        owners = torch.bucketize(experts, ends, right=True)
+        for expert, others in self.placement.copies.items():
+            its = (experts == expert).nonzero().squeeze(1)
+            if len(its):
+                homes = torch.tensor([int(owners[its[0]]), *others], device=experts.device)
+                owners[its] = homes[torch.arange(len(its)) % len(homes)]
+        return owners
+
+    def _results(self, x: Tensor, tokens: Tensor, experts: Tensor) -> Tensor:
+        """What these experts give for these tokens, pair by pair; nothing is summed."""
+        made = x.new_empty(len(tokens), self.parameters["down"].shape[1])
+        for holder in (self, *self.copies.values()):
+            is_its = (experts >= holder.own.begin) & (experts < holder.own.end)
+            some = is_its.nonzero().squeeze(1)
+            if len(some):
+                assert holder.kernel is not None
+                numbers = (experts[some] - holder.own.begin)[:, None]
+                visits = Visits(numbers, torch.ones(len(some), 1))
+                made[some] = holder.kernel(x.index_select(0, tokens[some]), visits, None)
+        return made
+
+    def copy_of(self, number: int) -> Experts:
+        """One expert without its weights, wherever its home is."""
+        return Experts(*self._sizes, own=Cut(number, number + 1, self.cuts[0].total))
+
+    def count_visits(self) -> None:
+        """From now on."""
+        self._visits = torch.zeros(self.cuts[0].total, dtype=torch.int64)
+
+    def take_visits(self) -> list[int]:
+        """Since the last time."""
+        assert self._visits is not None, "nobody counts"
+        found: list[int] = self._visits.tolist()
+        self._visits.zero_()
+        return found
+
     def _with_others(
         self, loads: Tensor | None, x: Tensor, chosen: Tensor, weights: Tensor
     ) -> Tensor:
@@ -102,13 +151,11 @@ class Experts:
         experts = chosen.reshape(-1).long()  # [pairs]
         if loads is not None:
             loads += experts.bincount(minlength=self.cuts[0].total)
-        ends = torch.tensor([cut.end for cut in self.cuts], device=x.device)
-        owners = torch.bucketize(experts, ends, right=True)  # [pairs] ranks
+        if self._visits is not None:
+            self._visits += experts.bincount(minlength=self.cuts[0].total)
+        owners = self._owners(experts)
         own = (owners == self.ranks.rank).nonzero().squeeze(1)
-        results = x[:0]
-        if len(own):  # pairs as tokens that visit one expert each: nothing is summed
-            alone = Visits((experts[own] - self.own.begin)[:, None], torch.ones(len(own), 1))
-            results = self.kernel(x.index_select(0, own // top_k), alone, None)
+        results = self._results(x, own // top_k, experts[own])
         if self.ranks.splits_sums:
             pairs = x.new_zeros(num_tokens * top_k, results.shape[1]).index_copy_(0, own, results)
             ours = self.ops.add_ranks(pairs.view(num_tokens, top_k, -1), weights)

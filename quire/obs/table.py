@@ -139,7 +139,7 @@ METRICS = (
     _shared(
         "spec_decode_num_accepted_tokens_per_pos",
         "counter",
-        "The same by place among the drafts of a step, from 0.",
+        "The same by how many tokens ahead they were, from 0.",
         ("position",),
     ),
     Metric("spec_decode_draft_seconds", "counter", "Time spent on making drafts."),

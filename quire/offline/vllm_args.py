@@ -19,6 +19,13 @@ from quire.speculative import parse_speculative
 # vLLM's name -> field of EngineArgs
 RENAMED = {"block_size": "page_size", "kv_cache_memory_bytes": "kv_cache_memory"}
 
+# of vLLM's eplb_config -> field of EngineArgs; None: nothing to decide
+EPLB = {
+    "num_redundant_experts": "num_redundant_experts",
+    "step_interval": "eplb_step_interval",
+    "log_balancedness": None,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Unneeded:
@@ -35,6 +42,8 @@ UNNEEDED = {
     "data_parallel_size": Unneeded((1,), ONE_DEVICE),
     "distributed_executor_backend": Unneeded((None,), ONE_DEVICE),
     "disable_custom_all_reduce": Unneeded(None),
+    "enable_expert_parallel": Unneeded(None),  # ranks that share a layer have whole experts
+    "enable_eplb": Unneeded(None),  # as soon as there are redundant experts
     "calculate_kv_scales": Unneeded(
         (False, None), "kv_cache_dtype='fp8_per_token_head' has a scale for every row of its own"
     ),
@@ -70,7 +79,7 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
     known = arg_names() - {"model"}
     values: dict[str, Any] = {}
     unknown = []
-    for name, value in given.items():
+    for name, value in _spread_eplb(given).items():
         if name in UNNEEDED:
             _check_unneeded(name, value)
         elif (own := RENAMED.get(name, name)) not in known:
@@ -84,6 +93,18 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
     if "speculative_config" in values:  # before anything is downloaded
         parse_speculative(values["speculative_config"])
     return args_of({"model": model, **values})
+
+
+def _spread_eplb(given: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's record about redundant experts, as fields of ours. They are always logged."""
+    spread = {name: value for name, value in given.items() if name != "eplb_config"}
+    for name, value in (given.get("eplb_config") or {}).items():
+        if name not in EPLB:
+            known = ", ".join(EPLB)
+            raise NotSupported(f"got eplb_config={{{name!r}: {value!r}}}, known: {known}")
+        if EPLB[name] is not None:
+            spread.setdefault(EPLB[name] or "", value)
+    return spread
 
 
 def _check_unneeded(name: str, value: object) -> None:

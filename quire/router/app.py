@@ -71,7 +71,8 @@ class RouterApp:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        if path.startswith("/router/") or (method == "GET" and path in OWN):
+        is_own = path.startswith("/router/") or (method == "GET" and path in OWN)
+        if is_own and not self.settings.is_transparent:
             return await self._own(scope, send)
         if self.is_draining:
             return await _refuse(send, 503, "the router is going away", "draining")
@@ -200,7 +201,8 @@ class RouterApp:
         if path == "/ready":
             ready = not self.is_draining and any(one.is_usable() for one in self.upstreams)
             return await _reply(send, 200 if ready else 503, {"ready": ready})
-        if not self._is_admin(scope):
+        is_open = path == "/metrics" and self.settings.public_metrics
+        if not is_open and not self._is_admin(scope):
             return await _refuse(send, 401, "this needs the admin key", "invalid_api_key")
         if path == "/metrics":
             text = metrics_text(self._everyone, self.proxy.num_retried)

@@ -1,20 +1,28 @@
 """choose: which upstream answers a request. Policy alone: values in, one upstream out.
 
-`prefix` compares expected seconds to the first token: what the upstream has pending, plus what of
-this prompt it does not hold, plus the requests it has open (`first_token.py`). A busy upstream with
-the prefix therefore loses to an idle one without it as soon as waiting costs more than computing:
-no upstream is pinned. Where the news of a cache is stale, its holdings count for nothing.
+`prefix` compares expected seconds: what the upstream has pending, the requests it has open
+(`first_token.py`), and what of this prompt it does not hold. Computing counts twice, for the
+request itself and for whoever comes after it, and once more where the cache is full: it displaces
+as much, which somebody will compute again.
+
+A prefix is therefore followed to a busy upstream, though not for ever. Seconds that requests wait
+there and need not have waited elsewhere are added up, and fade; once they would have paid for
+computing the prefix elsewhere, that is done. A prefix that many ask for is soon in several caches.
+Where the news of a cache is stale, its holdings count for nothing.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quire.router.settings import Policy
 from quire.router.upstream import Upstream
+
+PAYS_BACK = 2.0  # times its price, before a prefix is computed once more: chance is no reason
+REMEMBERS = 0.9  # of the seconds waited needlessly, at each later request
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +60,35 @@ class Chooser:
             return able[0]
         if self.policy == "least-loaded":
             return min(able, key=lambda one: one.num_open)
-        now = self.clock()
-        return min(able, key=lambda one: self._seconds(one, prompt, now))
+        return self._soonest(able, prompt, self.clock())
 
-    def _seconds(self, upstream: Upstream, prompt: Prompt, now: float) -> float:
-        tokens = upstream.pending_tokens + prompt.uncached(upstream, now)
-        seconds = upstream.times.seconds(tokens, upstream.num_open + 1)
-        return seconds if math.isfinite(seconds) else math.inf
+    def _soonest(self, able: Sequence[Upstream], prompt: Prompt, now: float) -> Upstream:
+        offers = [Offer.of(one, prompt, now) for one in able]
+        best = min(offers, key=lambda offer: offer.wait_s + offer.work_s)
+        home = best.upstream
+        others = [offer for offer in offers if offer is not best]
+        if not others:
+            return home
+        idlest = min(others, key=lambda offer: offer.wait_s)
+        gap = best.wait_s - idlest.wait_s  # negative where the prefix is at the idler one
+        home.regret_s = max(0.0, REMEMBERS * home.regret_s + gap)
+        price = PAYS_BACK * (idlest.work_s - best.work_s)
+        if gap <= 0 or home.regret_s < price:
+            return home
+        home.regret_s -= max(0.0, price)
+        return idlest.upstream
+
+
+class Offer(NamedTuple):
+    """What an upstream would take: seconds until it begins, and of computing, for everybody."""
+
+    upstream: Upstream
+    wait_s: float
+    work_s: float
+
+    @staticmethod
+    def of(upstream: Upstream, prompt: Prompt, now: float) -> Offer:
+        token_s, request_s = upstream.times.rates
+        wait = upstream.pending_tokens * token_s + (upstream.num_open + 1) * request_s
+        work = prompt.uncached(upstream, now) * token_s * (2 + upstream.index.displaced)
+        return Offer(upstream, wait, work)

@@ -148,14 +148,16 @@ class HttpClient:
         body: bytes,
         more: AsyncIterator[bytes] | None,
     ) -> Answer:
-        host = f"{self.address.host}:{self.address.port}".encode()
+        host = self.address.host
+        host = f"[{host}]" if ":" in host else host
+        host_header = (b"host", f"{host}:{self.address.port}".encode())
         kept = [(n, v) for n, v in headers if n not in HOP_BY_HOP and n not in (b"host", b"expect")]
         if more is None:
             kept = [(n, v) for n, v in kept if n != b"content-length"]
             kept.append((b"content-length", str(len(body)).encode()))
         http, writer = connection.http, connection.writer
         request = h11.Request(
-            method=method, target=self.address.base + target, headers=[(b"host", host), *kept]
+            method=method, target=self.address.base + target, headers=[host_header, *kept]
         )
         try:
             writer.write(http.send(request) or b"")

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from quire.config import EngineArgs
@@ -17,13 +16,11 @@ from quire.load.open import open_tokenizer
 from quire.obs.log import configure_logging, log_event
 from quire.router.app import RouterApp
 from quire.router.choose import Chooser
-from quire.router.http_client import HttpClient
+from quire.router.crew import Crew
 from quire.router.prompt_keys import PromptKeys, TextKeys, TokenKeys
 from quire.router.proxy import Proxy
 from quire.router.settings import RouterSettings
 from quire.router.tickets import Tickets
-from quire.router.upstream import Upstream
-from quire.router.watch import Watcher
 from quire.server.http_servers import make_http_server, stop_http_server
 from quire.server.settings import ServeSettings
 
@@ -53,18 +50,14 @@ def prompt_keys_of(settings: RouterSettings) -> PromptKeys:
 
 
 async def serve(settings: RouterSettings, prompts: PromptKeys) -> int:
-    upstreams, helpers = (
-        [Upstream(address) for address in group] for group in (settings.upstreams, settings.prefill)
-    )
-    everyone = [*upstreams, *helpers]
-    clients = {one.name: HttpClient(one.address, settings.connect_s) for one in everyone}
+    servers, helpers = (Crew(group, settings) for group in (settings.upstreams, settings.prefill))
 
-    def proxy_of(some: Sequence[Upstream]) -> Proxy:
+    def proxy_of(crew: Crew) -> Proxy:
         chooser = Chooser(settings.policy)
-        return Proxy(some, clients, chooser, settings.attempts, settings.head_s)
+        return Proxy(crew.upstreams, crew.clients, chooser, settings.attempts, settings.head_s)
 
-    tickets = Tickets(proxy_of(helpers)) if helpers else None
-    app = RouterApp(settings, upstreams, proxy_of(upstreams), prompts, tickets)
+    tickets = Tickets(proxy_of(helpers)) if settings.prefill else None
+    app = RouterApp(settings, servers.upstreams, proxy_of(servers), prompts, tickets)
     listening = ServeSettings(
         host=settings.host, port=settings.port, http_server=settings.http_server
     )
@@ -73,24 +66,22 @@ async def serve(settings: RouterSettings, prompts: PromptKeys) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    watchers = [Watcher(one, clients[one.name], settings) for one in everyone]
-    tasks = [asyncio.ensure_future(watcher.run()) for watcher in watchers]
     serving = asyncio.ensure_future(http.serve())
     stopped = asyncio.ensure_future(stop.wait())
     log_event("router_listens", host=settings.host, port=settings.port, policy=settings.policy)
-    done, _ = await asyncio.wait([serving, stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    parts = (serving, servers.broke, helpers.broke)
+    done, _ = await asyncio.wait([stopped, *parts], return_when=asyncio.FIRST_COMPLETED)
     code = 0
     if stopped not in done:  # a part of it ended by itself: half a router is worse than none
-        for task in done:
-            log_event("router_broke", severity=logging.ERROR, reason=repr(task.exception()))
+        for part in done:
+            reason = repr(part.exception()) if part is serving else part.result()
+            log_event("router_broke", severity=logging.ERROR, reason=reason)
         code = 1
     await _drain(app, settings.drain_s)
-    for task in tasks:
-        task.cancel()
     stop_http_server(http)
     await asyncio.wait([serving], timeout=2.0)
-    for client in clients.values():
-        client.close()
+    for crew in (servers, helpers):
+        await crew.close()
     return code
 
 

@@ -4,6 +4,7 @@ An upstream that publishes its cache sends numbered changes; whoever has missed 
 an earlier life of the process, gets the whole list instead (`kv/cache_news.py`). What was just
 sent there is *promised*: it counts as cached until the upstream has had time to say so itself. An
 upstream that publishes nothing is known by its promises alone, the oldest of which are forgotten.
+How much a full cache drops for what it takes in is learned from the same changes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ KEY_BYTES = 8
 PROMISE_S = 10.0  # by then a promise was kept, or will not be
 STALE_S = 5.0  # without news of the cache
 MOST_PROMISES = 200_000
+TYPICAL_PAGES = 64  # of a change that weighs as much as all before it
 
 
 class CacheNews(msgspec.Struct, frozen=True):
@@ -46,6 +48,7 @@ class PrefixIndex:
     page_size: int = 0  # tokens of a page; 0: it publishes nothing
     heard: float = float("-inf")
     num_resyncs: int = 0
+    displaced: float = 0.0  # pages it dropped for each that it added lately, 0 to 1
     _known: set[bytes] = field(default_factory=set)
     _promised: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # until when
 
@@ -67,15 +70,27 @@ class PrefixIndex:
             if news.epoch != self.epoch:
                 self._promised.clear()
         else:
-            self._known.difference_update(split_keys(news.removed))
-            self._known.update(split_keys(news.added))
+            self._change(split_keys(news.added), split_keys(news.removed))
         self.epoch, self.next, self.heard = news.epoch, news.next, now
         self.page_size = news.page_size
         return True
 
+    def _change(self, added: list[bytes], removed: list[bytes]) -> None:
+        self._known.difference_update(removed)
+        self._known.update(added)
+        for key in added:
+            self._promised.pop(key, None)  # kept
+        for key in removed:
+            # Made before the last news: it was kept, and what it promised is gone since.
+            if self._promised.get(key, float("inf")) - PROMISE_S < self.heard:
+                del self._promised[key]
+        if added:
+            share = min(1.0, len(removed) / len(added))
+            self.displaced += (share - self.displaced) * len(added) / (len(added) + TYPICAL_PAGES)
+
     def forget(self) -> None:
         """The upstream went away; whoever comes back begins with an empty cache."""
-        self.epoch, self.next = "", 0
+        self.epoch, self.next, self.displaced = "", 0, 0.0
         self._known.clear()
         self._promised.clear()
 

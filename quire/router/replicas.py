@@ -72,8 +72,11 @@ class Replica:
         self.process, self.not_before = None, now + pause
         return self.crashes <= MAX_CRASHES
 
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None and self.is_running():
             self.process.send_signal(number)
 
 
@@ -82,9 +85,8 @@ class Replicas:
         """`words`: what each `quire serve` is told, but for its address."""
         children_env = env.with_admin_key(settings.admin_key)
         self.replicas = []
-        for number, port in enumerate(_free_ports(count)):
-            address = ("--host", "127.0.0.1", "--port", str(port))
-            line = (sys.executable, "-m", "quire", "serve", *words, *address)
+        for number, port in enumerate(free_ports(count)):
+            line = serve_line(words, port)
             self.replicas.append(Replica(f"replica-{number}", port, line, children_env))
         upstreams = tuple(UpstreamAddress(r.name, "127.0.0.1", r.port) for r in self.replicas)
         self.settings = replace(settings, upstreams=upstreams)
@@ -134,7 +136,13 @@ def admin_key_for(has_keys: bool) -> str:
     return secrets.token_urlsafe(32) if has_keys else ""
 
 
-def _free_ports(count: int) -> list[int]:
+def serve_line(words: Sequence[str], port: int) -> tuple[str, ...]:
+    """The command of a server that this machine alone can reach."""
+    address = ("--host", "127.0.0.1", "--port", str(port))
+    return (sys.executable, "-m", "quire", "serve", *words, *address)
+
+
+def free_ports(count: int) -> list[int]:
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

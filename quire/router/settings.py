@@ -11,6 +11,8 @@ from quire.errors import BadRequest
 Policy = Literal["prefix", "least-loaded", "round-robin"]
 POLICIES: tuple[Policy, ...] = ("prefix", "least-loaded", "round-robin")
 
+MANY = "dns+"
+
 
 @dataclass(frozen=True, slots=True)
 class UpstreamAddress:
@@ -21,27 +23,38 @@ class UpstreamAddress:
     port: int
     is_tls: bool = False
     base: str = ""  # path before the server's own, without a slash at its end
+    is_many: bool = False  # a server behind each address of the host's name
+    behind: str = ""  # the name that this address was found behind
 
     @staticmethod
     def parse(text: str) -> UpstreamAddress:
-        """`URL` or `NAME=URL`. Raises BadRequest."""
+        """`URL`, `NAME=URL`, or `dns+URL` for all addresses of a name. Raises BadRequest."""
         name, found, url = text.partition("=")
         if not found or "://" in name:
             name, url = "", text
-        parts = urlsplit(url)
+        is_many = url.startswith(MANY)
+        parts = urlsplit(url.removeprefix(MANY))
         try:
             port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:
             port = 0
         if parts.scheme not in ("http", "https") or not parts.hostname or not port:
             raise BadRequest(
-                f"got upstream {text!r}, want http://HOST:PORT or NAME=http://HOST:PORT"
+                f"got upstream {text!r}, want http://HOST:PORT, NAME=http://HOST:PORT"
+                " or dns+http://NAME:PORT"
+            )
+        if is_many and parts.scheme == "https":
+            raise BadRequest(
+                f"got upstream {text!r}: servers behind a name are called by their addresses, and"
+                " certificates are for names; use dns+http, or one https URL for each server"
             )
         if parts.query or parts.fragment:
             raise BadRequest(f"got upstream {text!r}, want a URL without a query")
         given = name or f"{parts.hostname}:{port}"
         base = parts.path.rstrip("/")
-        return UpstreamAddress(given, parts.hostname, port, parts.scheme == "https", base)
+        return UpstreamAddress(
+            given, parts.hostname, port, parts.scheme == "https", base, is_many=is_many
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +67,9 @@ class RouterSettings:
     policy: Policy = "prefix"
     tokenizer: str = ""  # model whose tokenizer names prefixes; "": they are named by their text
     chat_template: str | None = None  # text of a template that replaces the model's
+    is_transparent: bool = False  # everything is passed on, the router's own paths too
     admin_key: str = ""  # of the upstreams, and of the router's own verbs
+    public_metrics: bool = False  # for whoever has no key
     share_prefix_cache: bool = False  # as the upstreams were told
     attempts: int = 3  # upstreams tried for one request
     connect_s: float = 2.0

@@ -25,6 +25,7 @@ class Upstream:
     reason: str = "not seen yet"
     num_open: int = 0  # requests it has from us
     pending_tokens: int = 0  # of them, to be computed before their first token
+    regret_s: float = 0.0  # that requests waited there lately and need not have elsewhere
     num_sent: int = 0
     num_failed: int = 0
     hit_tokens: int = 0

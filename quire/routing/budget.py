@@ -1,7 +1,7 @@
 """Budget: tokens of the large model that a key may still use, in fixed windows of time.
 
 A key of weight 2 has twice as much. What requests cost is known when they end, so those that run at
-once may together go beyond it: the next one pays. In memory: a restart begins a new window.
+once may together go beyond it: the next one pays. `server/spending.py` remembers it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,21 @@ class Budget:
         self.settings, self._clock = settings, clock
         self._window, self._spent = -1, dict[str, int]()
 
-    def left(self, tenant: str, weight: float = 1.0) -> int:
+    @property
+    def window(self) -> int:
+        """Its number since 1970."""
         self._turn()
-        return int(self.settings.tokens * weight) - self._spent.get(tenant, 0)
+        return self._window
+
+    def spent(self, tenant: str) -> int:
+        self._turn()
+        return self._spent.get(tenant, 0)
+
+    def left(self, tenant: str, weight: float = 1.0) -> int:
+        return int(self.settings.tokens * weight) - self.spent(tenant)
 
     def spend(self, tenant: str, tokens: int) -> None:
-        self._turn()
-        self._spent[tenant] = self._spent.get(tenant, 0) + tokens
+        self._spent[tenant] = self.spent(tenant) + tokens
 
     def _turn(self) -> None:
         window = int(self._clock() // self.settings.per_s)

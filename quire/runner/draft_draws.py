@@ -87,11 +87,16 @@ class DraftDraws:
         ops = sampler.ops
         assert isinstance(ops, CpuSampling), f"{type(ops).__name__} draws one token for a row"
         tokens = ops.ranked(sampler.edited(logits, inputs), inputs, width)  # [nodes, width]
-        for node, ranked in zip(nodes, tokens.tolist(), strict=True):
-            for child, token in zip(node.children, ranked, strict=False):
-                self.rows.tokens[node.work.row, node.work.start + child] = token
-                if is_judged:
-                    self._follow_child(node, child, token)
+        made = [
+            (at, rank, node.work.row, node.work.start + child)
+            for at, node in enumerate(nodes)
+            for rank, child in enumerate(node.children)
+        ]
+        which, ranks, rows, places = np.array(made).T
+        self.rows.tokens.numpy()[rows, places] = tokens[which, ranks]
+        for at, rank, _, place in made if is_judged else ():
+            node = nodes[at]
+            self._follow_child(node, place - node.work.start, int(tokens[at, rank]))
 
     def _fork_roots(self, nodes: Sequence[TreeNode]) -> None:
         for node in nodes:

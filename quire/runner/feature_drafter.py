@@ -11,18 +11,21 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec
-from quire.forward import LayerContext, StateReads
+from quire.forward import Batch, LayerContext, StateReads
 from quire.memory.pool import PagePool
 from quire.models.heads.feature_head import FeatureHead, Guessed, Stored
+from quire.native.tape import NotRecordable
 from quire.request import RequestId
 from quire.runner.draft_draws import DraftDraws
 from quire.runner.gather import StepShape, decode_batches, ragged_batches
+from quire.runner.head_tape import MOST_ROWS, HeadTape
 from quire.runner.kept_states import KeptStates
 from quire.runner.runner import ModelRunner
 from quire.runner.states import StepStates
@@ -55,6 +58,10 @@ class FeatureDrafter:
         # At each position the head reads the token behind it.
         self._rows = copy.copy(self._draws.rows)
         self._rows.tokens = target.rows.tokens[:, 1:]
+        self._tape: HeadTape | None = None
+        if target.tapes is not None:
+            with suppress(NotRecordable):
+                self._tape = HeadTape(layer, target.model.spec.hidden_size)
 
     def admit(self, admissions: Iterable[Admission]) -> None:
         for admission in admissions:
@@ -151,14 +158,8 @@ class FeatureDrafter:
         """From drafts, each over those on the way to it."""
         # The head reads a token at the position before it, so the tree begins one place earlier.
         before = [TreeNode(work._replace(start=work.start - 1), node) for work, node in nodes]
-        fed = tuple(node.alone(node.work.request_id) for node in before)
-        shape = StepShape(fed, self._rows.max_rows, trees=StepTrees.of_nodes(before))
-        arrays: dict[str, IntArray] = {}
-        shape.stage(arrays)
-        layer, sent = self.layer, self._uploader.send(arrays)
-        batch = ragged_batches(self._rows, shape, sent, layer.spec.page_size)[0]
-        at = LayerContext(layer.backend, layer.pool.layer(0), layer.backend.plan(batch, layer.spec))
-        return layer.head.attend(layer.head.store(batch.input_ids, features, at), at)
+        fed = [node.alone(node.work.request_id) for node in before]
+        return self._attend(fed, features, StepTrees.of_nodes(before))
 
     def _read(self, due: Iterable[tuple[Work, int]]) -> None:
         """Positions of these works' rows before the numbers beside them, for keys and values."""
@@ -176,31 +177,48 @@ class FeatureDrafter:
         if fed:
             self._store(fed, self.layer.head.features(torch.cat(parts)))
 
-    def _store(self, fed: Sequence[Work], features: Tensor) -> tuple[Stored, LayerContext]:
-        """Keys and values of all; what comes back is of those that something is drawn from."""
-        layer, rows = self.layer, self._rows
-        shape = StepShape(tuple(fed), rows.max_rows)
+    def _store(self, fed: Sequence[Work], features: Tensor) -> None:
+        """Keys and values of positions that nothing is drawn from."""
+        _, _, batch = self._step(fed)
+        self.layer.head.store(batch.input_ids, features, self._context(batch))
+
+    def _attend(
+        self, fed: Sequence[Work], features: Tensor, trees: StepTrees | None = None
+    ) -> Guessed:
+        """From the last position of each."""
+        shape, sent, batch = self._step(fed, trees)
+        has_tail = len(shape.sampled) < shape.num_tokens
+        if self._tape is not None and shape.num_tokens <= MOST_ROWS:
+            return self._named(self._tape.run(batch, sent, features, has_tail))
+        head, at = self.layer.head, self._context(batch)
+        stored = head.store(batch.input_ids, features, at)
+        if has_tail:
+            stored = Stored(*(part.index_select(0, sent["sample_index"]) for part in stored))
+            at = self._context(sampled_batch(self._rows, shape, sent, batch, 0))
+        return self._named(head.attend(stored, at))
+
+    def _step(
+        self, fed: Sequence[Work], trees: StepTrees | None = None
+    ) -> tuple[StepShape, dict[str, Tensor], Batch]:
+        shape = StepShape(tuple(fed), self._rows.max_rows, trees=trees)
         arrays: dict[str, IntArray] = {}
         shape.stage(arrays)
-        sent = self._uploader.send(arrays)
-        size = layer.spec.page_size
-        if shape.is_decode:
-            lens = shape.context_lens
-            batch = decode_batches(rows, sent["rows"], sent["positions"], size, lens)[0]
-        else:
-            batch = ragged_batches(rows, shape, sent, size)[0]
-        at = LayerContext(layer.backend, layer.pool.layer(0), layer.backend.plan(batch, layer.spec))
-        stored = layer.head.store(batch.input_ids, features, at)
-        if len(shape.sampled) < shape.num_tokens and len(shape.sampled):
-            index = sent["sample_index"]
-            stored = Stored(*(part.index_select(0, index) for part in stored))
-            few = sampled_batch(rows, shape, sent, batch, 0)
-            at = replace(at, plan=layer.backend.plan(few, layer.spec))
-        return stored, at
+        sent, size = self._uploader.send(arrays), self.layer.spec.page_size
+        if shape.is_decode and trees is None:
+            places = (sent["rows"], sent["positions"])
+            return shape, sent, decode_batches(self._rows, *places, size, shape.context_lens)[0]
+        return shape, sent, ragged_batches(self._rows, shape, sent, size)[0]
 
-    def _attend(self, fed: Sequence[Work], features: Tensor) -> Guessed:
-        """From the last position of each."""
-        return self.layer.head.attend(*self._store(fed, features))
+    def _context(self, batch: Batch) -> LayerContext:
+        backend = self.layer.backend
+        return LayerContext(backend, self.layer.pool.layer(0), backend.plan(batch, self.layer.spec))
+
+    def _named(self, guessed: Guessed) -> Guessed:
+        """With logits of all the target's tokens."""
+        vocabulary = self.layer.head.vocabulary
+        if vocabulary is None:
+            return guessed
+        return guessed._replace(logits=vocabulary.spread(guessed.logits))
 
     @torch.inference_mode()
     def rehearse(self, num_works: int) -> None:

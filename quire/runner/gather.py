@@ -64,10 +64,8 @@ class StepShape:
         self.context_lens = self.starts + self.query_lens
         self.query_ends = np.cumsum(self.query_lens, dtype=np.int32)
         self._set_samples(columns[:, 3])
-        self.trees = trees or StepTrees.of(works)
-        self.sample_places = self.sample_lens
-        if self.trees is not None:
-            self.sample_lens = self.sample_lens - self.trees.shifts[self.sample_ends - 1]
+        has_drafts = columns[:, 3].max() > 1
+        self._set_trees(StepTrees.of(works) if trees is None and has_drafts else trees)
 
     def _set_samples(self, counts: IntArray) -> None:
         """What is drawn: `counts` tokens by each work, after the last tokens that it feeds."""
@@ -80,6 +78,12 @@ class StepShape:
             behind = ends - 1 - np.arange(ends[-1], dtype=np.int32)  # drafts fed after it
             self.sample_lens = self.context_lens[self.sampled] - behind
             self.sample_ends = self.query_ends[self.sampled] - behind
+
+    def _set_trees(self, trees: StepTrees | None) -> None:
+        """With trees, a sample's place and its position differ."""
+        self.trees, self.sample_places = trees, self.sample_lens
+        if trees is not None:
+            self.sample_lens = self.sample_lens - trees.shifts[self.sample_ends - 1]
 
     @property
     def num_tokens(self) -> int:

@@ -125,7 +125,7 @@ class GrammarMasks:
     def _fill_tree(
         self, step: StepMask, masks: slice, rows: RequestRows, work: Work, lens: IntArray
     ) -> None:
-        """The same where drafts are a tree: each node goes on from where its parent's matcher is."""
+        """The same where drafts are a tree: each goes on from where its parent's matcher is."""
         info, root = rows.info[work.row], self.matchers.get(work.request_id)
         assert info is not None
         drafts = rows.tokens[work.row, work.start + 1 : work.start + work.num_tokens].tolist()

@@ -26,6 +26,7 @@ class Others(NamedTuple):
     """The ranks behind the first."""
 
     announce: Callable[[StepPlan], None]  # before a plan is executed
+    rebalance: Callable[[], None]  # before experts move
     settle: Callable[[], None]  # before the oldest step of those launched is drawn, in stages
     lost: Callable[[BaseException], RankLost]  # they cannot go on; returns what to raise
 
@@ -43,9 +44,17 @@ class FirstRunner(ModelRunner):
             raise NotSupported(
                 "hidden states of prompts are read on one rank only; use tensor_parallel_size=1"
             )
-        self._others.announce(plan)
+        self._announce(plan)
         with self._together():
             return super().execute(plan)
+
+    def _announce(self, plan: StepPlan) -> None:
+        """Between two steps: experts move if it is time; then everybody hears of the plan."""
+        if self.balancer is not None and self.balancer.is_due():
+            self._others.rebalance()
+            with self._together():
+                self.balancer.rebalance()
+        self._others.announce(plan)
 
     @contextmanager
     def _together(self) -> Iterator[None]:

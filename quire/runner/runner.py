@@ -25,6 +25,7 @@ from quire.memory.transfer import PageTransfer
 from quire.models.decoder import Decoder
 from quire.runner import rows as bits
 from quire.runner.adapted import adapted_of
+from quire.runner.balancer import Balancer
 from quire.runner.drafts import Drafter
 from quire.runner.gather import StepShape, decode_batches, fed_batches, ragged_batches
 from quire.runner.graphs import GraphCache
@@ -79,6 +80,7 @@ class ModelRunner:
         self.taps: tuple[int, ...] = ()  # layers whose input the drafter reads; likewise
         self.adapters: AdapterBank | None = None  # likewise, where adapters can be added
         self.transfer: PageTransfer | None = None  # likewise, where pages are kept elsewhere too
+        self.balancer: Balancer | None = None  # likewise, where experts have second homes
         self.graphs: GraphCache | None = None
         if use_graphs:
             self.graphs = GraphCache(
@@ -285,10 +287,10 @@ class ModelRunner:
                 made = StepRead(every, prompts, self.pools.take(shape, every))
             if self.tapes is None or len(shape.sampled) < shape.num_tokens:
                 made = made._replace(sampled=every[sent["sample_index"]])
-        made = made._replace(states=StepStates(states.streams, every, made.sampled))
+        seen = StepStates(states.streams, every, made.sampled)
         if shape.trees is None:
-            self._keep(plan.works, shape, made.states)
-        return made
+            self._keep(plan.works, shape, seen)
+        return made._replace(states=seen)
 
     def _keep(self, works: tuple[Work, ...], shape: StepShape, states: StepStates) -> None:
         if self.drafter is not None and self.drafter.reads(works) is not None:
@@ -308,11 +310,7 @@ class ModelRunner:
         return reads is None or reads.leaves_tail(self.model.spec.num_layers)
 
     def tail(
-        self,
-        plan: StepPlan,
-        shape: StepShape,
-        sent: dict[str, Tensor],
-        step: Batch,
+        self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor], step: Batch
     ) -> Tail | None:
         """What to keep in the last layer; None: everything."""
         if not self.has_tail(plan, shape):

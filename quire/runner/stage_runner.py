@@ -63,7 +63,7 @@ class FirstStageRunner(FirstRunner):
         awaited = [before for before in self._rounds if before.delays(plan)]
         if awaited:
             self._settle(awaited[-1])
-        self._others.announce(plan)
+        self._announce(plan)
         with self._together():
             launched = self._launch(plan)
             if launched is None:

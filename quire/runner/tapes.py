@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.attn.backend import AttentionBackend
 from quire.attn.latent_native import LatentNative
 from quire.attn.native import NativeAttention
-from quire.forward import Batch, ForwardContext, Stream, Tail, Taps, stream_of
+from quire.forward import Batch, ForwardContext, Tail, Taps, stream_of
 from quire.lora.recorded import RecordedAdapters
 from quire.lora.step import StepAdapters
 from quire.memory.pool import PagePool
@@ -92,7 +92,7 @@ class _Recording:
         self.tape, self.has_tail = new_tape(), has_tail
         num_groups = len(pool.groups)
         # Every place that reads a tensor of the step finds the tape, or the number of a group.
-        batch = cast("Batch", _RecordedBatch(self.tape))
+        batch = cast("Batch", RecordedBatch(self.tape))
         plans = tuple(attention.recorded_plan(group, batch) for group in range(num_groups))
         tapped = Taps(tuple(i for i in taps if not has_tail or i < model.spec.num_layers))
         # The memory of these is nobody else's: filled before each step, or read after it.
@@ -105,7 +105,7 @@ class _Recording:
             pool,
             tapped,
             adapters,
-            cast("Stream | None", stream_of(self.incoming) if self.incoming else None),
+            stream_of(cast("list[Tensor]", self.incoming)) if self.incoming else None,
         )
         if model.stage.is_last:
             last = plans[pool.group_of(model.layers[-1])]
@@ -146,7 +146,9 @@ def _tensor(rows: Rows, count: int) -> Tensor:
     return rows.memory.view(-1, rows.width)[:count]
 
 
-class _RecordedBatch:
+class RecordedBatch:
+    """Stands in for a step's batch while a model is recorded."""
+
     def __init__(self, tape: Tape) -> None:
         self.input_ids, self.positions = tape, Positions(tape)
 

@@ -112,9 +112,9 @@ def _likeliest(rows: Floats) -> Ints:
 
 
 def _smallest(values: Floats, num: int) -> Ints:
-    """[num] places of the smallest values in their order; the last repeats where there are fewer."""
+    """[num] places of the smallest values in order; the last repeats where there are fewer."""
     if num == 1:
-        return np.argmin(values, keepdims=True)
+        return np.asarray([np.argmin(values)])
     few = min(num, len(values))
     places = np.sort(np.argpartition(values, few - 1)[:few])
     order = places[np.argsort(values[places], kind="stable")]

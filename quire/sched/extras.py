@@ -19,7 +19,8 @@ def with_extras(
     for index, branch in (result.branches or {}).items():
         id = plan.works[index].request_id
         if id in by_id:
-            by_id[id] = by_id[id]._replace(branch=branch[: by_id[id].num_accepted])
+            num = by_id[id].num_accepted
+            by_id[id] = by_id[id]._replace(branch=tuple(branch[:num]))
     for index, embedding in (result.pooled or {}).items():
         id = plan.works[index].request_id
         if id in by_id:  # the token drawn along with it means nothing

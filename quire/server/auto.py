@@ -24,6 +24,7 @@ from quire.server.cascade import Escalated, Gate
 from quire.server.http import HttpRequest
 from quire.server.problems import Problem
 from quire.server.server import Server
+from quire.server.spending import Spending
 
 HEADER = b"x-quire-route"
 # Paths where a model answers, and so one can be chosen.
@@ -51,8 +52,8 @@ class Routed:
 
     def spend(self, server: Server, request: HttpRequest, tokens: int) -> None:
         auto, caller = self.auto, request.caller
-        if auto.budget is not None and server.model_names[0] == auto.settings.large:
-            auto.budget.spend(caller.salt if caller is not None else "", tokens)
+        if auto.spending is not None and server.model_names[0] == auto.settings.large:
+            auto.spending.spend(caller.salt if caller is not None else "", tokens)
 
 
 class Auto:
@@ -65,7 +66,11 @@ class Auto:
         """Raises BadRequest for a route that cannot be read."""
         self.settings, self.servers, self._is_failed = settings, servers, is_failed
         self.chance = Chance.load(Path(settings.route)) if settings.route else None
-        self.budget = None if settings.budget is None else Budget(settings.budget)
+        self.spending: Spending | None = None
+        if settings.budget is not None:
+            shelf = servers[settings.small].shelf
+            database = shelf.database if shelf is not None else None
+            self.spending = Spending(Budget(settings.budget), database)
         self._gate = _gate(settings, self.chance)
 
     def choose(self, request: HttpRequest) -> Server:
@@ -88,6 +93,7 @@ class Auto:
         request.route = Routed(self, choice)
         request.warnings.clear()
         request.answer_headers.clear()
+        request.notes.clear()
         return self._tell(request, choice)
 
     # ------------------------------------------------------------ deciding
@@ -114,11 +120,10 @@ class Auto:
 
     def _has_budget(self, request: HttpRequest) -> bool:
         caller = request.caller
-        if self.budget is None:
+        if self.spending is None:
             return True
-        if caller is None:
-            return self.budget.left("") > 0
-        return self.budget.left(caller.salt, caller.weight) > 0
+        salt, weight = ("", 1.0) if caller is None else (caller.salt, caller.weight)
+        return self.spending.budget.left(salt, weight) > 0
 
     def _has_large(self, request: HttpRequest) -> bool:
         return self._has_budget(request) and not self._is_failed(self.settings.large)

@@ -166,6 +166,8 @@ class Models:
 
     async def run(self) -> None:
         """Keep models with open requests from being taken for idle."""
+        if self.auto is not None and self.auto.spending is not None:
+            await self.auto.spending.restore()
         while True:
             await asyncio.sleep(TOUCH_S)
             for server in self.servers:

@@ -42,3 +42,22 @@ SAME = [
     ("Explain photosynthesis.", "Please explain photosynthesis."),
     ("Write a poem about the sea.", "Write me a poem about the sea."),
 ]
+
+_WAYS = """Tell me about X.|What do you know about X?|Explain X to me.|Describe X briefly.
+I would like to learn about X.|Give me a short introduction to X.|What is special about X?
+Could you say something about X?|Write two sentences about X.|X: what should I know?
+Please describe X.|In a few words, what is X?|Help me understand X.|How would you explain X?
+Summarise what is known about X.|Why does X matter?|What comes to mind when you hear X?
+Teach me the basics of X.|Say in simple terms what X is.|What are the main facts about X?
+Introduce X to a beginner.|Let's talk about X.|I wonder what X is.|Any thoughts on X?
+Give an overview of X."""
+_THINGS = """bees|the moon|bread|volcanoes|chess|glass|rain|the violin|wolves|paper|tea|steel
+bridges|coral reefs|clouds|salt|the compass|silk|owls|windmills|jazz|snow|tides|amber|maps
+spiders|clocks|rubber|deserts|ferns|poetry|lighthouses|copper|honey|earthquakes|kites|ink
+saffron|glaciers|libraries"""
+_LINES = str.maketrans("\n", "|")
+# A thousand: forty things, each asked about in twenty-five ways.
+PARAPHRASES = [
+    [way.replace("X", thing) for way in _WAYS.translate(_LINES).split("|")]
+    for thing in _THINGS.translate(_LINES).split("|")
+]

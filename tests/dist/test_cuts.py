@@ -58,6 +58,9 @@ def test_more_ranks_than_heads_are_refused() -> None:
         ({"kv_role": "prefill"}, "one rank"),
         ({"speculative_config": {"method": "early_exit"}}, "draft_model"),
         ({"tensor_parallel_size": 0}, "from 1 to"),
+        ({"pipeline_parallel_size": 33}, "64 or less"),
+        ({"tp_reduce": "tree"}, "'exact' or 'fast'"),
+        ({"num_redundant_experts": 1, "load_format": "dummy"}, "leave one of them out"),
     ],
 )
 def test_what_ranks_cannot_do_is_said(changes: dict[str, Any], way_out: str) -> None:

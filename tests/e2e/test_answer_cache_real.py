@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.answers.pairs import ADVERSARIAL, SAME
+from tests.answers.pairs import ADVERSARIAL, PARAPHRASES, SAME
 from tests.e2e.harness import Served
 from tests.tiny_folder import write_tiny_folder
 
@@ -89,6 +90,20 @@ def test_the_prefill_proves(served: Served) -> None:
         body, how = ask(served, other, "answer", max_tokens=1)
         assert tokens(body) == plain
         assert (how == "proved") == (plain == tokens(first)) or how == "exact"
+
+
+@pytest.mark.skipif(not IS_LONG, reason="a thousand requests, twice: QUIRE_LONG_TESTS=1")
+def test_a_thousand_paraphrases_change_no_token(served: Served) -> None:
+    """Red when a draft changes a token: of the likeliest answer, or of one that is drawn."""
+    outcomes: Counter[str] = Counter()
+    for number, texts in enumerate(PARAPHRASES):
+        fields = {"temperature": 0.7, "seed": number} if number % 2 else {}
+        for text in texts:
+            plain = tokens(ask(served, text, "off", **fields)[0])
+            body, how = ask(served, text, "draft", **fields)
+            assert tokens(body) == plain, (text, how)
+            outcomes[how] += 1
+    assert outcomes.total() == 1_000 and outcomes["draft"] > 500, outcomes
 
 
 @pytest.mark.skipif(not IS_LONG, reason="needs a real model and minutes: QUIRE_LONG_TESTS=1")

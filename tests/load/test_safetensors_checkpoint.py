@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire.errors import CheckpointError
-from quire.load.safetensors_checkpoint import DTYPES, SafetensorsCheckpoint, read_config
+from quire.load.safetensors_checkpoint import DTYPES, SafetensorsCheckpoint, Shard, read_config
 
 
 def make_folder(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
@@ -103,6 +103,16 @@ def test_unknown_tensor(tmp_path: Path) -> None:
     for method in (checkpoint.read, checkpoint.shape):
         with pytest.raises(CheckpointError, match="no tensor 'v' among the 1"):
             method("v")
+
+
+def test_a_file_in_memory_stays(tmp_path: Path) -> None:
+    """Red when tensors of a file that was loaded whole are still read from the disk."""
+    folder = make_folder(tmp_path, {"w": torch.arange(100_000.0)})
+    shard = Shard(folder / "model.safetensors")
+    assert len(shard.load()) == (folder / "model.safetensors").stat().st_size
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    assert torch.equal(shard.read("w"), torch.arange(100_000.0))
 
 
 def test_file_that_shrinks_while_open(tmp_path: Path) -> None:

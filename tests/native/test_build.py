@@ -252,3 +252,25 @@ def test_a_file_that_is_no_library(
         assert found.reason.startswith("the native library cannot be loaded: ")
     finally:
         library.find_library.cache_clear()
+
+
+def test_a_library_that_comes_with_the_package(
+    empty_cache: Path, commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when an image without a compiler loses its kernels, or runs those of other sources."""
+    place = empty_cache / "package" / "shipped.so"
+    place.parent.mkdir()
+    monkeypatch.setattr(build, "shipped", lambda: place)
+    place.write_bytes(build.ensure_built().read_bytes())
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
+    assert build.ensure_built() == place
+    place.write_bytes(place.read_bytes()[:-1])  # half a copy is none
+    with pytest.raises(NotSupported, match="no C compiler"):
+        build.ensure_built()
+
+
+def test_a_shipped_library_is_of_its_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a package with new sources loads the library of the old ones."""
+    before = build.shipped()
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
+    assert build.shipped() != before and build.shipped().parent == build.SOURCES.parent

@@ -35,6 +35,7 @@ class Reply:
     error: str | None = None  # after the pieces, in the stream; or the body when status is not 200
     is_cut: bool = False  # the connection ends without finish_reason or [DONE]
     has_logprobs: bool = False
+    route: str | None = None  # who answered, and why
 
 
 @dataclass
@@ -118,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         if reply.status != 200:
             self.send_json(reply.status, {"error": {"message": reply.error}})
         else:
-            self.stream(chunks(reply))
+            self.stream(chunks(reply), reply.route)
 
     def do_DELETE(self) -> None:
         self.act("DELETE", {})
@@ -158,8 +159,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def stream(self, events: Iterator[str]) -> None:
+    def stream(self, events: Iterator[str], route: str | None = None) -> None:
         self.send_response(200)
+        if route is not None:
+            self.send_header("x-quire-route", route)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()

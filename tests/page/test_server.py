@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.page.conftest import Console, OpenPage
-from tests.page.mock_server import Json, MockServer
+from tests.page.mock_server import Json, MockServer, Reply
 
 MODELS: list[Json] = [
     {"id": "tiny", "state": "ready", "memory": 734_003_200, "max_model_len": 8192, "root": "tiny"},
@@ -114,3 +114,16 @@ def test_the_cache_is_shown_and_forgotten(open_page: OpenPage, full: MockServer)
     assert full.acts == [("DELETE", "/v1/answer_cache", {})]
     full.cache = {"mode": "off", "entries": 0, "data": []}
     leaf.get_by_text("Off.").wait_for()
+
+
+def test_an_answer_tells_who_gave_it(open_page: OpenPage, full: MockServer) -> None:
+    """Red when the choice of "auto" is not shown with its reason."""
+    full.reply = lambda body: Reply(route="coder; reason=escalated; mean_logprob=-1.31<-1.00")
+    page = open_page()
+    page.locator("#model option").nth(5).wait_for(state="attached")
+    page.select_option("#model", "auto")
+    page.fill("#prompt", "Hard?")
+    page.press("#prompt", "Enter")
+    page.hover(".answer-figures >> text=by coder")
+    assert "escalated" in page.inner_text("#tip")
+    assert full.bodies[0]["model"] == "auto"

@@ -101,6 +101,38 @@ def test_promises_last_until_they_must_have_been_kept() -> None:
     assert (published.num_cached(keys, later), silent.num_cached(keys, later)) == (0, 2)
 
 
+def test_a_promise_ends_with_what_it_promised() -> None:
+    """Red when a small cache has dropped a prefix and requests still follow it there."""
+    keys = route_keys("", page(1), page(2))
+    names = [key.hex() for key in keys]
+    index = PrefixIndex()
+    index.take(CacheNews("e", 0, 16, True, added=names[0]), 0.0)
+    index.promise(keys, 1.0)
+    index.take(CacheNews("e", 2, 16, False, added=names[1]), 1.5)  # kept
+    assert index.num_cached(keys, 1.6) == 2
+    index.take(CacheNews("e", 4, 16, False, removed="".join(names)), 2.0)
+    assert index.num_cached(keys, 2.1) == 0
+    index.promise(keys, 2.2)  # sent after the last news: it will be computed again
+    index.take(CacheNews("e", 5, 16, False, removed=names[1]), 2.5)
+    assert index.num_cached(keys, 2.6) == 2
+
+
+def test_a_full_cache_is_known_by_what_it_drops() -> None:
+    """Red when computing a prefix once more looks free where it displaces others."""
+    index = PrefixIndex()
+    index.take(CacheNews("e", 0, 16, True), 0.0)
+    keys = [key.hex() for key in route_keys("", *(page(i) for i in range(200)))]
+    index.take(CacheNews("e", 1, 16, False, added="".join(keys[:100])), 1.0)
+    assert index.displaced == 0.0
+    dropped = CacheNews("e", 2, 16, False, added="".join(keys[100:]), removed="".join(keys[:100]))
+    index.take(dropped, 2.0)
+    assert 0.5 < index.displaced <= 1.0
+    index.take(CacheNews("e", 3, 16, False, removed=keys[100]), 3.0)  # a flush displaces nothing
+    assert 0.5 < index.displaced <= 1.0
+    index.forget()
+    assert index.displaced == 0.0
+
+
 def test_times_are_learned() -> None:
     """Red when the fit is off, or an estimate is negative or free."""
     times = FirstTokenTimes()
@@ -133,6 +165,32 @@ def test_a_prefix_is_worth_its_seconds_and_no_more() -> None:
     holder.index.take(CacheNews("e", 0, 16, True), -100.0)  # nothing heard for long
     holder.num_open = 1
     assert chooser.choose([holder, idle], prompt) is idle
+
+
+def test_a_prefix_that_many_ask_for_spreads() -> None:
+    """Red when one upstream answers all who share a prefix while another has nothing to do."""
+    holder, idle = upstream("holder"), upstream("idle")
+    keys = route_keys("", *(page(i) for i in range(100)))
+    prompt = Prompt(1_600, 16, keys)
+    holder.index.promise(keys, 0.0)
+    chooser = Chooser("prefix", clock=lambda: 1.0)
+    holder.num_open = 60  # each a little; together less than the prefix is worth
+    asked = [chooser.choose([holder, idle], prompt) for _ in range(40)]
+    assert asked[0] is holder and idle in asked[:20]
+    assert asked.count(idle) < 20  # each time it has to be paid for again
+
+
+def test_chance_does_not_spread_a_prefix() -> None:
+    """Red when a moment's queue has a prefix computed once more, as in a load that is even."""
+    holder, other = upstream("holder"), upstream("other")
+    keys = route_keys("", *(page(i) for i in range(100)))
+    prompt = Prompt(1_600, 16, keys)
+    holder.index.promise(keys, 0.0)
+    chooser = Chooser("prefix", clock=lambda: 1.0)
+    for turn in range(40):
+        busy, free = (holder, other) if turn % 2 else (other, holder)
+        busy.pending_tokens, free.pending_tokens = 1_600, 0
+        assert chooser.choose([holder, other], prompt) is holder
 
 
 def test_who_is_asked_at_all() -> None:

@@ -14,7 +14,8 @@ from tests.rules.source import ROOT, imports, trees
 LAYERS: list[set[str]] = [
     {"errors", "version"},
     {"params", "registry", "env", "config", "jsonfile", "progress", "outputs", "inputs"},
-    {"speculative"},
+    {"draft_tree"},
+    {"speculative", "flat_args"},
     {"request", "sampling_params"},
     {"step"},
     {"dist", "forward", "kernels", "kv", "quant", "text"},
@@ -37,6 +38,7 @@ LAYERS: list[set[str]] = [
     {"distill"},
     {"server"},
     {"router"},
+    {"deploy"},
     {"cli"},
 ]
 
@@ -70,6 +72,7 @@ TORCH_FREE = [
     "quire.sim.simulate",
     "quire.dist.cuts",
     "quire.dist.launch",
+    "quire.flat_args",
     "quire.spec.speculation",
     "quire.spec.suffix",
     "quire.speculative",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from quire.server.link import EngineLink
 from quire.server.model_files import ModelFolder, ModelState
 from quire.server.models import Models
 from quire.server.server import Server
+from quire.server.shelf import Shelf
 from tests.server.fakes import Bench, FakeLink, OpenChecker
 
 CHAT = "/v1/chat/completions"
@@ -25,8 +27,9 @@ SURE, UNSURE = -0.001, -9.0  # no token of the fake has a logprob of this or les
 class Pair(Bench):
     """`tiny` and `large`; logprobs of the fake engine are between -1 and 0."""
 
-    def __init__(self, folder: Path, **auto: Any) -> None:
+    def __init__(self, folder: Path, shelf: Shelf | None = None, **auto: Any) -> None:
         super().__init__()
+        self.server.shelf = shelf
         self.big = FakeLink(self.link.tokenizer)
         self.big.answer = "A long and learned answer."
         settings = replace(self.settings, served_model_names=("large",))
@@ -136,6 +139,18 @@ def test_a_key_has_a_budget_of_the_large_model(tmp_path: Path) -> None:
     assert len(pair.big.submitted) == 1
     rich = Pair(tmp_path / "rich", budget=BudgetSettings(tokens=10_000), **cascade(SURE))
     assert all("escalated" in rich.ask().headers["x-quire-route"] for _ in range(3))
+
+
+def test_a_restart_forgets_no_spending(tmp_path: Path) -> None:
+    """Red when a key gets its budget anew by a restart of the server."""
+    shelf = Shelf(tmp_path / "store")
+    pair = Pair(tmp_path / "one", budget=BudgetSettings(tokens=30), shelf=shelf, **cascade(SURE))
+    assert "escalated" in pair.ask().headers["x-quire-route"]
+    again = Pair(tmp_path / "two", budget=BudgetSettings(tokens=30), shelf=shelf, **cascade(SURE))
+    assert again.models.auto is not None and again.models.auto.spending is not None
+    asyncio.run(again.models.auto.spending.restore())
+    assert again.ask().headers["x-quire-route"] == "tiny; reason=cascade"
+    shelf.close()
 
 
 def test_a_model_that_failed_is_not_chosen(tmp_path: Path) -> None:

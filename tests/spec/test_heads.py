@@ -54,11 +54,13 @@ class Watched:
     """Every guess of an engine: the row's tokens, where they began, and the logits."""
 
     seen: list[tuple[list[int], int, list[Tensor]]] = field(default_factory=list)
+    is_taped: bool = False  # whether guesses are one native call each
 
     @staticmethod
     def of(llm: LLM) -> Watched:
         made, runner = Watched(), llm._engine.runner
         drafter: Any = runner.drafter
+        made.is_taped = getattr(drafter, "_tape", None) is not None
         fill, draw = drafter.fill, drafter._draws.draw
         drawn: dict[int, list[Tensor]] = {}
 
@@ -108,7 +110,9 @@ def test_eagle3_guesses_as_published(folder: Path, changes: dict[str, Any]) -> N
     config = {"method": "eagle3", "model": str(folder / "eagle3")}
     target = target_of(folder / "llama")
     features, guess = eagle3_guess(folder / "eagle3", target)
-    for tokens, start, logits in watched(folder, "llama", config, **changes).seen:
+    made = watched(folder, "llama", config, **changes)
+    assert made.is_taped != bool(changes)
+    for tokens, start, logits in made.seen:
         known = features(streams_of(target, tokens[:start]))
         want = chain(known, tokens, start, len(logits), guess)
         torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)

@@ -127,12 +127,17 @@ HEADS = [
     ("eagle3", "gemma3_text", "chunked"),
     ("medusa", "llama", "preempted"),
     ("mtp", "deepseek_v3", "chunked"),
+    ("eagle3 tree", "llama", "preempted"),
+    ("eagle3 tree", "gemma3_text", "chunked"),
+    ("medusa tree", "llama", "crowded"),
+    ("mtp tree", "deepseek_v3", "chunked"),
 ]
 if IS_LONG:
     HEADS = [
         (method, family, crowd)
-        for method in ("eagle3", "suffix+eagle3", "medusa", "mtp")
-        for family in (FAMILIES if method != "mtp" else ("deepseek_v3",))
+        for name in ("eagle3", "suffix+eagle3", "medusa", "mtp")
+        for method in (name, f"{name} tree")
+        for family in (FAMILIES if name != "mtp" else ("deepseek_v3",))
         for crowd in CROWDS
     ]
 
@@ -142,9 +147,13 @@ def test_heads_change_nothing(
     method: str, family: str, crowd: str, folder: Path, plain: dict[str, list[object]]
 ) -> None:
     """Random heads, which are mostly wrong; `test_right_heads.py` has those that are not."""
-    if method == "mtp" and not heads.has_mtp(folder / family):
+    name, _, is_tree = method.partition(" ")
+    if name == "mtp" and not heads.has_mtp(folder / family):
         heads.add_mtp(folder / family)
-    config = heads.head_for(method, folder, family)
+    config = heads.head_for(name, folder, family)
+    if is_tree:
+        config["speculative_token_tree"] = "[(0,), (1,), (0, 0), (1, 0), (2,)]"
+        del config["num_speculative_tokens"]
     llm = open_tiny(folder, family, speculative_config=config, **CROWDS[crowd])
     assert answer(llm, everyone()) == plain[family]
     assert answer(llm, everyone()) == plain[family]

@@ -117,10 +117,17 @@ RIGHT = {"eagle3": (right_eagle3, "llama", 0.8), "mtp": (right_mtp, "deepseek_v3
 RIGHT["medusa"] = (right_medusa, "llama", 0.9)
 
 
-@pytest.mark.parametrize("method", RIGHT)
+TREE = "[(0,), (1,), (0, 0), (0, 0, 0), (1, 0), (0, 1)]"
+
+
+@pytest.mark.parametrize("method", [*RIGHT, "eagle3 tree"])
 def test_right_heads_are_accepted(method: str, tmp_path: Path) -> None:
-    make, family, share = RIGHT[method]
+    name, _, is_tree = method.partition(" ")
+    make, family, share = RIGHT[name]
     config = {**make(tmp_path), "num_speculative_tokens": 3, "adaptive": False}
+    if is_tree:  # first guesses are as right as a chain's: one in two of this tree
+        config |= {"speculative_token_tree": TREE, "num_speculative_tokens": 6}
+        share /= 2
     asked = [(text, sampling("greedy", i, ignore_eos=True)) for i, text in enumerate(PROMPTS)]
     # Medusa's heads do not know what was drawn in between; the others draw with the same noise.
     drawn = [] if method == "medusa" else ["warm", "top-p", "penalties"]

@@ -43,13 +43,17 @@ RECORD = TokenLogprobs(5, -0.25, 1, (5, 6), (-0.25, -1.5))
 VALUES: list[Any] = [
     StepPlan(),
     StepPlan(
-        works=(Work(1, 0, 0, 7, False), Work(2**40, 3, 9, 1, True)),
+        works=(
+            Work(1, 0, 0, 7, False),
+            Work(2**40, 3, 9, 1, True),
+            Work(2, 1, 9, 4, True, 3, (5, 6, 7), (0, 0, 1)),
+        ),
         admissions=(Admission(1, 0, [5, 6, 7], 2, PARAMS, 2**63 - 1, (2, 3)),),
         page_writes=(PageWrite(0, 1, 2),),
         page_copies=(PageCopy(4, 5),),
     ),
     StepResult([]),
-    StepResult([[5], []], [[RECORD], []], {1: [RECORD, RECORD]}, {0: [0.5]}, {1: "why"}),
+    StepResult([[5], []], [[RECORD], []], {1: [RECORD, RECORD]}, {0: [0.5]}, {1: "why"}, {0: [2]}),
     TokenEvent(1, [5, 6]),
     TokenEvent(1, [5], "stop", 5, [RECORD], [RECORD], 3, [0.5, -1.0], "what went wrong"),
     TokenEvent(1, [5], "stop", "a stop string"),

@@ -235,5 +235,4 @@ class Eagle3Head:
         if self.head is None:
             assert self._target is not None
             return self._target.logits(normed)
-        logits = self.head(normed)
-        return logits if self.vocabulary is None else self.vocabulary.spread(logits)
+        return self.head(normed)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.forward import LayerContext, StateReads
 from quire.models.decoder import Decoder
+from quire.models.heads.vocabulary import DraftVocabulary
 from quire.nn.ops import Ops
 from quire.nn.parameter import Parameter
 
@@ -27,12 +28,13 @@ class Stored(NamedTuple):
 
 
 class Guessed(NamedTuple):
-    logits: Tensor  # [rows, tokens of the target]
+    logits: Tensor  # [rows, outputs of the head]
     features: Tensor  # [rows, hidden] for the position behind
 
 
 class FeatureHead(Protocol):
     reads: StateReads  # of the target
+    vocabulary: DraftVocabulary | None  # that its outputs stand for; None: the target's
 
     def features(self, states: Tensor) -> Tensor:
         """[tokens, all that `reads` asks for, side by side] -> [tokens, hidden]."""

@@ -21,6 +21,7 @@ from quire.forward import LayerContext, StateReads
 from quire.models.decoder import Decoder, add_linear, add_norm, block_kind, norm_of, ropes_of
 from quire.models.deepseek import NAMES as LAYER_NAMES
 from quire.models.heads.feature_head import Guessed, Stored
+from quire.models.heads.vocabulary import DraftVocabulary
 from quire.models.names import Target, expand
 from quire.models.spec import ModelSpec
 from quire.nn.linear import Linear
@@ -78,6 +79,7 @@ class MtpHead:
         )
         self.join = Linear(2 * width, {"join": width}, bias=False, dtype=dtype, device=device)
         self.block = block_kind(layer)(layer, heads, 0, dtype, device)
+        self.vocabulary: DraftVocabulary | None = None
         self._target: Decoder | None = None
 
     def parameters(self) -> dict[str, Parameter]:

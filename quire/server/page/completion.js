@@ -27,6 +27,7 @@ function blankAnswer() {
     usage: null,
     timings: null,
     error: null,
+    route: null, // of a request that left the choice of the model to the server
     isStopped: false,
     numPieces: 0,
     ttftMs: NaN,
@@ -58,6 +59,7 @@ async function follow(answer, body, signal, onUpdate) {
   const elapsed = () => performance.now() - begin;
   try {
     const response = await request(PATH, { body, signal });
+    answer.route = response.headers.get("x-quire-route");
     let hasEnded = false;
     for await (const data of eventsOf(response)) {
       if (data === "[DONE]") {

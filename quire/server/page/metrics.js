@@ -17,6 +17,7 @@ export function measure(answer) {
     numTokens,
     numPrompt: usage?.prompt_tokens ?? null,
     numCached: usage?.prompt_tokens_details?.cached_tokens ?? null,
+    route: answer.route ?? null,
     finishReason: answer.isStopped ? "stopped" : answer.finishReason,
     serverMs: timings
       ? { queue: timings.queue_ms, prefill: timings.prefill_ms, decode: timings.decode_ms }
@@ -38,6 +39,10 @@ export function figuresOf(stats) {
     if (stats.numCached) {
       figures.push({ label: "of it cached", value: percent(stats.numCached, stats.numPrompt), tip: found });
     }
+  }
+  if (stats.route) {
+    const [model, ...why] = stats.route.split("; ");
+    figures.push({ label: "", value: `by ${model}`, tip: why.join("\n") });
   }
   const endings = { length: "reached max tokens", stopped: "stopped", content_filter: "filtered" };
   if (endings[stats.finishReason]) figures.push({ label: "", value: endings[stats.finishReason] });

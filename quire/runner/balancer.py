@@ -1,0 +1,15 @@
+"""Balancer: what moves experts between two steps, as a runner sees it (`engine/copies.py`)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Balancer(Protocol):
+    def is_due(self) -> bool:
+        """Asked once a step, by the first rank."""
+        ...
+
+    def rebalance(self) -> None:
+        """All ranks do it before the same step."""
+        ...
