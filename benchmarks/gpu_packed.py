@@ -16,7 +16,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,14 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.gpu_matmul import ROTATE_BYTES, become_compiler, graph_micros
+from benchmarks.gpu_matmul import ROTATE_BYTES, SHARED_BYTES, become_compiler, graph_micros
+from quire.kernels import eight_bit_matmul, expand, grouped_packed
+from quire.kernels import packed_matmul as packed_matmul_module
 from quire.kernels.matmul import Layouts, PreparedMatmul, matmul
-from quire.kernels.packed_matmul import packed_matmul, pick_packed, plan_packed
-from quire.kernels.slabs import Slabs
+from quire.kernels.packed_matmul import packed_matmul, pick_packed
+from quire.kernels.rehearsal import outline
+from quire.kernels.round_inputs import RoundedRows
+from quire.kernels.route import SortedPairs
 from quire.ops.slabs_of import slabs_of
 from quire.quant.coded import Coded
 from quire.quant.load_forms import load_form
@@ -37,7 +41,6 @@ from quire.quant.scaled import Scaled
 from quire.quant.sparse24 import Sparse24
 from quire.quant.weight import Weight
 
-MULTIPROCESSORS = 132
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # of Llama-3.1-8B
 ROWS = (1, 16, 32, 64, 128)
 
@@ -114,23 +117,54 @@ class Built:
     stores: int  # into shared memory
 
 
-def slabs_for(form: str, n: int, k: int, device: str, gated: bool = False) -> Slabs:
-    made = slabs_of(FORMS[form](n, k, device), gated)
-    assert made is not None
-    return made
+class Compiling:
+    """Stands in for a launcher: compiles what it would launch."""
+
+    def __init__(self, module: Any, kernel: Any) -> None:
+        self.kernel, self.made = kernel, None
+        module._launch = self
+
+    def __call__(
+        self, grid: object, args: tuple[object, ...], options: Mapping[str, object], kind: object
+    ) -> None:
+        early = {"EARLY": True, "launch_pdl": True} if "EARLY" in options else {}
+        outlines = map(outline, args)  # whatever the machine that compiles
+        self.made = self.kernel.warmup(*outlines, grid=grid, **{**options, **early})
 
 
-def build(form: str, rows: int, gated: bool = False) -> Built:
+def build(form: str, rows: int, way: str) -> Built:
     """The kernel of a form at some rows of x, compiled for an H200. In a process that calls
     `become_compiler` first."""
-    n, k = 512, 1024
-    slabs, x = slabs_for(form, n, k, "cpu", gated), torch.empty(rows, k, dtype=torch.bfloat16)
-    out = torch.empty(rows, n // 2 if gated else n, dtype=torch.bfloat16)
-    tile = replace(pick_packed(rows, n, 1), portion=64)
-    call = plan_packed(x, slabs, None, out, tile, "silu" if gated else None)
-    early = {"EARLY": True, "launch_pdl": True}  # whatever the machine that compiles
-    kernel: Any = replace(call, options={**call.options, **early}).compile()
-    return inspect(kernel)
+    n, k, experts = 512, 1024, 4
+    weight = FORMS[form](n, k, "cpu")
+    slabs = slabs_of(weight, way == "gated")
+    assert slabs is not None
+    x = torch.empty(rows, k, dtype=torch.bfloat16)
+    if way == "expand":
+        compiling = Compiling(expand, expand._expand_kernel)
+        expand.expand(slabs, torch.empty(n, k, dtype=torch.bfloat16))
+    elif way == "experts":
+        compiling = Compiling(grouped_packed, grouped_packed._grouped_packed_kernel)
+        pairs = SortedPairs(torch.zeros(rows).int(), torch.zeros(experts).int(), 1)
+        grouped_packed.multiply_packed(x, slabs, pairs, None, is_gather=True)
+    elif way == "w8a8":
+        compiling = Compiling(eight_bit_matmul, eight_bit_matmul._eight_bit_kernel)
+        dtype = eight_bit_matmul.inputs_of(slabs)
+        assert dtype is not None
+        scales = torch.empty(rows, 1 if slabs.form.group == 0 else k // slabs.form.group)
+        inputs = RoundedRows(torch.empty(rows, k, dtype=dtype), scales)
+        tile = eight_bit_matmul.pick_eight_bit(rows, n, 1)
+        eight_bit_matmul.eight_bit_matmul(inputs, slabs, None, torch.bfloat16, tile)
+    else:
+        compiling = Compiling(packed_matmul_module, packed_matmul_module.packed_kernel)
+        tile = replace(pick_packed(rows, n, 1), portion=64)
+        packed_matmul(x, slabs, tile=tile, gate="silu" if way == "gated" else None)
+    return inspect(compiling.made)
+
+
+def ways_of(form: str) -> list[str]:
+    ways = ["plain", "gated", "experts", "expand"]
+    return [*ways, "w8a8"] if form in ("int8", "fp8", "fp8-blocks") else ways
 
 
 def inspect(kernel: Any) -> Built:
@@ -149,7 +183,7 @@ def inspect(kernel: Any) -> Built:
         registers,
         stack + local,
         kernel.metadata.shared,
-        len(re.findall(r"\bHGMMA\b", code.stdout)),
+        len(re.findall(r"\b[HIQ]GMMA\b", code.stdout)),
         len(re.findall(r"\bSTS\b", code.stdout)),
     )
 
@@ -158,19 +192,22 @@ def compile_all(forms: list[str], rows: list[int]) -> int:
     """Print a line for each; returns how many failed or spilled."""
     become_compiler()
     bad = 0
-    print(f"{'form':>16}{'rows':>6}{'gate':>6}{'regs':>6}{'spill':>7}{'shared':>9}{'hgmma':>7} STS")
+    print(f"{'form':>16}{'rows':>6}{'way':>8}{'regs':>6}{'spill':>7}{'shared':>9}{'hgmma':>7} STS")
     for form in forms:
         for m in rows:
-            for gated in (False, True):
+            for way in ways_of(form):
+                if way == "expand" and m != rows[0]:
+                    continue
                 try:
-                    made = build(form, m, gated)
+                    made = build(form, m, way)
                 except Exception as error:  # a form that does not build must not hide the others
                     print(f"{form:>16}{m:>6}  does not compile: {str(error)[-300:]}")
                     bad += 1
                     continue
-                bad += made.spilled > 0 or made.matrix == 0
+                bad += made.spilled > 0 or (made.matrix == 0 and way != "expand")
+                bad += made.shared > SHARED_BYTES
                 print(
-                    f"{form:>16}{m:>6}{gated:>6}{made.registers:>6}{made.spilled:>7}"
+                    f"{form:>16}{m:>6}{way:>8}{made.registers:>6}{made.spilled:>7}"
                     f"{made.shared:>9,}{made.matrix:>7}{made.stores:>4}",
                     flush=True,
                 )

@@ -149,12 +149,12 @@ def _rows_packed() -> list[Row]:
     for name, form in PACKED.items():
         shape, title = _packed_shape(name), f"8B {name}"
         for batch in (1, 32, 256):
-            row = _decode("8b", batch)
-            at = {"name": f"decode-{shape}-{batch}", "group": f"packed-{name}", "shape": shape}
-            rows.append(replace(row, **at, title=f"{title} decode, batch {batch}", form=form))
+            row = replace(_decode("8b", batch), group=f"packed-{name}", shape=shape, form=form)
+            named = f"decode-{shape}-{batch}"
+            rows.append(replace(row, name=named, title=f"{title} decode, batch {batch}"))
         for length in (2048, 8192):
-            at = {"name": f"prefill-{shape}-{length}", "group": f"packed-{name}", "shape": shape}
-            row = Row(**at, title=f"{title} prefill, {length:,} tokens", kind="prefill")
+            told = f"{title} prefill, {length:,} tokens"
+            row = Row(f"prefill-{shape}-{length}", f"packed-{name}", told, shape, "prefill")
             rows.append(replace(row, prompt=length, repeats=5, form=form))
     return rows
 

@@ -41,27 +41,15 @@ def _part(
     return acc
 
 
-@triton.jit(do_not_specialize=["M", "portion"])
-def _eight_bit_kernel(
-    x, x_scales, codes, scales, bias, y,
-    M, N, K, num_groups, num_scale_rows, portion,
+@triton.jit
+def _sum(
+    x_rows, w_rows, x_scales, scales, offs_m, rows, first, steps,
+    M, N, K, num_groups, num_scale_rows,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SLABS: tl.constexpr,
-    IS_INT: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EARLY: tl.constexpr,
+    IS_INT: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    n_start, m_start = tl.program_id(0) * portion, tl.program_id(1) * BLOCK_M
-    offs_m = m_start + tl.arange(0, BLOCK_M)
-    own = tl.arange(0, BLOCK_N)
-    n_end = tl.minimum(n_start + portion, N)
-    rows = tl.minimum(n_start + own, n_end - 1)  # those of others: never stored
-    columns = tl.arange(0, WIDTH)
-    x_rows = x + offs_m.to(tl.int64)[:, None] * K + columns[None, :]
-    w_rows = codes + rows[:, None] * WIDTH + columns[None, :]
-    live = (offs_m < M)[:, None]
-    wait_for_inputs(EARLY)
-
-    tl.assume(K > 0)
-    steps, first = tl.cdiv(K, WIDTH * SLABS), n_start * 0
+    """[BLOCK_N, BLOCK_M] in fp32, with scales that change along k."""
+    columns, live = tl.arange(0, WIDTH), (offs_m < M)[:, None]
     if IS_INT:
         whole = tl.zeros([BLOCK_N, BLOCK_M], tl.int32)
         for step in tl.range(0, steps):
@@ -85,6 +73,34 @@ def _eight_bit_kernel(
                 w_scale = w_scale.to(tl.float32, bitcast=True)
                 part = part * (w_scale[:, None] * x_scale[None, :])
             total = total + part
+    return total
+
+
+@triton.jit(do_not_specialize=["M", "portion"])
+def _eight_bit_kernel(
+    x, x_scales, codes, scales, bias, y,
+    M, N, K, num_groups, num_scale_rows, portion,
+    WIDTH: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SLABS: tl.constexpr,
+    IS_INT: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    n_start, m_start = tl.program_id(0) * portion, tl.program_id(1) * BLOCK_M
+    offs_m = m_start + tl.arange(0, BLOCK_M)
+    own = tl.arange(0, BLOCK_N)
+    n_end = tl.minimum(n_start + portion, N)
+    rows = tl.minimum(n_start + own, n_end - 1)  # those of others: never stored
+    columns = tl.arange(0, WIDTH)
+    x_rows = x + offs_m.to(tl.int64)[:, None] * K + columns[None, :]
+    w_rows = codes + rows[:, None] * WIDTH + columns[None, :]
+    wait_for_inputs(EARLY)
+
+    tl.assume(K > 0)
+    steps, first = tl.cdiv(K, WIDTH * SLABS), n_start * 0
+    total = _sum(
+        x_rows, w_rows, x_scales, scales, offs_m, rows, first, steps,
+        M, N, K, num_groups, num_scale_rows,
+        WIDTH, GROUP, ROWS, SLABS, IS_INT, EVEN_K, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
     if GROUP == 0:
         x_scale = tl.load(x_scales + offs_m, mask=offs_m < M, other=0)
         w_scale = tl.load(scales + rows // ROWS).to(tl.float32, bitcast=True)
@@ -94,7 +110,9 @@ def _eight_bit_kernel(
     if HAS_BIAS:
         total += tl.load(bias + offs_n, mask=offs_n < n_end, other=0.0).to(tl.float32)[None, :]
     cells = y + offs_m.to(tl.int64)[:, None] * N + offs_n[None, :]
-    tl.store(cells, total.to(y.dtype.element_ty), mask=live & (offs_n < n_end)[None, :])
+    tl.store(
+        cells, total.to(y.dtype.element_ty), mask=(offs_m < M)[:, None] & (offs_n < n_end)[None, :]
+    )
 
 
 _launch = Launcher(_eight_bit_kernel)
@@ -113,9 +131,9 @@ def inputs_of(slabs: Slabs) -> torch.dtype | None:
 
 
 def pick_eight_bit(m: int, n: int, multiprocessors: int) -> PackedTile:
-    block_m = next(size for size in (16, 32, 64, 128) if m <= size or size == 128)
-    if m > 128:
+    if m > 64:
         return PackedTile(64, 128, 4, 8, 128)
+    block_m = next(size for size in (16, 32, 64) if m <= size)
     portion = 64
     if ceil_div(n, 64) < multiprocessors:
         portion = min(64, max(16, ceil_div(n, multiprocessors)))

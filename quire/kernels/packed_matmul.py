@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -141,6 +142,7 @@ def unroll_of(form: SlabForm) -> int:
     return next((u for u in (1, 2, 4) if u * form.slab >= need), 1)
 
 
+@cache
 def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from triton.errors import TritonError
 
 from quire.kernels.expand import expand
+from quire.kernels.failures import FAILURES
 from quire.kernels.matmul import interleave, matmul
 from quire.kernels.packed_matmul import packed_matmul
 from quire.kernels.slabs import Slabs
@@ -21,18 +21,13 @@ from quire.quant.weight import Weight
 
 _WEIGHT_ROWS = 192
 _ROWS = (1, 16, 17, 33, 100, 129)  # of x: every tile of `packed_matmul.pick_packed`
-# Compilers raise nearly anything, and the engine must start all the same.
-_FAILURES = (
-    *(TritonError, RuntimeError, AssertionError, ValueError, TypeError, AttributeError),
-    *(LookupError, ArithmeticError, OSError, ImportError),
-)
 
 
 def failure_of(check: Callable[[], str | None]) -> str | None:
     """What a check finds, or the error it ends in."""
     try:
         return check()
-    except _FAILURES as error:
+    except FAILURES as error:
         return " ".join((type(error).__name__, *str(error).strip().splitlines()[-1:]))
 
 

@@ -52,13 +52,21 @@ def slabs_of(weight: Weight, paired: bool = False) -> Slabs | None:
 
 def joined(weights: Sequence[Weight]) -> list[Weight]:
     """The same rows in as few weights as can be."""
-    made = [weights[0]]
+    runs = [[weights[0]]]
     for weight in weights[1:]:
-        if made[-1].is_like(weight):
-            made[-1] = made[-1].join(weight)
+        if runs[-1][0].is_like(weight):
+            runs[-1].append(weight)
         else:
-            made.append(weight)
-    return made
+            runs.append([weight])
+    return [_one_below_the_other(run) for run in runs]
+
+
+def _one_below_the_other(weights: list[Weight]) -> Weight:
+    """Two by two: hundreds of experts are copied a few times each."""
+    while len(weights) > 1:
+        pairs = zip(weights[::2], weights[1::2], strict=False)
+        weights = [one.join(other) for one, other in pairs] + weights[len(weights) // 2 * 2 :]
+    return weights[0]
 
 
 def moved(weight: Weight, device: torch.device) -> Weight:
