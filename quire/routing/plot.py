@@ -40,7 +40,8 @@ def plot_route(about: dict[str, Any], path: Path) -> None:
     right.set_title(f"calibration error {about['calibration_error']:.3f}", fontsize=9)
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    figure.suptitle(f"{about['held_out']} examples held out of {about['learned_from']} + these")
+    learned, judged = about["learned_from"], about["held_out"]
+    figure.suptitle(f"learned from {learned} examples, judged on {judged} others")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
