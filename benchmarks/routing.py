@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=16)
     parser.add_argument("--system", type=int, default=1024, help="tokens of a system prompt")
     parser.add_argument("--conversations", type=int, default=32)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--said", type=int, default=32, help="tokens that a turn adds")
     parser.add_argument("--answer", type=int, default=4, help="tokens of an answer")
     parser.add_argument("--clients", type=int, default=4)

@@ -6,13 +6,15 @@ machine's engine did, it asks again: a server that starts its engine anew finds 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from quire.cli.parser import VerbParser, positive
 from quire.cli.show import note
 from quire.errors import BadRequest
+
+if TYPE_CHECKING:
+    from quire.config import Parallel
 
 EXAMPLES = """
 quire join --master-addr 10.0.0.1 --nnodes 2 --node-rank 1
@@ -63,26 +65,16 @@ def run(args: Namespace) -> int:
             return code
 
 
-def _take_part(asked: object, model: str | None) -> int:
+def _take_part(asked: Parallel, model: str | None) -> int:
     """Until our ranks end; raises RankLost when nobody wants them."""
     import msgspec
 
-    from quire.config import Parallel
+    from quire.dist.launch import run_together
     from quire.engine.joined_rank import Told
     from quire.engine.rank_nodes import come
 
-    assert isinstance(asked, Parallel)
     link, ranks = come(asked, None)
     link.close()
     note(f"ranks {', '.join(map(str, ranks))} join {asked.master_addr}:{asked.master_port}")
-    processes = []
-    for rank in ranks:
-        told = msgspec.json.encode(Told(asked, rank, model)).decode()
-        command = [sys.executable, "-m", "quire.engine.joined_rank", told]
-        processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
-    try:
-        return max(process.wait() for process in processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    told = [msgspec.json.encode(Told(asked, rank, model)).decode() for rank in ranks]
+    return run_together("quire.engine.joined_rank", told)

@@ -19,23 +19,25 @@ from quire.errors import EngineDead, NotSupported
 def deploy(settings: DeploySettings) -> int:
     """On a cluster: returns once the replicas are ready. On this machine: until told to stop."""
     serve = _connected(settings)
+    stop = threading.Event()
+
+    def on_term(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt  # told twice: at once
+        stop.set()
+
+    if not settings.address:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, on_term)
     try:
         serve.run(application(settings), name=settings.name, route_prefix=settings.route)
     except RuntimeError as error:
         raise EngineDead(f"{settings.name} was not deployed: {error}") from None
     print(f"{settings.name}: http://{settings.host}:{settings.port}{settings.route}", flush=True)
-    if settings.address:
-        return 0
-    stop = threading.Event()
-
-    def on_term(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_term)
-    stop.wait()
-    serve.delete(settings.name)  # waits for what is under way
-    serve.shutdown()
+    if not settings.address:
+        stop.wait()
+        serve.delete(settings.name)  # waits for what is under way
+        serve.shutdown()
     return 0
 
 

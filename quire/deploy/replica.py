@@ -68,7 +68,7 @@ class EngineReplica:
         self._crew = crew = Crew(router.upstreams, router)
         (self.upstream,) = crew.upstreams
         proxy = Proxy(crew.upstreams, crew.clients, Chooser(router.policy), 1, router.head_s)
-        self._app = RouterApp(router, crew.upstreams, proxy, TextKeys())
+        self._app = BelowRoute(RouterApp(router, crew.upstreams, proxy, TextKeys()))
         while not self.upstream.is_usable():
             if not self.child.is_running():
                 await crew.close()
@@ -94,10 +94,7 @@ class EngineReplica:
     async def __serve_build_asgi_app__(self) -> Any:
         """After `__init__`, before the replica counts as one."""
         await self.begin()
-        return self.answer
-
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(_without_root(scope), receive, send)
+        return self._app
 
     async def check_health(self) -> None:
         """Raises EngineDead when Ray shall make another in its place."""
@@ -135,8 +132,18 @@ class EngineReplica:
         return body.decode() if answer.status == GOOD else ""
 
 
-def _without_root(scope: Scope) -> Scope:
-    """The path below the application's route, as the server knows it."""
+class BelowRoute:
+    """An app that knows nothing of the route that Ray gave it."""
+
+    def __init__(self, app: RouterApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(without_root(scope), receive, send)
+
+
+def without_root(scope: Scope) -> Scope:
+    """The path below the route, as the server knows it."""
     root = scope.get("root_path", "")
     if scope["type"] != "http" or not root or not scope["path"].startswith(root):
         return scope

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 from quire.errors import RankLost
 
@@ -41,8 +41,8 @@ Meeting = Path | Network
 def gloo_group(meeting: Meeting, rank: int, size: int, deadline_s: float) -> Any:
     store: Any
     if isinstance(meeting, Network):
-        whole = dist.TCPStore(meeting.host, meeting.port, timeout=timedelta(seconds=MEET_S))
-        store = dist.PrefixStore(meeting.name, whole)
+        whole = TCPStore(meeting.host, meeting.port, timeout=timedelta(seconds=MEET_S))
+        store = PrefixStore(meeting.name, whole)
     else:
         store = FileStore(str(meeting), size)
         store.set_timeout(timedelta(seconds=MEET_S))
@@ -58,7 +58,7 @@ def gloo_group(meeting: Meeting, rank: int, size: int, deadline_s: float) -> Any
 
 def meeting_store(host: str) -> Any:
     """On the first machine, for as long as ranks talk; its port is `store.port`."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
 class GlooComm:

@@ -87,6 +87,21 @@ def launch(module: str, size: int) -> tuple[RankProcess, ...]:
     return tuple(made)
 
 
+def run_together(module: str, words: Sequence[str]) -> int:
+    """A process of `module` for each word, until all have ended; none outlives us. Returns the
+    largest exit code."""
+    made: list[subprocess.Popen[bytes]] = []
+    try:
+        for word in words:
+            command = [sys.executable, "-m", module, word]
+            made.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+        return max(process.wait() for process in made)
+    finally:
+        for process in made:
+            process.kill()
+            process.wait()
+
+
 def end(ranks: Sequence[Rank]) -> None:
     """All of them, and reaped."""
     for one in ranks:

@@ -69,8 +69,8 @@ async def serve(settings: RouterSettings, prompts: PromptKeys) -> int:
     serving = asyncio.ensure_future(http.serve())
     stopped = asyncio.ensure_future(stop.wait())
     log_event("router_listens", host=settings.host, port=settings.port, policy=settings.policy)
-    parts = (serving, servers.broke, helpers.broke)
-    done, _ = await asyncio.wait([stopped, *parts], return_when=asyncio.FIRST_COMPLETED)
+    parts: list[asyncio.Future[Any]] = [serving, servers.broke, helpers.broke, stopped]
+    done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
     code = 0
     if stopped not in done:  # a part of it ended by itself: half a router is worse than none
         for part in done:

@@ -38,6 +38,10 @@ class Spending:
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
 
+    async def flush(self) -> None:
+        """All that was spent by now is on the disk."""
+        await asyncio.gather(*self._writing)
+
     async def _write(self, database: Database, row: tuple[str, int, int]) -> None:
         query = "INSERT OR REPLACE INTO spending VALUES (?, ?, ?)"
         try:

@@ -12,7 +12,7 @@ import pytest
 
 from quire.cli import deploy as verb
 from quire.deploy.first_tokens import LateFirstTokens
-from quire.deploy.replica import EngineReplica, _without_root
+from quire.deploy.replica import EngineReplica, without_root
 from quire.deploy.scaling import LATE, GoodputPolicy
 from quire.deploy.settings import POLICY, DeploySettings, ReplicaSettings
 from quire.errors import BadRequest, EngineDead
@@ -97,9 +97,9 @@ def test_which_first_tokens_are_late() -> None:
 
 def test_a_path_below_a_route() -> None:
     scope = {"type": "http", "path": "/chat/v1/models", "root_path": "/chat"}
-    assert _without_root(scope)["raw_path"] == b"/v1/models"
-    assert _without_root({**scope, "path": "/chat"})["path"] == "/"
-    assert _without_root({**scope, "root_path": ""})["path"] == "/chat/v1/models"
+    assert without_root(scope)["raw_path"] == b"/v1/models"
+    assert without_root({**scope, "path": "/chat"})["path"] == "/"
+    assert without_root({**scope, "root_path": ""})["path"] == "/chat/v1/models"
 
 
 def settings_for(*words: str, **more: Any) -> dict[str, Any]:
@@ -128,7 +128,7 @@ async def asked(replica: EngineReplica, path: str, body: Any = None) -> tuple[in
         "query_string": b"",
         "client": ("10.1.2.3", 5),
     }
-    await replica.answer(scope, receive, send)
+    await replica._app(scope, receive, send)
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 
 

@@ -17,6 +17,7 @@ from quire.server.model_files import ModelFolder, ModelState
 from quire.server.models import Models
 from quire.server.server import Server
 from quire.server.shelf import Shelf
+from quire.server.spending import Spending
 from tests.server.fakes import Bench, FakeLink, OpenChecker
 
 CHAT = "/v1/chat/completions"
@@ -141,14 +142,25 @@ def test_a_key_has_a_budget_of_the_large_model(tmp_path: Path) -> None:
     assert all("escalated" in rich.ask().headers["x-quire-route"] for _ in range(3))
 
 
+def spending_of(pair: Pair) -> Spending:
+    assert pair.models.auto is not None and pair.models.auto.spending is not None
+    return pair.models.auto.spending
+
+
 def test_a_restart_forgets_no_spending(tmp_path: Path) -> None:
     """Red when a key gets its budget anew by a restart of the server."""
     shelf = Shelf(tmp_path / "store")
     pair = Pair(tmp_path / "one", budget=BudgetSettings(tokens=30), shelf=shelf, **cascade(SURE))
-    assert "escalated" in pair.ask().headers["x-quire-route"]
+
+    async def spend() -> None:
+        body = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
+        reply = await pair.send(CHAT, body)
+        assert "escalated" in reply.headers["x-quire-route"]
+        await spending_of(pair).flush()
+
+    asyncio.run(spend())
     again = Pair(tmp_path / "two", budget=BudgetSettings(tokens=30), shelf=shelf, **cascade(SURE))
-    assert again.models.auto is not None and again.models.auto.spending is not None
-    asyncio.run(again.models.auto.spending.restore())
+    asyncio.run(spending_of(again).restore())
     assert again.ask().headers["x-quire-route"] == "tiny; reason=cascade"
     shelf.close()
 
