@@ -188,7 +188,7 @@ def inspect(kernel: Any) -> Built:
     )
 
 
-def compile_all(forms: list[str], rows: list[int]) -> int:
+def compile_all(forms: list[str], rows: list[int], ways: list[str]) -> int:
     """Print a line for each; returns how many failed or spilled."""
     become_compiler()
     bad = 0
@@ -196,7 +196,7 @@ def compile_all(forms: list[str], rows: list[int]) -> int:
     for form in forms:
         for m in rows:
             for way in ways_of(form):
-                if way == "expand" and m != rows[0]:
+                if (ways and way not in ways) or (way == "expand" and m != rows[0]):
                     continue
                 try:
                     made = build(form, m, way)
@@ -258,10 +258,11 @@ def main() -> int:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--max-seconds", type=float, default=240.0)
     parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--ways", default="", help="plain, gated, experts, expand, w8a8")
     args = parser.parse_args()
     forms, rows = args.forms.split(","), [int(row) for row in args.rows.split(",")]
     if args.compile_only:
-        return 1 if compile_all(forms, rows) else 0
+        return 1 if compile_all(forms, rows, [w for w in args.ways.split(",") if w]) else 0
     return 1 if run(forms, rows, args.max_seconds) else 0
 
 
