@@ -26,7 +26,7 @@ from quire.obs.log import log_event
 from quire.router.main import prompt_keys_of
 from quire.router.main import serve as serve_router
 from quire.router.settings import RouterSettings, UpstreamAddress
-from quire.server.lifeline import die_with_parent
+from quire.server.lifeline import die_with_parent, prctl
 
 TICK_S = 0.1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
@@ -50,6 +50,8 @@ class Replica:
 
     def start(self) -> None:
         self.started = time.monotonic()
+        if sys.platform == "linux":
+            prctl()
         self.process = subprocess.Popen(
             self.words,
             env=self.env,

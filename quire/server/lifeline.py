@@ -14,6 +14,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import cache
 from typing import TypeVar
 
 import msgspec
@@ -24,10 +26,17 @@ ORPHANED = 75
 _PR_SET_PDEATHSIG = 1
 
 
+@cache
+def prctl() -> Callable[[int, int], int]:
+    """Look it up before a fork: a child whose parent has threads must not wait for the loader."""
+    found: Callable[[int, int], int] = ctypes.CDLL(None, use_errno=True).prctl
+    return found
+
+
 def die_with_parent() -> None:
     """Ask the kernel to kill us with our parent; elsewhere the end of stdin must do."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl()(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def begin(settings_type: type[T], beat_fd: int) -> T:
