@@ -15,8 +15,8 @@ from quire.request import RequestId
 from quire.spec.tree import Parents, children_of
 
 BINS = 10
-OWN_TRUST = 2.0  # drafts that a proposer's own chance counts for
-OTHERS_TRUST = 3.0  # drafts that all requests' count for, beside one request's own
+OWN_TRUST = 6.0  # drafts that a proposer's own chance counts for
+OTHERS_TRUST = 6.0  # drafts that all requests' count for, beside one request's own
 FADING = 0.995  # of a request's counts, with each of its steps
 OTHERS_FADING = 0.999  # of everybody's, with each step
 MOST = 256.0  # drafts in a count: the newest weigh most

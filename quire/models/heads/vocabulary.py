@@ -7,6 +7,7 @@ is drawn, because the noise of a draw is keyed by the target's ids.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,5 +38,10 @@ class DraftVocabulary:
 
     def spread(self, logits: Tensor) -> Tensor:
         """[rows, outputs] -> [rows, tokens], with no chance for tokens that have no output."""
-        wide = logits.new_full((len(logits), self.num_tokens), -torch.inf)
+        shape = (len(logits), self.num_tokens)
+        if logits.device.type == "cpu":
+            # Not torch's: its threads would spin for a while, on cores that the next step needs.
+            wide = torch.from_numpy(np.full(shape, -np.inf, np.float32)).to(logits.dtype)
+        else:
+            wide = logits.new_full(shape, -torch.inf)
         return wide.index_copy_(1, self.ids.to(logits.device), logits)
