@@ -16,6 +16,7 @@ from typing import NamedTuple
 from quire.request import NOT_RUNNING, Request, RequestId
 from quire.sched.finish import finish_of
 from quire.sched.scheduler import NO_DRAFTS
+from quire.sched.stats import Counts
 from quire.step import Admission, Draft, PageWrite, StepPlan, StepResult, TokenEvent, Work
 
 
@@ -57,6 +58,7 @@ class ContiguousScheduler:
         self.waiting: deque[Request] = deque()
         self.rows: list[Request | None] = [None] * layout.num_rows
         self._num_reserved = 0  # rows
+        self.counts = Counts()  # nobody is ever preempted
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)

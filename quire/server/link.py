@@ -72,6 +72,7 @@ class EngineLink:
         self.on_beat: list[Callable[[Beat], None]] = []
         self.on_picture: list[Callable[[dict[str, object]], None]] = []
         self.adapters: dict[str, msg.AdapterInfo] = {}  # that the engine has, by name
+        self._awaited: dict[int, msg.AdapterInfo] = {}  # of those, what a new engine is loading
         self._heard = 0.0
         self._taps: dict[int, Tap] = {}
         self._replies: dict[int, asyncio.Future[msg.Reply]] = {}
@@ -184,8 +185,10 @@ class EngineLink:
                 for show in self.on_picture:
                     show(report.picture)
             elif isinstance(report, msg.AdapterList):
-                self.adapters = {one.name: one for one in report.adapters}
+                present = (*self._awaited.values(), *report.adapters)
+                self.adapters = {one.name: one for one in present}
             elif isinstance(report, msg.Reply):
+                self._awaited.pop(report.number, None)
                 future = self._replies.get(report.number)
                 if future is not None and not future.done():
                     future.set_result(report)
@@ -199,9 +202,11 @@ class EngineLink:
     def _bring_adapters(self, present: Iterable[msg.AdapterInfo]) -> None:
         """An engine that was restarted is told what its forerunner had, before any request."""
         had, self.adapters = self.adapters, {one.name: one for one in present}
-        for lost in [one for name, one in had.items() if name not in self.adapters]:
-            self.adapters[lost.name] = lost
-            self._send(msg.LoadAdapter(next(self._numbers), lost.name, lost.path))
+        lost = [one for name, one in had.items() if name not in self.adapters]
+        self._awaited = {next(self._numbers): one for one in lost}
+        for number, one in self._awaited.items():
+            self.adapters[one.name] = one
+            self._send(msg.LoadAdapter(number, one.name, one.path))
 
     def _spread(self, report: msg.Events) -> None:
         taps = self._taps

@@ -23,6 +23,7 @@ def exposed_names() -> set[str]:
     metrics.rejected("queue_full")
     metrics.http("/health", 200, 0.1)
     metrics.answer_cache("exact")
+    metrics.routed("rule")
     metrics.experts({0: [3, 1]}, pid=1)
     families = text_string_to_metric_families(metrics.exposition().decode())
     return {sample.name for family in families for sample in family.samples}

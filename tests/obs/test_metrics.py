@@ -94,6 +94,7 @@ def test_every_row_of_the_table_is_exposed(metrics: ServerMetrics) -> None:
     metrics.rejected("queue_full")
     metrics.http("/v1/models", 200, 0.01)
     metrics.answer_cache("exact")
+    metrics.routed("rule")
     metrics.experts({0: [3, 1]}, pid=1)
     names = {name for name, _ in scrape(metrics) if name.startswith("quire:")}
     want = set()
