@@ -37,6 +37,12 @@ def test_the_default_model_has_one(default_model_path: Path) -> None:
     assert drafted.metrics is not None and drafted.metrics.num_accepted_tokens > 6
 
 
+def test_it_is_found_by_name_and_by_file(default_model_path: Path) -> None:
+    """Red when a server, which is given the file's path, does not find what `LLM` finds."""
+    found = {shipped_head("eagle3", name) for name in ("default", str(default_model_path))}
+    assert found == {str(FOLDER / "smollm2-135m-instruct-eagle3")}
+
+
 def test_it_is_small() -> None:
     folders = list(FOLDER.iterdir())
     assert folders, "there is one at least"
