@@ -106,16 +106,12 @@ class GrammarMasks:
             matcher = matcher.fork()
         step.bits[masks] = -1  # where nothing is filled in, whatever is drawn will be dropped
         for offset, bits in enumerate(step.bits[masks]):
-            try:
-                if matcher is None:
-                    raise GrammarError(f"request {work.request_id} came without a compiled grammar")
-                matcher.fill(bits)
-                _narrow(bits, info, int(lens[offset]) - info.num_prompt)
-            except GrammarError as error:
-                step.failed[step.places[masks.start + offset]] = str(error)
-                bits[:] = -1
+            error = _filled(bits, matcher, info, int(lens[offset]), work.request_id)
+            if error is not None:
+                step.failed[step.places[masks.start + offset]] = error
                 return
             if offset < len(drafts):
+                assert matcher is not None
                 draft = drafts[offset]
                 if not bits[draft >> 5] >> (draft & 31) & 1:
                     return  # it cannot be drawn, so nothing behind it counts
@@ -139,14 +135,9 @@ class GrammarMasks:
             matchers.append(matcher)
             if node and matcher is None:
                 continue
-            try:
-                if matcher is None:
-                    raise GrammarError(f"request {work.request_id} came without a compiled grammar")
-                matcher.fill(bits)
-                _narrow(bits, info, int(lens[node]) - info.num_prompt)
-            except GrammarError as error:
-                step.failed[step.places[masks.start + node]] = str(error)
-                bits[:] = -1
+            error = _filled(bits, matcher, info, int(lens[node]), work.request_id)
+            if error is not None:
+                step.failed[step.places[masks.start + node]] = error
                 matchers[node] = None
 
     def remember(self, step: StepMask, pending: PendingStep) -> None:
@@ -180,6 +171,21 @@ def _behind(matcher: Matcher | None, bits: Words, draft: int) -> Matcher | None:
     with suppress(GrammarError):  # the next mask says so
         made.accept(draft)
     return made
+
+
+def _filled(
+    bits: Words, matcher: Matcher | None, info: RowInfo, length: int, request_id: RequestId
+) -> str | None:
+    """Fill the mask behind so many tokens. Else why not, and everything is allowed."""
+    try:
+        if matcher is None:
+            raise GrammarError(f"request {request_id} came without a compiled grammar")
+        matcher.fill(bits)
+        _narrow(bits, info, length - info.num_prompt)
+    except GrammarError as error:
+        bits[:] = -1
+        return str(error)
+    return None
 
 
 def _narrow(bits: Words, info: RowInfo, num_output: int) -> None:
