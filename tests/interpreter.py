@@ -34,14 +34,18 @@ if not torch.cuda.is_available():
 
     _dot = interpreter.InterpreterBuilder.create_dot
 
-    def _dot_of_floats(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+    def _dot_of_floats(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
         # Bits of bf16 are whole numbers there, and would be multiplied as such.
         if a.dtype.is_bf16() and b.dtype.is_bf16():
             a, b = (
                 interpreter.TensorHandle((t.data.astype(np.uint32) << 16).view(np.float32), fp32)
                 for t in (a, b)
             )
-        return _dot(self, a, b, *rest)
+        if not (a.dtype.is_fp32() and b.dtype.is_fp32() and d.dtype.scalar.is_fp32()):
+            return _dot(self, a, b, d, *rest)
+        # NumPy's library sums in an order that follows the shape on some CPUs; in fp64 none shows.
+        product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
+        return interpreter.TensorHandle(product.astype(np.float32) + d.data, d.dtype.scalar)
 
     interpreter._convert_float = _convert_with_rounding
     interpreter.InterpreterBuilder.create_dot = _dot_of_floats
