@@ -41,7 +41,8 @@ if not torch.cuda.is_available():
                 interpreter.TensorHandle((t.data.astype(np.uint32) << 16).view(np.float32), fp32)
                 for t in (a, b)
             )
-        if not (a.dtype.is_fp32() and b.dtype.is_fp32() and d.dtype.scalar.is_fp32()):
+        floats = all(t.dtype.is_fp32() or t.dtype.is_fp16() for t in (a, b))
+        if not (floats and d.dtype.scalar.is_fp32()):
             return _dot(self, a, b, d, *rest)
         # NumPy's library sums in an order that follows the shape on some CPUs; in fp64 none shows.
         product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
