@@ -154,6 +154,9 @@ class Served:
     def num_live_pages(self) -> float:
         return next(v for k, v in self.counts().items() if k.startswith("kv_cache_usage_perc"))
 
+    def num_prompt_tokens(self) -> float:
+        return sum(v for k, v in self.counts().items() if k.startswith("prompt_tokens_total"))
+
     def wait_idle(self, seconds: float = 15.0) -> None:
         """No page is held and nobody waits: nothing leaked."""
 

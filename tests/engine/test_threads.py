@@ -140,23 +140,16 @@ def test_ctrl_c_in_a_step_strands_nobody(llm: LLM) -> None:
     want = tokens(llm, PROMPTS[1])
     others: list[Task] = []
 
-    def join() -> None:
-        others.append(Task(lambda: llm.generate(PROMPTS[1], PARAMS, use_tqdm=False)))
-        wait_for(lambda: llm._loop._num_asking == 1)
-
-    hook = InStep(llm, 3, join)
-
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    def first() -> None:
-        stream = llm.stream(PROMPTS[0], PARAMS)
-        for _ in range(4):
-            next(stream)
-        hook.left, hook.action = 2, interrupt
-        list(stream)
+    def join() -> None:
+        others.append(Task(lambda: llm.generate(PROMPTS[1], PARAMS, use_tqdm=False)))
+        wait_for(lambda: llm._loop._num_asking == 1)
+        hook.left, hook.action = 5, interrupt  # both are in by then, and neither is done
 
-    interrupted = Task(first)
+    hook = InStep(llm, 3, join)
+    interrupted = Task(lambda: list(llm.stream(PROMPTS[0], PARAMS)))
     interrupted.join(PATIENCE_S)
     (answer,) = others[0].result() if others[0].error is None else [None]
     errors = [interrupted.error, others[0].error]
