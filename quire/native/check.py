@@ -9,8 +9,10 @@ from quire.native.linear import NativeLinear
 from quire.quant.coded import Coded
 from quire.quant.weight import Dense, Weight
 
-# Rows for every size of tile and one more, panels for a group of them and a ragged one more.
+# Rows of a matrix unit and a tile beside them; tiles of every size; panels for a group of them and
+# a ragged one more.
 ROWS, OUTPUTS, INPUTS = 17, 72, 64
+FEWER_ROWS = range(1, 9)
 FORMS = ((4, 32, False), (4, 32, True), (6, 16, False), (8, 32, False))  # bits, block, offsets
 
 
@@ -26,8 +28,9 @@ def agrees_with_plain(library: Library, isa: str) -> bool:
         offsets = scales if has_offsets else None
         weights.append(Coded(codes, bits, block, scales, offsets=offsets))
     linears = [NativeLinear.of([weight], None, library) for weight in weights]
-    found = [linear(x) for linear in linears]
+    inputs = [x, *(x[:count] for count in FEWER_ROWS)]
+    found = [linear(some) for linear in linears for some in inputs]
     library.use_isa("plain")
-    wanted = [linear(x) for linear in linears]
+    wanted = [linear(some) for linear in linears for some in inputs]
     library.use_isa(isa)
     return all(torch.equal(got, want) for got, want in zip(found, wanted, strict=True))

@@ -51,6 +51,8 @@ class Costs:
 def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) -> list[int]:
     """A depth for each candidate; `num_others` requests decode in the same step without drafts."""
     num_base = len(candidates) + num_others
+    if not _can_pay(candidates, num_base, costs):  # soon said, and so for most large batches
+        return [0] * len(candidates)
     offers = [
         (survival, index, depth)
         for index, candidate in enumerate(candidates)
@@ -58,7 +60,7 @@ def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) 
     ]
     offers.sort(key=lambda offer: (-offer[0], offer[2]))  # shallower first, where they tie
     depths, best = [0] * len(candidates), [0] * len(candidates)
-    tokens, drawing, seconds = float(num_base), 0.0, 0.0
+    tokens, seconds = float(num_base), 0.0
     drawing = costs.draw * sum(candidate.is_drawn for candidate in candidates)
     best_rate = WORTH * tokens / (costs.step.seconds(num_base) + drawing)
     drafting: list[int] = []  # requests at each step of the model that drafts
@@ -76,3 +78,18 @@ def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) 
         if rate > best_rate:
             best_rate, best = rate, depths.copy()
     return best
+
+
+def _can_pay(candidates: Sequence[Candidate], num_base: int, costs: Costs) -> bool:
+    """Whether drafts could pay if all were as good as the best and cost nothing to make. Between
+    two measurements that rate only rises or only falls, so the measurements are looked at."""
+    top = max((chance for c in candidates for chance in c.chances[:1]), default=0.0)
+    drawing = costs.draw * sum(candidate.is_drawn for candidate in candidates)
+    wanted = WORTH * num_base / (costs.step.seconds(num_base) + drawing)
+    last = num_base + sum(len(candidate.chances) for candidate in candidates)
+    sizes = {num_base + 1, last, *costs.step.tokens}
+    return any(
+        (num_base + top * (size - num_base)) / (costs.step.seconds(size) + drawing) > wanted
+        for size in sizes
+        if num_base < size <= last
+    )

@@ -90,3 +90,22 @@ def test_right_drafts_are_trusted() -> None:
         survival.learn(id, own[:depth], depth)
         survival.fade([id])
     assert depth == 8
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_soon_said_is_what_weighing_would_say(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when drafts that would pay are not weighed."""
+    rng = random.Random(seed)
+    times = sorted(1 + 3 * rng.random() for _ in range(3))
+    step = StepCosts.of(zip((1, rng.randrange(2, 9), 16), times, strict=True))
+    costs = Costs(step, StepCosts.of([(1, 0.05), (8, 0.1)]), draw=0.02 * rng.random())
+    candidates = [
+        Candidate([rng.random() for _ in range(4)], rng.random() < 0.5, rng.random() < 0.5)
+        for _ in range(rng.randrange(1, 7))
+    ]
+    found = [best_depths(candidates, num_others, costs) for num_others in range(4)]
+    monkeypatch.setattr("quire.spec.depth._can_pay", lambda *_: True)
+    weighed = [best_depths(candidates, num_others, costs) for num_others in range(4)]
+    assert found == weighed

@@ -68,21 +68,32 @@ INLINE void lanes_of_tile(const qn_weight *w, const int8_t *x, int64_t panel, co
 typedef void (*tile_fn)(const qn_weight *w, const int8_t *x, int64_t panel, float *out);
 typedef struct {
     int bits, block, added, planes;
-    tile_fn of_rows[4]; /* 1, 2, 4, 8 */
+    tile_fn of_rows[TILE_ROWS]; /* 1 and more: a row that nobody asked for would cost its share */
 } tile_kind;
 
 #define ROWS_OF(name, rows, bits, block, added, planes) \
     static void name##_##rows(const qn_weight *w, const int8_t *x, int64_t panel, float *out) { \
-        lanes_of_tile(w, x, panel, rows < TILE_ROWS ? rows : TILE_ROWS, bits, block, added, \
-                      planes, out); \
+        lanes_of_tile(w, x, panel, rows, bits, block, added, planes, out); \
     }
+#if LANES == 16
+#define MORE_ROWS_OF(name, bits, block, added, planes) \
+    ROWS_OF(name, 5, bits, block, added, planes) \
+    ROWS_OF(name, 6, bits, block, added, planes) \
+    ROWS_OF(name, 7, bits, block, added, planes) \
+    ROWS_OF(name, 8, bits, block, added, planes)
+#define MORE_ROWS(name) , name##_5, name##_6, name##_7, name##_8
+#else
+#define MORE_ROWS_OF(name, bits, block, added, planes)
+#define MORE_ROWS(name)
+#endif
 #define KIND(name, bits, block, added, planes) \
     ROWS_OF(name, 1, bits, block, added, planes) \
     ROWS_OF(name, 2, bits, block, added, planes) \
+    ROWS_OF(name, 3, bits, block, added, planes) \
     ROWS_OF(name, 4, bits, block, added, planes) \
-    ROWS_OF(name, 8, bits, block, added, planes) \
-    static const tile_kind name = \
-        {bits, block, added, planes, {name##_1, name##_2, name##_4, name##_8}};
+    MORE_ROWS_OF(name, bits, block, added, planes) \
+    static const tile_kind name = {bits, block, added, planes, \
+                                   {name##_1, name##_2, name##_3, name##_4 MORE_ROWS(name)}};
 
 KIND(u2_32, 2, 32, NOTHING, 2)
 KIND(u2_32z, 2, 32, ZEROS, 2)
@@ -140,7 +151,7 @@ void KERNEL(multiply)(const qn_weight *w, const qn_operand *x, int64_t begin, in
     float out[TILE_ROWS * PANEL];
     while (row < x->rows) {
         const int rows = tile_rows(x->rows - row);
-        const tile_fn tile_of = kind->of_rows[rows == 8 ? 3 : rows / 2];
+        const tile_fn tile_of = kind->of_rows[rows - 1];
         const int8_t *tile = x->rounded + row * rounded_row_bytes(w->num_in);
         for (int64_t panel = begin; panel < end; panel++) {
             tile_of(w, tile, panel, out);

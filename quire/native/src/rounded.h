@@ -4,9 +4,9 @@
  * of one int8, q is low alone. Both planes are multiplied exactly, so how a number is cut does not
  * show in a product.
  *
- * Rows are cut into tiles of TILE_ROWS; what is left over into tiles of half as many, and so on. A
- * tile begins with the scales of its rows. Then come blocks of 32 inputs, each with all that its
- * rows need of it, so a product reads one stream and needs one address:
+ * Rows are cut into tiles of TILE_ROWS, the last of which has what is left over. A tile begins with
+ * the scales of its rows. Then come blocks of 32 inputs, each with all that its rows need of it, so
+ * a product reads one stream and needs one address:
  *
  *     int8 low[rows][32], high[rows][32], int32 sums[3][rows], float totals[3][rows]
  *
@@ -26,9 +26,7 @@
 
 /* Rows of the tile that begins at a row, `left` rows before the last. */
 static inline int tile_rows(int64_t left) {
-    int rows = TILE_ROWS;
-    while (rows > left) rows /= 2;
-    return rows;
+    return left < TILE_ROWS ? (int)left : TILE_ROWS;
 }
 
 static inline int64_t rounded_row_bytes(int64_t num_in) { return ROUNDED_ROW_BYTES(num_in); }

@@ -60,13 +60,8 @@ static void round_row(const float *x, const qn_weight *w, int8_t *tile, int row,
 void KERNEL(round_rows)(const float *x, int64_t stride, int64_t begin, int64_t end, int64_t rows,
                         const qn_weight *w, int8_t *into) {
     for (int64_t row = begin; row < end; row++) {
-        int64_t first = row / TILE_ROWS * TILE_ROWS; /* of the row's tile */
-        int width = tile_rows(rows - first);
-        while (row >= first + width) {
-            first += width;
-            width = tile_rows(rows - first);
-        }
+        const int64_t first = row / TILE_ROWS * TILE_ROWS; /* of the row's tile */
         round_row(x + row * stride, w, into + first * rounded_row_bytes(w->num_in),
-                  (int)(row - first), width);
+                  (int)(row - first), tile_rows(rows - first));
     }
 }
