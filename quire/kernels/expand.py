@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher, alignments, ceil_div
 from quire.kernels.slabs import Slabs
-from quire.kernels.unpack import weight_field
+from quire.kernels.unpack import column_of, weight_field
 
 __all__ = ["Scratch", "embed_packed", "expand"]
 
@@ -32,7 +32,7 @@ def _expand_kernel(
     KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
     FIELDS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SCALES: tl.constexpr,
     OFFSETS: tl.constexpr, SUPER: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr,
-    PLAIN: tl.constexpr, PAIRED: tl.constexpr, HAS_IDS: tl.constexpr,
+    LANES: tl.constexpr, PLAIN: tl.constexpr, PAIRED: tl.constexpr, HAS_IDS: tl.constexpr,
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(EARLY)
@@ -48,9 +48,9 @@ def _expand_kernel(
         weight = weight_field(
             (codes, scales, supers, offsets, zeros), values, rows, slab, 0, f, N, num_scale_rows,
             KIND, LOW, HIGH, WIDTH, GROUP, ROWS, PAIRED, 1,
-            SCALES, OFFSETS, SUPER, ZERO, ZEROS, PLAIN, out.dtype.element_ty,
+            SCALES, OFFSETS, SUPER, ZERO, ZEROS, LANES, PLAIN, out.dtype.element_ty,
         )  # fmt: skip
-        k = (slab * FIELDS + f) * WIDTH + columns
+        k = (slab * FIELDS + f) * WIDTH + column_of(columns, LANES)
         cells = out + places.to(tl.int64)[:, None] * K + k[None, :]
         tl.store(cells, weight, mask=live[:, None] & (k < K)[None, :])
 

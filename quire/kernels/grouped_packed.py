@@ -31,11 +31,12 @@ def _grouped_packed_kernel(
     KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
     FIELDS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SCALES: tl.constexpr,
     OFFSETS: tl.constexpr, SUPER: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr,
-    PLAIN: tl.constexpr,
+    LANES: tl.constexpr, PLAIN: tl.constexpr,
     NUM: tl.constexpr, PAD: tl.constexpr, TOP_K: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, UNROLL: tl.constexpr,
     TAIL: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
+    tl.static_assert(not LANES)
     # Programs walk down GROUP_M row tiles before moving to the next weight tile.
     program = tl.program_id(0)
     group_size = GROUP_M * tl.cdiv(N, BLOCK_N)

@@ -50,7 +50,7 @@ def packed_sum(
                 w_tile = weight_field(
                     tensors, values, rows, slab, i, f, N, num_scale_rows,
                     KIND, LOW, HIGH, WIDTH, GROUP, ROWS, PAIRED, UNROLL,
-                    SCALES, OFFSETS, SUPER, ZERO, ZEROS, PLAIN, DTYPE,
+                    SCALES, OFFSETS, SUPER, ZERO, ZEROS, False, PLAIN, DTYPE,
                 )  # fmt: skip
                 k = ((slab + i) * FIELDS + f) * WIDTH
                 x_tile = _load_inputs(x_rows, k, live, columns, K, EVEN_K)
@@ -62,7 +62,7 @@ def packed_sum(
                 w_tile = weight_field(
                     tensors, values, rows, slab, 0, f, N, num_scale_rows,
                     KIND, LOW, HIGH, WIDTH, GROUP, ROWS, PAIRED, 1,
-                    SCALES, OFFSETS, SUPER, ZERO, ZEROS, PLAIN, DTYPE,
+                    SCALES, OFFSETS, SUPER, ZERO, ZEROS, False, PLAIN, DTYPE,
                 )  # fmt: skip
                 k = (slab * FIELDS + f) * WIDTH
                 x_tile = _load_inputs(x_rows, k, live, columns, K, EVEN_K)
@@ -81,7 +81,7 @@ def packed_kernel(
     KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
     FIELDS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SCALES: tl.constexpr,
     OFFSETS: tl.constexpr, SUPER: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr,
-    PLAIN: tl.constexpr,
+    LANES: tl.constexpr, PLAIN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr,
     TAIL: tl.constexpr,  # the last step is a shorter one
     EVEN_K: tl.constexpr,
@@ -89,6 +89,7 @@ def packed_kernel(
     GATE: tl.constexpr,  # an activation: rows of w are gate, up, gate, up ..., y = act(gate) * up
     EARLY: tl.constexpr,
 ):  # fmt: skip
+    tl.static_assert(not LANES)
     n_start, m_start = tl.program_id(0) * portion, tl.program_id(1) * BLOCK_M
     offs_m = m_start + tl.arange(0, BLOCK_M)
     own = tl.arange(0, BLOCK_N)

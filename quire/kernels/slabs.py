@@ -48,6 +48,7 @@ class SlabForm:
     super_size: int = 0
     zero: int = 0
     zeros: str = ""
+    lanes: bool = False  # bytes of a field lie as `in_lanes` has them
 
     @property
     def fields(self) -> int:
@@ -87,6 +88,7 @@ class SlabForm:
             "SUPER": self.super_size,
             "ZERO": self.zero,
             "ZEROS": self.zeros,
+            "LANES": self.lanes,
             "PLAIN": is_interpreted(),
         }
 
@@ -155,7 +157,19 @@ def pack_codes(codes: Tensor, form: SlabForm) -> Tensor:
             for i in range(1, per):
                 byte |= plane[first + i] << bits * i
             tiles.append(byte)  # [slabs, out, width]
-    return torch.stack(tiles, 1).contiguous()
+    packed = torch.stack(tiles, 1)
+    return in_lanes(packed) if form.lanes else packed.contiguous()
+
+
+def in_lanes(tiles: Tensor) -> Tensor:
+    """Fields of 64 bytes in the order in which the threads of a matrix instruction read them.
+
+    Input 16 j + 8 c + 2 t + p of a field goes to byte 16 t + 4 j + 2 p + c: thread t of four reads
+    16 neighbouring bytes, and every other byte of a word is the next input (`stream_unpack.py`)."""
+    parts = tiles.view(*tiles.shape[:-1], 4, 2, 4, 2)  # j, c, t, p
+    lead = range(tiles.dim() - 1)
+    j, c, t, p = range(tiles.dim() - 1, tiles.dim() + 3)
+    return parts.permute(*lead, t, j, p, c).reshape(tiles.shape)
 
 
 def pack_numbers(numbers: Tensor, num_groups: int) -> Tensor:

@@ -16,7 +16,17 @@ from quire.kernels.unpack_codes import code_field, table_value
 from quire.kernels.unpack_scales import decoded, part_of, word_of
 from quire.kernels.unpack_sparse import sparse_field
 
-__all__ = ["weight_field"]
+__all__ = ["column_of", "weight_field"]
+
+
+@triton.jit
+def column_of(place, LANES: tl.constexpr):
+    """The input of a field whose code is at a place of it: see `slabs.in_lanes`."""
+    column = place
+    if LANES:
+        thread, sixteen, byte = place // 16, place // 4 % 4, place % 4
+        column = sixteen * 16 + byte % 2 * 8 + thread * 2 + byte // 2
+    return column
 
 
 @triton.jit
@@ -114,7 +124,7 @@ def _scaled_field(
     KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr, UNROLL: tl.constexpr,
     SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
-    ZERO: tl.constexpr, ZEROS: tl.constexpr, PLAIN: tl.constexpr,
+    ZERO: tl.constexpr, ZEROS: tl.constexpr, LANES: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """The same in fp32, of codes with scales."""
     BITS: tl.constexpr = LOW + HIGH
@@ -132,7 +142,8 @@ def _scaled_field(
     if GROUP == 0:
         base, at = slab * 0, 0
     elif GROUP % WIDTH != 0:
-        base, at = slab * 0, ((slab * SLAB + start + columns) // GROUP)[None, :]
+        inputs = slab * SLAB + start + column_of(columns, LANES)
+        base, at = slab * 0, (inputs // GROUP)[None, :]
     elif STEP_GROUPS > 0:
         base, at = slab // UNROLL * STEP_GROUPS, start // GROUP
     else:
@@ -161,7 +172,9 @@ def weight_field(
     PAIRED: tl.constexpr,  # rows are gate, up, gate, up ..., scales are not
     UNROLL: tl.constexpr,  # slabs of a step
     SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
-    ZERO: tl.constexpr, ZEROS: tl.constexpr, PLAIN: tl.constexpr, DTYPE: tl.constexpr,
+    ZERO: tl.constexpr, ZEROS: tl.constexpr,
+    LANES: tl.constexpr,  # columns are in the order of `slabs.in_lanes`, and so are the results
+    PLAIN: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """[rows, WIDTH] of DTYPE: field f of slab + i; a step of UNROLL slabs begins at `slab`."""
     if KIND == "2:4":
@@ -170,6 +183,6 @@ def weight_field(
         weight = _scaled_field(
             tensors, table, rows, slab, i, f, N, num_scale_rows,
             KIND, LOW, HIGH, WIDTH, GROUP, ROWS, PAIRED, UNROLL,
-            SCALES, OFFSETS, SUPER, ZERO, ZEROS, PLAIN,
+            SCALES, OFFSETS, SUPER, ZERO, ZEROS, LANES, PLAIN,
         )  # fmt: skip
     return weight.to(DTYPE)

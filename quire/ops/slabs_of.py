@@ -37,8 +37,9 @@ _MOST_SLAB = 256  # inputs: more would be a longer step than pipelines like
 _PAIRED = 128  # inputs: from here on a zero may take 16 bits, in one word with its scale
 
 
-def slabs_of(weight: Weight, paired: bool = False) -> Slabs | None:
-    """None: there are no kernels for the form. `paired`: rows gate | up as gate, up, gate, up."""
+def slabs_of(weight: Weight, paired: bool = False, lanes: bool = False) -> Slabs | None:
+    """None: there are no kernels for the form. `paired`: rows gate | up as gate, up, gate, up.
+    `lanes`: for `stream_packed.py`, if it takes the form."""
     if isinstance(weight, Scaled):
         return _of_floats(weight, paired)
     if isinstance(weight, Sparse24):
@@ -46,8 +47,21 @@ def slabs_of(weight: Weight, paired: bool = False) -> Slabs | None:
     if isinstance(weight, Codebook):
         return _of_codebook(_interleaved(weight) if paired else weight, paired)
     if isinstance(weight, Coded) and _can_be_slabs(weight):
-        return _of_codes(_interleaved(weight) if paired else weight, paired)
+        weight = _interleaved(weight) if paired else weight
+        slabs = _of_codes(weight, paired, lanes)
+        return slabs if not lanes or can_stream(slabs.form) else _of_codes(weight, paired, False)
     return None
+
+
+def can_stream(form: SlabForm) -> bool:
+    """Whether `stream_packed.py` takes a form: words of scales 16 inputs apart or more, and nothing
+    beside them but zeros in the same words."""
+    is_code = (form.kind == "int" and form.scales in ("f16", "bf16")) or (
+        form.kind == "e2m1" and form.scales == "power"
+    )
+    fits = form.group in (16, 32, 64) or (form.group > 0 and form.group % 128 == 0)
+    is_plain = form.offsets == "" and form.super_size == 0 and form.zeros in ("", "u16")
+    return form.lanes and is_code and fits and is_plain
 
 
 def joined(weights: Sequence[Weight]) -> list[Weight]:
@@ -127,7 +141,7 @@ def _of_codebook(weight: Codebook, paired: bool) -> Slabs:
     return Slabs(form, weight.shape, codes, words, values=values, paired=paired)
 
 
-def _of_codes(weight: Coded, paired: bool) -> Slabs:
+def _of_codes(weight: Coded, paired: bool, lanes: bool) -> Slabs:
     weight = _coarser(weight)
     num_in, device = weight.shape[1], weight.codes.device
     kind, bits = _kind(weight), weight.bits
@@ -135,8 +149,9 @@ def _of_codes(weight: Coded, paired: bool) -> Slabs:
         bits = 3
     group = weight.block * weight.share
     group = 0 if group >= num_in and weight.super_scales is None else group
-    form = SlabForm(kind, *PLANES[bits], _width(kind, bits, num_in, group), group)
-    form = replace(form, zero=weight.zero)
+    lanes = lanes and bits == 4 and num_in % 128 == 0
+    width = 64 if lanes else _width(kind, bits, num_in, group)
+    form = SlabForm(kind, *PLANES[bits], width, group, zero=weight.zero, lanes=lanes)
     form, made = _scales(weight, form)
     if form.kind == "table":
         assert weight.table is not None
