@@ -240,13 +240,12 @@ def stream_packed_kernel(
             inputs = x_flat.index(stage * FIELDS + f).permute([1, 0])
             weight = _as_operand(weight, operand, SPARSE)
             total = warpgroup_mma(weight, inputs, total, is_async=True)
-        total = warpgroup_mma_wait(FIELDS, deps=[total])  # the step before: its stage is free
-        next_step = i - 1 + STAGES
-        if (i > 0) & (next_step < num_steps):
-            free = (i - 1) % STAGES
-            _ask_codes(codes, ring, tile, free, next_step, BYTES)
-            _ask_inputs(x, ring, m_start, free, next_step)
-    total = warpgroup_mma_wait(0, deps=[total])
+        # All of the step: with products under way at the loop's end the compiler would wait for
+        # each of them.
+        total = warpgroup_mma_wait(0, deps=[total])
+        if i + STAGES < num_steps:
+            _ask_codes(codes, ring, tile, stage, i + STAGES, BYTES)
+            _ask_inputs(x, ring, m_start, stage, i + STAGES)
     total = _own_rows(total, SPARSE)
     _store(total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
 
