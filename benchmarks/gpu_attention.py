@@ -2,7 +2,8 @@
 
 Run from the repository root: `python -m benchmarks.gpu_attention`. Prints a table per question and
 one JSON line at the end. Without CUDA it walks the same code in Triton's interpreter on toy
-shapes (set TRITON_INTERPRET=1), which checks the script and nothing else.
+shapes (set TRITON_INTERPRET=1), which checks the script and nothing else. Caches of codes are
+timed by `gpu_kv_cache.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from quire.kernels.paged_tile import Launch, PagedConfig, default_config
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope_kv_write import Rope, rope_kv_write
 from quire.kernels.silu_mul import silu_mul
-from quire.kv.forms import CODED
 from tests.paged_case import PagedCase, make_case
 
 ON_GPU = torch.cuda.is_available()
@@ -267,22 +267,6 @@ def time_decode(pool: LayerCache) -> list[Timing]:
     return rows
 
 
-def time_codes(pool: LayerCache) -> list[Timing]:
-    """The same keys as floats and as codes: tokens a second count, whatever their bytes."""
-    kinds = {"floats": pool}
-    for name, form in CODED.items():
-        size = PAGE * KV_HEADS * form.row_bytes(DIM)
-        pages = torch.zeros(2, POOL_TOKENS // PAGE, size, dtype=torch.uint8, device=DEVICE)
-        kinds[name] = LayerCache(pages[0], pages[1], form)
-    rows = []
-    for shape, contexts in DECODE_SHAPES.items():
-        batches = make_batches(contexts, 1, copies=16)
-        for name, cache in kinds.items():
-            us = time_attention(default_backend(), cache, batches, max(contexts))
-            rows.append(Timing("codes", shape, name, us, sum(contexts) / us, "Mtok/s"))
-    return rows
-
-
 def time_prefill(pool: LayerCache) -> list[Timing]:
     rows = []
     for num_seqs, query_len, context in PREFILL_SHAPES:
@@ -354,7 +338,7 @@ def main() -> None:
     print(f"checks done after {time.perf_counter() - begin:.0f} s")
     pool = make_pool()
     rows: list[Timing] = []
-    for timed in (time_decode, time_codes, time_prefill, time_small):
+    for timed in (time_decode, time_prefill, time_small):
         part = timed(pool)
         print_timings(part)
         print(f"after {time.perf_counter() - begin:.0f} s")

@@ -86,12 +86,15 @@ class RowCodes:
     def _scaled(self, part: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
         """A part over its scale, and the scale as the bits of a bf16."""
         top = part.abs().amax(-1, keepdim=True)
-        wanted = top / self.form.top if scale is None else torch.full_like(top, scale)
+        limit = torch.full_like(top, self.form.top)
+        # Over a tensor: for a number, torch multiplies by its rounded inverse on GPUs, and a
+        # quotient that is a bf16 would be rounded up to the next one.
+        wanted = top / limit if scale is None else torch.full_like(top, scale)
         bits = (wanted.view(torch.int32) + 0xFFFF) >> 16
         bits = bits.masked_fill(~top.isfinite(), NO_NUMBER)
         own = (bits << 16).view(torch.float32)
-        limit = self.form.top
-        return torch.where(own > 0, part / own, 0.0).clamp(-limit, limit), bits
+        ratio = torch.where(own > 0, part / own, 0.0)
+        return ratio.clamp(-self.form.top, self.form.top), bits
 
     def _codes(self, ratio: Tensor) -> Tensor:
         if self.form.name == "fp8":

@@ -46,3 +46,16 @@ def load_codes(
     beside = pages + at + PAGE_SIZE * WIDTH + row * _SCALE_BYTES
     scales = tl.load(beside.to(tl.pointer_type(tl.bfloat16)), mask=live, other=0.0)
     return codes, scales.to(tl.float32)
+
+
+@triton.jit
+def in_order(tile, BITS: tl.constexpr):
+    """A factor of a product that was made from codes, as if it had been loaded as it is.
+
+    Triton looks back from a narrow product (16 rows: `mma.sync`) to the load of its factors. If
+    that was of bytes, the numbers that one instruction sums are not neighbours, so that threads
+    may read whole words: the sums are rounded otherwise than in a wide product (`wgmma`), and
+    decode would not have the bits of prefill. It does not look behind assembly with effects."""
+    if BITS > 0 and tile.dtype.primitive_bitwidth == 16:
+        tile = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, False, 2)
+    return tile

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.coded_tile import load_codes
+from quire.kernels.coded_tile import in_order, load_codes
 from quire.kernels.splits import Splits, split_count, split_start
 
 LOG2_E = 1.4426950408889634
@@ -149,7 +149,7 @@ def attend_tile(
 ):  # fmt: skip
     """Extend a state by one tile that `load_tile` gave, at positions n."""
     k, v, k_scale, v_scale = tile
-    k, v = k.to(q.dtype), v.to(q.dtype)
+    k, v = in_order(k.to(q.dtype), BITS), in_order(v.to(q.dtype), BITS)
     logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N] unscaled
     if BITS > 0:
         logits = logits * k_scale[None, :]
