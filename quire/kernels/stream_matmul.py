@@ -29,7 +29,7 @@ from quire.kernels.rehearsal import Memory
 from quire.kernels.silu_mul import activated
 from quire.kernels.stream_configs import MOST_ROWS, StreamConfig, boxes_of, pick_stream
 
-__all__ = ["StreamMatmul"]
+__all__ = ["StreamMatmul", "store_rounded"]
 
 
 @gluon.jit
@@ -88,7 +88,7 @@ def _ask_inputs(x, ring, m_start, stage, k):
 
 
 @gluon.jit
-def _store(
+def store_rounded(
     total, y, bias, m_start, n_start, M, stride_ym,
     ROWS: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
@@ -151,7 +151,9 @@ def stream_matmul_kernel(
             _ask_weight((w, w_rest), ring, tile, free, k, BLOCK_K, BYTES)
             _ask_inputs(x, ring, m_start, free, k)
     total = warpgroup_mma_wait(0, deps=[total])
-    _store(total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
+    store_rounded(
+        total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps
+    )
 
 
 _launch = Launcher(stream_matmul_kernel)

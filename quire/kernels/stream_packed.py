@@ -9,9 +9,6 @@ inputs are there, as in `stream_matmul.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -26,25 +23,47 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
-from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind, pad_to_power
+from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind
+from quire.kernels.packed_matmul import multiprocessors
 from quire.kernels.rehearsal import Memory
 from quire.kernels.slabs import Slabs
-from quire.kernels.stream_matmul import _store
+from quire.kernels.stream_matmul import store_rounded
+from quire.kernels.stream_packed_configs import (
+    FIELD,
+    StreamPackedConfig,
+    pick_stream_packed,
+)
 from quire.kernels.stream_unpack import code_pairs, power_pairs
 
-__all__ = ["StreamPacked", "StreamPackedConfig"]
+__all__ = ["StreamPacked"]
 
-WIDTH = gl.constexpr(64)  # inputs of a field: a row of codes is 64 bytes, two fields in each
+WIDTH = gl.constexpr(FIELD)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPackedConfig:
-    rows: int  # of w that a program owns, a divisor of all rows
-    tile: int  # rows of a stage: a power of two, no fewer than `rows`
-    block_m: int  # rows of x in a tile
-    slabs: int  # of a stage
-    num_stages: int
-    num_ahead: int
+@gluon.jit
+def _make_ring(x, codes, STAGES: gl.constexpr):
+    """(boxes of codes, boxes of inputs, barriers), each for every stage."""
+    of_codes: gl.constexpr = [STAGES] + codes.block_shape  # noqa: RUF005 (unknown to Gluon)
+    of_inputs: gl.constexpr = [STAGES] + x.block_shape  # noqa: RUF005
+    w_tiles = gl.allocate_shared_memory(gl.uint8, of_codes, codes.layout)
+    x_tiles = gl.allocate_shared_memory(x.dtype, of_inputs, x.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(ready.index(i), count=1)
+    return w_tiles, x_tiles, ready
+
+
+@gluon.jit
+def _flat(ring):
+    """The same memory as slabs [rows, WIDTH] of codes and fields [BLOCK_M, WIDTH] of inputs."""
+    w_tiles, x_tiles, _ = ring
+    SLABS: gl.constexpr = w_tiles.shape[0] * w_tiles.shape[1]
+    FIELDS: gl.constexpr = x_tiles.shape[0] * x_tiles.shape[1]
+    of_codes: gl.constexpr = gl.NVMMASharedLayout(64, 8)
+    of_inputs: gl.constexpr = gl.NVMMASharedLayout(128, 16)
+    w_flat = w_tiles._reinterpret(gl.uint8, [SLABS, w_tiles.shape[3], WIDTH], of_codes)
+    x_flat = x_tiles._reinterpret(x_tiles.dtype, [FIELDS, x_tiles.shape[2], WIDTH], of_inputs)
+    return w_flat, x_flat
 
 
 @gluon.jit
@@ -62,6 +81,17 @@ def _ask_inputs(x, ring, m_start, stage, step):
     first = step * x.block_shape[0]
     place = x_tiles.index(stage)
     tma.async_copy_global_to_shared(x, [first, m_start, 0], ready.index(stage), place)
+
+
+@gluon.jit
+def _ask_rest(sources, ring, m_start, tile, AHEAD: gl.constexpr, BYTES: gl.constexpr):
+    """All stages' inputs, and the codes of those that were not asked for ahead."""
+    x, codes = sources
+    STAGES: gl.constexpr = ring[2].shape[0]
+    for i in gl.static_range(STAGES):
+        if i >= AHEAD:
+            _ask_codes(codes, ring, tile, i, i, BYTES)
+        _ask_inputs(x, ring, m_start, i, i)
 
 
 @gluon.jit
@@ -110,17 +140,14 @@ def _power(exponent):
 def _field(
     codes, kept, slab,
     F: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr,
-    ZERO: gl.constexpr, ZEROS: gl.constexpr, DTYPE: gl.constexpr,
+    ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
     """Field F of a slab as floats, in the order of the codes."""
     PER: gl.constexpr = 1 if ZEROS == "u16" else 4 if SCALES == "power" else 2
     layout: gl.constexpr = codes.type.layout
     of_rows: gl.constexpr = gl.SliceLayout(1, layout)
     SPANS: gl.constexpr = 1 if GROUP >= WIDTH else WIDTH // GROUP  # groups of a field
-    if GROUP > WIDTH:
-        group = slab // (GROUP // (2 * WIDTH))
-    else:
-        group = (slab * 2 + F) * SPANS
+    group = slab // (GROUP // (2 * WIDTH)) if GROUP > WIDTH else (slab * 2 + F) * SPANS
     bits = _number(kept, group, PER, of_rows)[:, None]
     spot = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :] // 4 % 4  # which 16 inputs
     for i in gl.static_range(1, SPANS):
@@ -134,7 +161,7 @@ def _field(
         zero = ((bits >> 16) & 0xFFFF).to(gl.float32) if ZEROS == "u16" else bits * 0.0 + ZERO
         scale, codes = gl.broadcast(scale, codes)
         zero, codes = gl.broadcast(zero, codes)
-        weight = code_pairs(codes, zero, scale, F, DTYPE, SCALES)
+        weight = code_pairs(codes, zero, scale, F, dtype, SCALES)
     return weight
 
 
@@ -180,6 +207,31 @@ def _lanes(rows, num_warps):
     )
 
 
+@gluon.jit
+def _add_step(
+    total, flat, kept, step, stage, FIELDS: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr,
+    SCALES: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
+):  # fmt: skip
+    """total plus the products of a stage: unpacking a field goes on while the one before is
+    multiplied. With products under way at the end of a loop's body the compiler would wait for
+    each of them, so none are."""
+    w_flat, x_flat = flat
+    TILE: gl.constexpr = w_flat.shape[1]
+    SPARSE: gl.constexpr = total.shape[0] > TILE
+    operand: gl.constexpr = gl.DotOperandLayout(0, total.type.layout, 2)
+    lanes: gl.constexpr = _lanes(TILE, total.shape[0] // 16)
+    for f in gl.static_range(FIELDS):
+        slab = f // 2
+        codes = w_flat.index(stage * (FIELDS // 2) + slab).load(lanes)
+        weight = _field(
+            codes, kept, step * (FIELDS // 2) + slab, f % 2,
+            KIND, GROUP, SCALES, ZERO, ZEROS, dtype,
+        )  # fmt: skip
+        inputs = x_flat.index(stage * FIELDS + f).permute([1, 0])
+        total = warpgroup_mma(_as_operand(weight, operand, SPARSE), inputs, total, is_async=True)
+    return warpgroup_mma_wait(0, deps=[total])
+
+
 @gluon.jit(do_not_specialize=["M"])
 def stream_packed_kernel(
     x,  # descriptor of [M, K], a box [BLOCK_M, WIDTH]
@@ -196,98 +248,78 @@ def stream_packed_kernel(
     FIELDS: gl.constexpr = x.block_shape[0]  # of a stage
     tile = gl.program_id(0) // M_TILES
     m_start = gl.program_id(0) % M_TILES * BLOCK_M
-    w_tiles = gl.allocate_shared_memory(
-        gl.uint8, [STAGES, FIELDS // 2, 1, TILE, WIDTH], codes.layout
-    )
-    x_tiles = gl.allocate_shared_memory(DTYPE, [STAGES, FIELDS, BLOCK_M, WIDTH], x.layout)
-    kept = gl.allocate_shared_memory(
-        gl.int32, [COUNT, TILE], gl.SwizzledSharedLayout(1, 1, 1, [0])
-    )
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ready.index(i), count=1)
-    ring = w_tiles, x_tiles, ready
+    ring = _make_ring(x, codes, STAGES)
+    kept = gl.allocate_shared_memory(gl.int32, [COUNT, TILE], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     BYTES: gl.constexpr = codes.block_type.nbytes + x.block_type.nbytes
     for i in gl.static_range(AHEAD):
         _ask_codes(codes, ring, tile, i, i, BYTES)
     _bring_scales(kept, words, tile * ROWS, N, ROWS, COUNT, num_warps)
     wait_for_last(EARLY)  # nothing that the chain writes was read so far
-    for i in gl.static_range(STAGES):
-        if i >= AHEAD:
-            _ask_codes(codes, ring, tile, i, i, BYTES)
-        _ask_inputs(x, ring, m_start, i, i)
+    _ask_rest((x, codes), ring, m_start, tile, AHEAD, BYTES)
     async_copy.wait_group(0)
-
-    SPARSE: gl.constexpr = TILE < 16 * num_warps
+    SPARSE: gl.constexpr = 16 * num_warps > TILE
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_M, 16])
-    operand: gl.constexpr = gl.DotOperandLayout(0, of_total, 2)
-    lanes: gl.constexpr = _lanes(TILE, num_warps)
-    w_flat = w_tiles._reinterpret(
-        gl.uint8, [STAGES * FIELDS // 2, TILE, WIDTH], gl.NVMMASharedLayout(64, 8)
-    )
-    x_flat = x_tiles._reinterpret(
-        DTYPE, [STAGES * FIELDS, BLOCK_M, WIDTH], gl.NVMMASharedLayout(128, 16)
-    )
+    flat = _flat(ring)
     total = gl.zeros([16 * num_warps, BLOCK_M], gl.float32, of_total)
     num_steps = K // (FIELDS * WIDTH)
     for i in range(num_steps):
         stage = i % STAGES
-        mbarrier.wait(ready.index(stage), i // STAGES & 1)
-        for f in gl.static_range(FIELDS):
-            some = w_flat.index(stage * (FIELDS // 2) + f // 2).load(lanes)
-            slab = i * (FIELDS // 2) + f // 2
-            weight = _field(some, kept, slab, f % 2, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)
-            inputs = x_flat.index(stage * FIELDS + f).permute([1, 0])
-            weight = _as_operand(weight, operand, SPARSE)
-            total = warpgroup_mma(weight, inputs, total, is_async=True)
-        # All of the step: with products under way at the loop's end the compiler would wait for
-        # each of them.
-        total = warpgroup_mma_wait(0, deps=[total])
+        mbarrier.wait(ring[2].index(stage), i // STAGES & 1)
+        total = _add_step(
+            total, flat, kept, i, stage, FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE
+        )
         if i + STAGES < num_steps:
             _ask_codes(codes, ring, tile, stage, i + STAGES, BYTES)
             _ask_inputs(x, ring, m_start, stage, i + STAGES)
     total = _own_rows(total, SPARSE)
-    _store(total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
+    store_rounded(
+        total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps
+    )
 
 
 _launch = Launcher(stream_packed_kernel)
-_OF_CODES = gl.NVMMASharedLayout(64, 8, rank=4)
-_OF_INPUTS = gl.NVMMASharedLayout(128, 16, rank=3)
 
 
 class StreamPacked:
     """Products by one packed weight. Only where `has_hopper_kernels` and `can_stream`."""
 
     def __init__(self, slabs: Slabs, bias: Tensor | None, gate: str | None) -> None:
-        self.slabs, self.bias, self.gate = slabs, bias, gate
-        assert slabs.scales is not None
-        self._boxes: dict[tuple[int, int], TensorDescriptor] = {}
+        assert slabs.scales is not None, f"got {slabs.form}"
+        self.slabs, self.words, self.bias, self.gate = slabs, slabs.scales, bias, gate
+        self._boxes: dict[tuple[int, ...], TensorDescriptor] = {}
+        # Weights are read before the wait, so what wrote them must be over by the first call.
         torch.cuda.current_stream(slabs.codes.device).synchronize()
 
     def __call__(self, x: Tensor, out: Tensor, config: StreamPackedConfig) -> None:
+        """x [m, k] -> out [m, n], gated [m, n / 2]."""
         _launch(*self.plan(x, out, config))
 
-    def plan(self, x: Tensor, out: Tensor, config: StreamPackedConfig) -> tuple:
+    def pick(self, m: int) -> StreamPackedConfig:
+        units = multiprocessors(self.words.device)
+        return pick_stream_packed(m, self.slabs.shape, len(self.words), units)
+
+    def plan(
+        self, x: Tensor, out: Tensor, config: StreamPackedConfig
+    ) -> tuple[tuple[int, int, int], tuple[object, ...], dict[str, object], tuple[object, ...]]:
+        """What `Launcher` takes."""
         (m, k), (n, num_in), form = x.shape, self.slabs.shape, self.slabs.form
-        slab = 2 * WIDTH.value
-        assert k == num_in and x.is_contiguous() and out.stride(1) == 1
-        assert n % config.rows == 0 and k % (slab * config.slabs) == 0, f"{n=} {k=} {config=}"
-        assert 2 <= config.num_stages <= k // (slab * config.slabs), f"{k=} {config=}"
+        of_step = 2 * WIDTH.value * config.slabs
+        assert k == num_in and x.is_contiguous() and out.stride(1) == 1, f"{x.shape=} {k=}"
+        assert n % config.rows == 0 and k % of_step == 0, f"{n=} {k=} {config=}"
+        # Every copy must be waited for, or it outlives the program.
+        assert 2 <= config.num_stages <= k // of_step, f"{k=} {config=}"
         m_tiles = ceil_div(m, config.block_m)
-        words = self.slabs.scales
+        described = (_described(x, config), self._described(config))
         return (
             (n // config.rows * m_tiles, 1, 1),
-            (
-                *(_described(x, config), self._described(config), words, self.bias, out),
-                *(m, n, k, out.stride(0)),
-            ),
+            (*described, self.words, self.bias, out, m, n, k, out.stride(0)),
             {
                 "KIND": form.kind,
-                "GROUP": form.group or k,
+                "GROUP": form.group,
                 "SCALES": form.scales,
                 "ZERO": form.zero,
                 "ZEROS": form.zeros,
-                "COUNT": len(words),
+                "COUNT": len(self.words),
                 "ROWS": config.rows,
                 "TILE": config.tile,
                 "BLOCK_M": config.block_m,
@@ -300,12 +332,14 @@ class StreamPacked:
                 "num_warps": max(4, config.tile // 16),
             },
             (
-                x.dtype, None if self.bias is None else self.bias.dtype, n, k,
-                alignments(out, self.bias, words), int_kind(out.stride(0)),
+                x.dtype, None if self.bias is None else self.bias.dtype, n, k, config.slabs,
+                alignments(out, self.bias, self.words), int_kind(out.stride(0)),
             ),
         )  # fmt: skip
 
     def _described(self, config: StreamPackedConfig) -> TensorDescriptor:
+        """Codes as [slabs, programs, rows of a program, bytes]: a box higher than a program's rows
+        finds nothing below them."""
         key = (config.rows, config.tile, config.slabs)
         found = self._boxes.get(key)
         if found is None:
@@ -315,7 +349,7 @@ class StreamPacked:
                 [k // (2 * wide), n // config.rows, config.rows, wide],
                 [n * wide, config.rows * wide, wide, 1],
                 [config.slabs, 1, config.tile, wide],
-                _OF_CODES,
+                gl.NVMMASharedLayout(64, 8, rank=4),
             )
         return found
 
@@ -328,5 +362,5 @@ def _described(x: Tensor, config: StreamPackedConfig) -> TensorDescriptor:
         [k // wide, m, wide],
         [wide, k, 1],
         [2 * config.slabs, config.block_m, wide],
-        _OF_INPUTS,
+        gl.NVMMASharedLayout(128, 16, rank=3),
     )

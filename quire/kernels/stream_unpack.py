@@ -94,27 +94,25 @@ _POWER = gl.constexpr((_of_power(0), _of_power(1)))
 
 
 @gluon.jit
-def code_pairs(codes, zero, scale, FIELD: gl.constexpr, DTYPE: gl.constexpr, SCALES: gl.constexpr):
-    """(codes - zero) * scale of one field of bytes, of DTYPE. `zero` and `scale` are in fp32, the
+def code_pairs(codes, zero, scale, FIELD: gl.constexpr, dtype: gl.constexpr, SCALES: gl.constexpr):
+    """(codes - zero) * scale of one field of bytes, of dtype. `zero` and `scale` are in fp32, the
     scale a number of 16 bits."""
-    if DTYPE == gl.float16:
-        text: gl.constexpr = _FP16[FIELD]
+    if dtype == gl.float16:
         weight = gl.inline_asm_elementwise(
-            text, "=r,=r,r,r,r,r,r", [codes, (zero + 1024.0).to(DTYPE), scale.to(DTYPE)],
+            _FP16[FIELD], "=r,=r,r,r,r,r,r", [codes, (zero + 1024.0).to(dtype), scale.to(dtype)],
             dtype=gl.float16, is_pure=True, pack=4,
         )  # fmt: skip
     elif SCALES == "bf16":
-        text: gl.constexpr = _BF16[FIELD]
         weight = gl.inline_asm_elementwise(
-            text, "=r,=r,r,r,r,r,r", [codes, (zero + 128.0).to(DTYPE), scale.to(DTYPE)],
+            _BF16[FIELD], "=r,=r,r,r,r,r,r", [codes, (zero + 128.0).to(dtype), scale.to(dtype)],
             dtype=gl.bfloat16, is_pure=True, pack=4,
         )  # fmt: skip
     else:
-        most = scale.to(DTYPE)
-        rest = (scale - most.to(gl.float32)).to(DTYPE)
-        text: gl.constexpr = _TWO_BF16[FIELD]
+        most = scale.to(dtype)
+        rest = (scale - most.to(gl.float32)).to(dtype)
         weight = gl.inline_asm_elementwise(
-            text, "=r,=r,r,r,r,r,r,r,r", [codes, (zero + 128.0).to(DTYPE), most, rest],
+            _TWO_BF16[FIELD], "=r,=r,r,r,r,r,r,r,r",
+            [codes, (zero + 128.0).to(dtype), most, rest],
             dtype=gl.bfloat16, is_pure=True, pack=4,
         )  # fmt: skip
     return weight
@@ -123,9 +121,8 @@ def code_pairs(codes, zero, scale, FIELD: gl.constexpr, DTYPE: gl.constexpr, SCA
 @gluon.jit
 def power_pairs(codes, scale, FIELD: gl.constexpr):
     """E2M1 codes times a power of two, in bf16."""
-    text: gl.constexpr = _POWER[FIELD]
     up = (scale * 0.0 + 1.7014118346046923e38).to(gl.bfloat16)  # 2**127
     return gl.inline_asm_elementwise(
-        text, "=r,=r,r,r,r,r,r", [codes, up, scale.to(gl.bfloat16)],
+        _POWER[FIELD], "=r,=r,r,r,r,r,r", [codes, up, scale.to(gl.bfloat16)],
         dtype=gl.bfloat16, is_pure=True, pack=4,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from quire.kernels.failures import FAILURES
 from quire.kernels.matmul import interleave, matmul
 from quire.kernels.packed_matmul import packed_matmul
 from quire.kernels.slabs import Slabs
+from quire.ops.packed_linear import stream
 from quire.ops.slabs_of import slabs_of
 from quire.quant.weight import Weight
 
@@ -31,14 +32,17 @@ def failure_of(check: Callable[[], str | None]) -> str | None:
         return " ".join((type(error).__name__, *str(error).strip().splitlines()[-1:]))
 
 
-def why_not(weight: Weight, gate: str | None, dtype: torch.dtype) -> str | None:
-    """None: packed products of this form have the bits of expanded ones."""
-    return failure_of(lambda: _difference(weight, gate, dtype))
+def why_not(
+    weight: Weight, gate: str | None, dtype: torch.dtype, streams: bool = False
+) -> str | None:
+    """None: packed products of this form have the bits of expanded ones. `streams`: those of
+    `kernels/stream_packed.py` where it takes the form."""
+    return failure_of(lambda: _difference(weight, gate, dtype, streams))
 
 
-def _difference(weight: Weight, gate: str | None, dtype: torch.dtype) -> str | None:
+def _difference(weight: Weight, gate: str | None, dtype: torch.dtype, streams: bool) -> str | None:
     some = weight.pick(_few_rows(weight.shape[0], gate is not None))
-    slabs = slabs_of(some, gate is not None)
+    slabs = slabs_of(some, gate is not None, dtype if streams else None)
     assert slabs is not None, "no such kernel"
     dense = _expanded(some, slabs, dtype)
     if not torch.equal(expand(slabs, torch.empty_like(dense)), dense):
@@ -47,9 +51,17 @@ def _difference(weight: Weight, gate: str | None, dtype: torch.dtype) -> str | N
     for rows in _ROWS:
         x = torch.randn(rows, dense.shape[1], generator=random, device=dense.device).to(dtype)
         want = matmul(x, dense, gate=gate)
-        if not torch.equal(packed_matmul(x, slabs, gate=gate), want):
+        if not torch.equal(_product(x, slabs, gate), want):
             return f"products of {rows} rows differ"
     return None
+
+
+def _product(x: torch.Tensor, slabs: Slabs, gate: str | None) -> torch.Tensor:
+    if not slabs.form.lanes:
+        return packed_matmul(x, slabs, gate=gate)
+    from quire.kernels.stream_packed import StreamPacked
+
+    return stream(StreamPacked(slabs, None, gate), x)
 
 
 def _few_rows(num_rows: int, paired: bool) -> slice | torch.Tensor:

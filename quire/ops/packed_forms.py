@@ -10,12 +10,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire.kernels.expand import Scratch, embed_packed
+from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.matmul import Layouts
 from quire.kernels.slabs import Slabs
 from quire.nn.ops import LinearKernel
@@ -30,7 +32,7 @@ from quire.quant.coded import Coded
 from quire.quant.deferred import made
 from quire.quant.weight import Dense, Weight
 
-Check = Callable[[Weight, str | None, torch.dtype], str | None]
+Check = Callable[[Weight, str | None, torch.dtype, bool], str | None]
 
 
 class PackedForms:
@@ -63,23 +65,33 @@ class PackedForms:
             return weight  # what is wider than the model is so for a reason: routers are
         return Dense(weight.tensor.to(self.dtype), weight.inputs)
 
-    def slabs(self, weight: Weight, gate: str | None = None) -> Slabs | None:
-        """Counted as kept; None: the weight is to be expanded."""
-        slabs = slabs_of(weight, gate is not None)
+    def slabs(self, weight: Weight, gate: str | None = None, streams: bool = False) -> Slabs | None:
+        """Counted as kept; None: the weight is to be expanded. `streams`: for products of one
+        weight alone, laid out for `kernels/stream_packed.py` where it holds."""
+        streams = streams and has_hopper_kernels(self.device)
+        slabs = slabs_of(weight, gate is not None, self.dtype if streams else None)
         if slabs is None:
             return None
         key = (slabs.form, gate, slabs.order is not None, slabs.shape[1] % slabs.form.slab == 0)
-        if not self._holds(key, slabs.form.name, lambda: self.check(weight, gate, self.dtype)):
-            return None
+        check = partial(self.check, weight, gate, self.dtype, slabs.form.lanes)
+        refuse = self._refuse_stream if slabs.form.lanes else self._refuse
+        if not self._holds(key, slabs.form.name, check, refuse):
+            return self.slabs(weight, gate) if slabs.form.lanes else None
         self.kept[slabs.form.name] += slabs.num_bytes
         return slabs
 
-    def _holds(self, key: object, form: str, check: Callable[[], str | None]) -> bool:
+    def _holds(
+        self,
+        key: object,
+        form: str,
+        check: Callable[[], str | None],
+        refuse: Callable[[str, str], None],
+    ) -> bool:
         """Whether a kernel may be used, asked once for each key."""
         if key not in self._verdicts:
             self._verdicts[key] = failure_of(check)
             if (why := self._verdicts[key]) is not None:
-                self._refuse(form, why)
+                refuse(form, why)
         return self._verdicts[key] is None
 
     def expert_slabs(self, rows: ExpertRows) -> ExpertSlabs | None:
@@ -98,7 +110,7 @@ class PackedForms:
     def _part(self, weight: Weight, bias: Tensor | None, gate: str | None) -> LinearKernel:
         if weight.inputs == "int8-row":
             return self._rounded(weight, bias, gate)
-        slabs = self.slabs(weight, gate)
+        slabs = self.slabs(weight, gate, streams=True)
         if slabs is None:
             return MatmulLinear(self.expanded(weight), bias, self.layouts, gate)
         return PackedLinear(slabs, bias, self.layouts, self.scratch, self.dtype, gate)
@@ -108,10 +120,19 @@ class PackedForms:
         slabs = slabs_of(weight)
         if slabs is not None and can_multiply(weight, slabs):
             key = (slabs.form, "int8", slabs.shape[1] % slabs.form.slab == 0)
-            if self._holds(key, slabs.form.name, lambda: self.check_int8(weight, self.dtype)):
+            check = partial(self.check_int8, weight, self.dtype)
+            if self._holds(key, slabs.form.name, check, self._refuse):
                 self.kept[slabs.form.name] += slabs.num_bytes
                 return Int8Linear(slabs, bias, gate)
         return Int8Inputs(self._part(as_it_is(weight), bias, gate))
+
+    def _refuse_stream(self, form: str, why: str) -> None:
+        warnings.warn(
+            f"weights of form {form} are multiplied by a slower kernel: the streamed one fails here"
+            f" ({why}); the results are the same",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def _refuse(self, form: str, why: str) -> None:
         self.refused[form] = why

@@ -8,6 +8,7 @@ the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from quire.kernels.silu_mul import silu_mul
 from quire.kernels.slabs import Slabs
 from quire.kernels.vendor_matmul import is_faster, vendor_matmul
 from quire.nn.ops import LinearKernel
+
+if TYPE_CHECKING:
+    from quire.kernels.stream_packed import StreamPacked
 
 # Rows from which a weight is expanded. A tile takes 128 rows, so two tiles unpack twice, while an
 # expansion reads the codes once and moves four bytes a weight. Not measured on a GPU yet.
@@ -40,6 +44,7 @@ class PackedLinear:
             bias = None if bias is None else interleave(bias)
         self.slabs, self.bias, self.layouts, self.scratch = slabs, bias, layouts, scratch
         self.gate = gate
+        self.stream = _streamed(slabs, self.bias, gate)
         num_out, num_in = slabs.shape
         scratch.reserve(num_out * num_in, dtype, slabs.codes.device)
         self._may_ask_library = False
@@ -52,9 +57,11 @@ class PackedLinear:
         """[m, k] -> [m, n], in x's dtype; gated [m, n / 2]."""
         if self.slabs.order is not None:
             x = x.index_select(1, self.slabs.order)
-        if len(x) < EXPAND_ROWS:
+        if len(x) >= EXPAND_ROWS:
+            return self._expanded(x)
+        if self.stream is None:
             return packed_matmul(x, self.slabs, self.bias, gate=self.gate)
-        return self._expanded(x)
+        return stream(self.stream, x)
 
     def _expanded(self, x: Tensor) -> Tensor:
         (n, k), m = self.slabs.shape, len(x)
@@ -65,6 +72,29 @@ class PackedLinear:
             vendor_matmul(x, w, self.bias, out)
             return silu_mul(out, self.gate, interleaved=True) if self.gate else out
         return matmul(x, w, self.bias, gate=self.gate)
+
+
+def _streamed(slabs: Slabs, bias: Tensor | None, gate: str | None) -> StreamPacked | None:
+    """None: the slabs are not laid out for it."""
+    if not slabs.form.lanes:
+        return None
+    from quire.kernels.stream_packed import StreamPacked
+
+    return StreamPacked(slabs, bias, gate)
+
+
+def stream(product: StreamPacked, x: Tensor) -> Tensor:
+    """[m, k] -> [m, n], gated [m, n / 2]."""
+    m, n = len(x), product.slabs.shape[0]
+    out = torch.empty(m, n // 2 if product.gate else n, dtype=x.dtype, device=x.device)
+    if m > 0:
+        x = (
+            x
+            if x.is_contiguous() and x.data_ptr() % 16 == 0
+            else x.clone(memory_format=torch.contiguous_format)
+        )
+        product(x, out, product.pick(m))
+    return out
 
 
 class PartsLinear:

@@ -24,6 +24,7 @@ from quire.kernels.slabs import (
     pack_numbers,
     pack_pairs,
 )
+from quire.kernels.stream_packed_configs import can_stream
 from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
 from quire.quant.load_forms import E2M1_TABLE
@@ -37,9 +38,11 @@ _MOST_SLAB = 256  # inputs: more would be a longer step than pipelines like
 _PAIRED = 128  # inputs: from here on a zero may take 16 bits, in one word with its scale
 
 
-def slabs_of(weight: Weight, paired: bool = False, lanes: bool = False) -> Slabs | None:
+def slabs_of(
+    weight: Weight, paired: bool = False, streamed: torch.dtype | None = None
+) -> Slabs | None:
     """None: there are no kernels for the form. `paired`: rows gate | up as gate, up, gate, up.
-    `lanes`: for `stream_packed.py`, if it takes the form."""
+    `streamed`: inputs' dtype, for `kernels/stream_packed.py` where it takes the form."""
     if isinstance(weight, Scaled):
         return _of_floats(weight, paired)
     if isinstance(weight, Sparse24):
@@ -48,20 +51,12 @@ def slabs_of(weight: Weight, paired: bool = False, lanes: bool = False) -> Slabs
         return _of_codebook(_interleaved(weight) if paired else weight, paired)
     if isinstance(weight, Coded) and _can_be_slabs(weight):
         weight = _interleaved(weight) if paired else weight
-        slabs = _of_codes(weight, paired, lanes)
-        return slabs if not lanes or can_stream(slabs.form) else _of_codes(weight, paired, False)
+        if streamed is not None:
+            slabs = _of_codes(weight, paired, True)
+            if can_stream(slabs.form, slabs.shape, streamed):
+                return slabs
+        return _of_codes(weight, paired, False)
     return None
-
-
-def can_stream(form: SlabForm) -> bool:
-    """Whether `stream_packed.py` takes a form: words of scales 16 inputs apart or more, and nothing
-    beside them but zeros in the same words."""
-    is_code = (form.kind == "int" and form.scales in ("f16", "bf16")) or (
-        form.kind == "e2m1" and form.scales == "power"
-    )
-    fits = form.group in (16, 32, 64) or (form.group > 0 and form.group % 128 == 0)
-    is_plain = form.offsets == "" and form.super_size == 0 and form.zeros in ("", "u16")
-    return form.lanes and is_code and fits and is_plain
 
 
 def joined(weights: Sequence[Weight]) -> list[Weight]:
