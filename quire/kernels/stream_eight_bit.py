@@ -65,6 +65,22 @@ def _ask_inputs(x, ring, m_start, stage, k, BANDS: gl.constexpr):
 
 
 @gluon.jit
+def _begin(
+    x, w, ring, tile, m_start, STAGES: gl.constexpr, AHEAD: gl.constexpr, BANDS: gl.constexpr,
+    BYTES: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """Ask for all stages, the first ones' weights before the inputs are there."""
+    BLOCK_K: gl.constexpr = BANDS * BAND
+    for i in gl.static_range(AHEAD):
+        ask_weight(w, ring, tile, i, i * BLOCK_K, BLOCK_K, BYTES)
+    wait_for_last(EARLY)  # nothing that the chain writes was read so far
+    for i in gl.static_range(STAGES):
+        if i >= AHEAD:
+            ask_weight(w, ring, tile, i, i * BLOCK_K, BLOCK_K, BYTES)
+        _ask_inputs(x, ring, m_start, i, i * BLOCK_K, BANDS)
+
+
+@gluon.jit
 def _scaled(part, band, scales, x_scales, place, GROUP: gl.constexpr):
     """The sum of one band times the scales of its group, where scales change along k."""
     if GROUP > 0:
@@ -119,13 +135,7 @@ def stream_eight_bit_kernel(
     HAS_REST: gl.constexpr = w_rest.block_shape[1] < w.block_shape[1]
     OF_REST: gl.constexpr = w_rest.block_type.nbytes if HAS_REST else 0
     BYTES: gl.constexpr = (w.block_type.nbytes + OF_REST + x.block_type.nbytes) * BANDS
-    for i in gl.static_range(AHEAD):
-        ask_weight((w, w_rest), ring, tile, i, i * BLOCK_K, BLOCK_K, BYTES)
-    wait_for_last(EARLY)  # nothing that the chain writes was read so far
-    for i in gl.static_range(STAGES):
-        if i >= AHEAD:
-            ask_weight((w, w_rest), ring, tile, i, i * BLOCK_K, BLOCK_K, BYTES)
-        _ask_inputs(x, ring, m_start, i, i * BLOCK_K, BANDS)
+    _begin(x, (w, w_rest), ring, tile, m_start, STAGES, AHEAD, BANDS, BYTES, EARLY)
 
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_M, 32])
     IS_INT: gl.constexpr = x.dtype == gl.int8
@@ -146,17 +156,9 @@ def stream_eight_bit_kernel(
             total = _add_whole(total, ring, stage * BANDS, BANDS)
         else:
             total = _add_floats(
-                total,
-                nothing,
-                ring,
-                stage * BANDS,
-                i * BANDS,
-                scales,
-                x_scales,
-                place,
-                BANDS,
-                GROUP,
-            )
+                total, nothing, ring, stage * BANDS, i * BANDS, scales, x_scales, place,
+                BANDS, GROUP,
+            )  # fmt: skip
         k = (i + STAGES) * BLOCK_K
         if k < K:
             ask_weight((w, w_rest), ring, tile, stage, k, BLOCK_K, BYTES)
