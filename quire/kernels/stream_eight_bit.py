@@ -40,7 +40,8 @@ def _make_ring(
     x, w, w_rest, STAGES: gl.constexpr, BANDS: gl.constexpr, TILE: gl.constexpr,
     BLOCK_M: gl.constexpr,
 ):  # fmt: skip
-    """As that of `stream_matmul.py`, with a tile of x and of w for every band."""
+    """As that of `stream_matmul.py`, and the tiles of x, which are the memory of its boxes. Of both
+    operands there is a tile for every band."""
     flat: gl.constexpr = gl.NVMMASharedLayout(128, 8)
     deep: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=3)
     ROWS: gl.constexpr = STAGES * BANDS * TILE
@@ -49,19 +50,18 @@ def _make_ring(
     boxes = gl.allocate_shared_memory(w.dtype, [ROWS // HEIGHT, 1, HEIGHT, BAND], deep)
     rests = boxes._reinterpret(w.dtype, [ROWS // REST, 1, REST, BAND], deep)
     tiles = boxes._reinterpret(w.dtype, [STAGES * BANDS, TILE, BAND], flat)
-    x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES * BANDS, BLOCK_M, BAND], flat)
+    x_boxes = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_M, BANDS * BAND], flat)
+    x_tiles = x_boxes._reinterpret(x.dtype, [STAGES * BANDS, BLOCK_M, BAND], flat)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
-    return boxes, rests, x_tiles, tiles, ready
+    return (boxes, rests, x_boxes, tiles, ready), x_tiles
 
 
 @gluon.jit
-def _ask_inputs(x, ring, m_start, stage, k, BANDS: gl.constexpr):
-    _, _, x_tiles, _, ready = ring
-    for band in gl.static_range(BANDS):
-        place = x_tiles.index(stage * BANDS + band)
-        tma.async_copy_global_to_shared(x, [m_start, k + band * BAND], ready.index(stage), place)
+def _ask_inputs(x, ring, m_start, stage, k):
+    _, _, x_boxes, _, ready = ring
+    tma.async_copy_global_to_shared(x, [m_start, k], ready.index(stage), x_boxes.index(stage))
 
 
 @gluon.jit
@@ -77,7 +77,7 @@ def _begin(
     for i in gl.static_range(STAGES):
         if i >= AHEAD:
             ask_weight(w, ring, tile, i, i * BLOCK_K, BLOCK_K, BYTES)
-        _ask_inputs(x, ring, m_start, i, i * BLOCK_K, BANDS)
+        _ask_inputs(x, ring, m_start, i, i * BLOCK_K)
 
 
 @gluon.jit
@@ -93,9 +93,9 @@ def _scaled(part, band, scales, x_scales, place, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def _add_whole(total, ring, at, BANDS: gl.constexpr):
+def _add_whole(total, both, at, BANDS: gl.constexpr):
     """The total with a stage's bands of whole numbers. All is over when this returns."""
-    _, _, x_tiles, tiles, _ = ring
+    x_tiles, tiles = both
     for band in gl.static_range(BANDS):
         x_tile = x_tiles.index(at + band).permute([1, 0])
         total = warpgroup_mma(tiles.index(at + band), x_tile, total, is_async=True)
@@ -104,10 +104,10 @@ def _add_whole(total, ring, at, BANDS: gl.constexpr):
 
 @gluon.jit
 def _add_floats(
-    total, parts, ring, at, first, scales, x_scales, place, BANDS: gl.constexpr, GROUP: gl.constexpr
+    total, parts, both, at, first, scales, x_scales, place, BANDS: gl.constexpr, GROUP: gl.constexpr
 ):
     """The same of floats: every band from zero. `parts`: one tile of no meaning."""
-    _, _, x_tiles, tiles, _ = ring
+    x_tiles, tiles = both
     for band in gl.static_range(BANDS):
         x_tile = x_tiles.index(at + band).permute([1, 0])
         made = warpgroup_mma(tiles.index(at + band), x_tile, parts[0], use_acc=False, is_async=True)
@@ -120,7 +120,7 @@ def _add_floats(
 
 @gluon.jit(do_not_specialize=["M"])
 def stream_eight_bit_kernel(
-    x,  # descriptor of [M, K], a box [BLOCK_M, BAND]
+    x,  # descriptor of [M, K], a box [BLOCK_M, BANDS * BAND]
     w, w_rest,  # descriptors of [N / ROWS, ROWS, K]
     x_scales, scales, bias, y, M, N, K, num_groups,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, BANDS: gl.constexpr,
@@ -130,11 +130,11 @@ def stream_eight_bit_kernel(
     let_next_start(EARLY)
     tile = gl.program_id(0) // M_TILES  # programs of one weight tile are neighbours: L2 shares it
     m_start = gl.program_id(0) % M_TILES * BLOCK_M
-    ring = _make_ring(x, w, w_rest, STAGES, BANDS, TILE, BLOCK_M)
+    ring, x_tiles = _make_ring(x, w, w_rest, STAGES, BANDS, TILE, BLOCK_M)
     BLOCK_K: gl.constexpr = BANDS * BAND
     HAS_REST: gl.constexpr = w_rest.block_shape[1] < w.block_shape[1]
     OF_REST: gl.constexpr = w_rest.block_type.nbytes if HAS_REST else 0
-    BYTES: gl.constexpr = (w.block_type.nbytes + OF_REST + x.block_type.nbytes) * BANDS
+    BYTES: gl.constexpr = (w.block_type.nbytes + OF_REST) * BANDS + x.block_type.nbytes
     _begin(x, (w, w_rest), ring, tile, m_start, STAGES, AHEAD, BANDS, BYTES, EARLY)
 
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_M, 32])
@@ -149,20 +149,21 @@ def stream_eight_bit_kernel(
     if GROUP == 0:  # asked for now, needed at the end
         x_scale = gl.load(x_scales + m, mask=m < M, other=0.0)
         w_scale = gl.load(scales + n, mask=row < ROWS, other=0.0)
+    both = (x_tiles, ring[3])
     for i in range(K // BLOCK_K):
         stage = i % STAGES
         mbarrier.wait(ring[4].index(stage), i // STAGES & 1)
         if IS_INT:
-            total = _add_whole(total, ring, stage * BANDS, BANDS)
+            total = _add_whole(total, both, stage * BANDS, BANDS)
         else:
             total = _add_floats(
-                total, nothing, ring, stage * BANDS, i * BANDS, scales, x_scales, place,
+                total, nothing, both, stage * BANDS, i * BANDS, scales, x_scales, place,
                 BANDS, GROUP,
             )  # fmt: skip
         k = (i + STAGES) * BLOCK_K
         if k < K:
             ask_weight((w, w_rest), ring, tile, stage, k, BLOCK_K, BYTES)
-            _ask_inputs(x, ring, m_start, stage, k, BANDS)
+            _ask_inputs(x, ring, m_start, stage, k)
     total = total.to(gl.float32)
     if GROUP == 0:
         total = (total * x_scale[None, :]) * w_scale[:, None]
@@ -200,7 +201,7 @@ class StreamEightBit:
             Memory(x.codes.data_ptr(), x.codes.dtype),
             [m, k],
             [k, 1],
-            [config.block_m, CHAIN],
+            [config.block_m, config.block_k],
             gl.NVMMASharedLayout(128, 8),
         )
         scales, num_groups = self.weight.scales, x.scales.shape[1]
