@@ -120,7 +120,7 @@ def library_bits(x: RoundedRows, w: EightBitWeight, got: Tensor) -> str:
 # ------------------------------------------------------------ the table
 
 HEADER = (
-    f"{'form':>11}{'weight':>14}{'rows':>6}{'us':>9}{'round':>7}{'tiled':>9}{'library':>9}"
+    f"{'form':>11}{'weight':>14}{'rows':>6}{'us':>9}{'round':>7}{'tiled':>9}{'many':>9}{'library':>9}"
     f"{'dense':>9}{'TB/s':>7}{'TFLOP/s':>8}"
 )
 
@@ -148,6 +148,8 @@ def measure(name: str, weights: list[EightBitWeight], m: int, dense: bool) -> tu
     line = f"{name:>11}{n:>8}x{k:<5}{m:>6}{micros:>9.1f}"
     line += f"{graph_micros([partial(round_inputs, x, form.rounding)] * 8):>7.1f}"
     line += f"{micros_of(by_tile, floor):>9.1f}"
+    text, is_same = measure_many(weights, rounded, by_tile[0](), gate, floor)
+    line, wrong = line + text, wrong + (not is_same)
     library, said = library_product(rounded, weights[0]), ""
     if library is None:
         line += f"{'-':>9}"
@@ -161,6 +163,19 @@ def measure(name: str, weights: list[EightBitWeight], m: int, dense: bool) -> tu
     line += f"{dense_micros(n, k, x, gate, 2 * floor):>9.1f}" if dense else f"{'-':>9}"
     line += f"{n * k / micros / 1e6:>7.2f}{2 * m * n * k / micros / 1e6:>8.0f}"
     return f"{line}  {f'BITS DIFFER ({wrong})' if wrong else ''} {said}", wrong == 0
+
+
+def measure_many(
+    weights: list[EightBitWeight], x: RoundedRows, want: Tensor, gate: str | None, floor: float
+) -> tuple[str, bool]:
+    """Of the kernel for many rows, and whether its bits are right."""
+    from quire.kernels.many_eight_bit import ManyEightBit
+
+    out = torch.empty_like(want)
+    products = [partial(ManyEightBit(w, None, gate), x, out) for w in weights]
+    products[0]()
+    is_same = torch.equal(out, want)
+    return f"{micros_of(products, floor):>8.1f}{' ' if is_same else '!'}", is_same
 
 
 def dense_micros(n: int, k: int, x: Tensor, gate: str | None, floor: float) -> float:
@@ -253,7 +268,7 @@ def compile_all(names: list[str], rows: list[int]) -> int:
     print(f"{'form':>11}{'rows':>6}{'way':>9}{'regs':>6}{'spill':>7}{'shared':>9}{'gmma':>6}")
     for name in names:
         for m in rows:
-            for way in ("tiled", "streamed"):
+            for way in ("tiled", "streamed", "many"):
                 for gate in (None, "silu"):
                     if (kernel := build(name, m, way, gate)) is None:
                         continue
@@ -278,13 +293,19 @@ def build(name: str, m: int, way: str, gate: str | None) -> Any:
         compiling = Compiling(tiled, tiled._eight_bit_kernel)
         eight_bit_matmul(x, weight, None, torch.bfloat16, pick_eight_bit(m, n, 132), gate)
         return compiling.made
+    out = torch.empty(m, n // 2 if gate else n, dtype=torch.bfloat16)
+    if way == "many":
+        from quire.kernels import many_eight_bit as many
+
+        compiling = Compiling(many, many.many_eight_bit_kernel)
+        many.ManyEightBit(weight, None, gate)(x, out)
+        return compiling.made
     config = pick_eight_bit_stream(m, n, k)
     if config is None:
         return None
     from quire.kernels import stream_eight_bit as streamed
 
     compiling = Compiling(streamed, streamed.stream_eight_bit_kernel)
-    out = torch.empty(m, n // 2 if gate else n, dtype=torch.bfloat16)
     streamed.StreamEightBit(weight, None, gate)(x, out, config)
     return compiling.made
 

@@ -1,6 +1,7 @@
 """Which sizes products of eight bits by eight take on Hopper, as plain data.
 
-The kernel is in `stream_eight_bit.py`. No size changes a bit of the result.
+The kernels are in `stream_eight_bit.py` and `many_eight_bit.py`. No size changes a bit of the
+result.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from quire.kernels.eight_bit_weight import CHAIN
 from quire.kernels.matmul_configs import MULTIPROCESSORS
 from quire.kernels.stream_configs import StreamConfig
 
-__all__ = ["MOST_EIGHT_BIT_ROWS", "own_rows", "pick_eight_bit_stream"]
+__all__ = ["MOST_EIGHT_BIT_ROWS", "own_rows", "pick_eight_bit_stream", "takes_many"]
 
 MOST_EIGHT_BIT_ROWS = 128
 
@@ -33,6 +34,11 @@ def pick_eight_bit_stream(m: int, n: int, k: int) -> StreamConfig | None:
     tile = 2 * _TILE if is_wide else _TILE
     rows = tile if is_wide else own_rows(n)
     return None if rows is None else _staged(rows, block_m, tile, k)
+
+
+def takes_many(m: int, n: int) -> bool:
+    """Whether tiles of 128 by 256 fill half of the chip; smaller ones are quicker if not."""
+    return -(-m // 128) * -(-n // 256) >= MULTIPROCESSORS // 2
 
 
 def _staged(rows: int, block_m: int, tile: int, k: int) -> StreamConfig | None:

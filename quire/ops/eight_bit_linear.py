@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quire.kernels.eight_bit_configs import takes_many
 from quire.kernels.eight_bit_matmul import EightBitTile, eight_bit_matmul, pick_eight_bit
-from quire.kernels.eight_bit_weight import EightBitWeight
+from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight
 from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.matmul import interleave
 from quire.kernels.packed_matmul import multiprocessors
@@ -22,6 +23,7 @@ from quire.ops.eight_bit_of import EightBitForm, eight_bit_weight
 from quire.quant.weight import Weight
 
 if TYPE_CHECKING:
+    from quire.kernels.many_eight_bit import ManyEightBit
     from quire.kernels.stream_eight_bit import StreamEightBit
 
 _CHECKED_OUTPUTS = 192
@@ -42,7 +44,7 @@ class EightBitLinear:
             assert weight.paired
             bias = None if bias is None else interleave(bias)
         self.weight, self.rounding, self.bias, self.gate = weight, rounding, bias, gate
-        self._stream = _streamed(weight, bias, gate)
+        self.few, self.many = _on_hopper(weight, bias, gate)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[m, k] -> [m, n] in x's dtype; gated [m, n / 2]."""
@@ -51,24 +53,30 @@ class EightBitLinear:
     def multiply(self, x: RoundedRows, dtype: torch.dtype) -> Tensor:
         """Rows that somebody has rounded as `rounding` says."""
         m, n = len(x.codes), self.weight.shape[0]
-        config = self._stream.pick(m) if self._stream is not None and m else None
-        if self._stream is None or config is None:
-            tile = pick_eight_bit(m, n, multiprocessors(x.codes.device))
-            return eight_bit_matmul(x, self.weight, self.bias, dtype, tile, self.gate)
-        out = torch.empty(m, n // 2 if self.gate else n, dtype=dtype, device=x.codes.device)
-        self._stream(x, out, config)
-        return out
+        if self.few is not None and m and (config := self.few.pick(m)) is not None:
+            self.few(x, out := self._out(x, dtype), config)
+            return out
+        if self.many is not None and takes_many(m, n):
+            self.many(x, out := self._out(x, dtype))
+            return out
+        tile = pick_eight_bit(m, n, multiprocessors(x.codes.device))
+        return eight_bit_matmul(x, self.weight, self.bias, dtype, tile, self.gate)
+
+    def _out(self, x: RoundedRows, dtype: torch.dtype) -> Tensor:
+        width = self.weight.shape[0] // (2 if self.gate else 1)
+        return torch.empty(len(x.codes), width, dtype=dtype, device=x.codes.device)
 
 
-def _streamed(
+def _on_hopper(
     weight: EightBitWeight, bias: Tensor | None, gate: str | None
-) -> StreamEightBit | None:
-    """The kernel for few rows; None where it cannot run."""
-    if not has_hopper_kernels(weight.codes.device):
-        return None
+) -> tuple[StreamEightBit | None, ManyEightBit | None]:
+    """The kernels for few rows and for many; None where they cannot run."""
+    if not has_hopper_kernels(weight.codes.device) or weight.shape[1] % CHAIN:
+        return None, None
+    from quire.kernels.many_eight_bit import ManyEightBit
     from quire.kernels.stream_eight_bit import StreamEightBit
 
-    return StreamEightBit(weight, bias, gate)
+    return StreamEightBit(weight, bias, gate), ManyEightBit(weight, bias, gate)
 
 
 def difference(weight: Weight, form: EightBitForm, dtype: torch.dtype) -> str | None:
@@ -88,6 +96,10 @@ def difference(weight: Weight, form: EightBitForm, dtype: torch.dtype) -> str | 
     for rows in _CHECKED_ROWS:
         if not torch.equal(kernel(x[:rows]), one[:rows]):
             return f"products of {rows} rows differ"
+    if kernel.many is not None:
+        kernel.many(rounded, out := torch.empty_like(one))
+        if not torch.equal(out, one):
+            return "products of many rows differ"
     want = _reference(rounded, some)
     if some.is_int:
         return None if torch.equal(one, want.to(dtype)) else "whole numbers are not summed exactly"

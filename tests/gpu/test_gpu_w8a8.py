@@ -66,7 +66,12 @@ def _exact(x: RoundedRows, w: EightBitWeight) -> Tensor:
 @pytest.mark.parametrize("name", ROUNDINGS)
 @pytest.mark.parametrize(
     "n,k,gate,biased",
-    [(1024, 1024, None, True), (520, 1152, None, False), (16384, 512, "silu", True)],
+    [
+        (1024, 1024, None, True),
+        (520, 1152, None, False),
+        (16384, 512, None, False),
+        (16384, 512, "silu", True),
+    ],
 )
 def test_bits_do_not_depend_on_the_batch(
     name: str, n: int, k: int, gate: str | None, biased: bool
