@@ -27,12 +27,11 @@ import triton
 from torch import Tensor
 
 from benchmarks.gpu_matmul import ROTATE_BYTES, SHARED_BYTES, become_compiler, graph_micros
-from quire.kernels import eight_bit_matmul, expand, grouped_packed
+from quire.kernels import expand, grouped_packed
 from quire.kernels import packed_matmul as packed_matmul_module
 from quire.kernels.matmul import Layouts, PreparedMatmul, matmul
 from quire.kernels.packed_matmul import packed_matmul, pick_packed
 from quire.kernels.rehearsal import outline
-from quire.kernels.round_inputs import RoundedRows
 from quire.kernels.route import SortedPairs
 from quire.ops.slabs_of import slabs_of
 from quire.quant.coded import Coded
@@ -43,6 +42,7 @@ from quire.quant.weight import Weight
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # of Llama-3.1-8B
 ROWS = (1, 16, 32, 64, 128)
+WAYS = ("plain", "gated", "experts", "expand")
 
 
 def _codes(bits: int, n: int, k: int, device: str) -> Tensor:
@@ -147,24 +147,11 @@ def build(form: str, rows: int, way: str) -> Built:
         compiling = Compiling(grouped_packed, grouped_packed._grouped_packed_kernel)
         pairs = SortedPairs(torch.zeros(rows).int(), torch.zeros(experts).int(), 1)
         grouped_packed.multiply_packed(x, slabs, pairs, None, is_gather=True)
-    elif way == "w8a8":
-        compiling = Compiling(eight_bit_matmul, eight_bit_matmul._eight_bit_kernel)
-        dtype = eight_bit_matmul.inputs_of(slabs)
-        assert dtype is not None
-        scales = torch.empty(rows, 1 if slabs.form.group == 0 else k // slabs.form.group)
-        inputs = RoundedRows(torch.empty(rows, k, dtype=dtype), scales)
-        tile = eight_bit_matmul.pick_eight_bit(rows, n, 1)
-        eight_bit_matmul.eight_bit_matmul(inputs, slabs, None, torch.bfloat16, tile)
     else:
         compiling = Compiling(packed_matmul_module, packed_matmul_module.packed_kernel)
         tile = replace(pick_packed(rows, n, 1), portion=64)
         packed_matmul(x, slabs, tile=tile, gate="silu" if way == "gated" else None)
     return inspect(compiling.made)
-
-
-def ways_of(form: str) -> list[str]:
-    ways = ["plain", "gated", "experts", "expand"]
-    return [*ways, "w8a8"] if form in ("int8", "fp8", "fp8-blocks") else ways
 
 
 def inspect(kernel: Any) -> Built:
@@ -195,7 +182,7 @@ def compile_all(forms: list[str], rows: list[int], ways: list[str]) -> int:
     print(f"{'form':>16}{'rows':>6}{'way':>8}{'regs':>6}{'spill':>7}{'shared':>9}{'hgmma':>7} STS")
     for form in forms:
         for m in rows:
-            for way in ways_of(form):
+            for way in WAYS:
                 if (ways and way not in ways) or (way == "expand" and m != rows[0]):
                     continue
                 try:
@@ -258,7 +245,7 @@ def main() -> int:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--max-seconds", type=float, default=240.0)
     parser.add_argument("--compile-only", action="store_true")
-    parser.add_argument("--ways", default="", help="plain, gated, experts, expand, w8a8")
+    parser.add_argument("--ways", default="", help=", ".join(WAYS))
     args = parser.parse_args()
     forms, rows = args.forms.split(","), [int(row) for row in args.rows.split(",")]
     if args.compile_only:

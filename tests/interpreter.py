@@ -25,7 +25,10 @@ if not torch.cuda.is_available():
     _convert = interpreter._convert_float
 
     def _convert_with_rounding(x: Any, source: Any, target: Any, mode: Any) -> Any:
-        # To the nearest even one, as GPUs do it; the interpreter cuts bf16 off.
+        # To the nearest even one, as GPUs do it; the interpreter cuts off.
+        if source.is_fp32() and target.is_fp8e4nv():
+            floats = torch.from_numpy(np.ascontiguousarray(x).view(np.float32))
+            return floats.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
         if not (source.is_fp32() and target.is_bf16()):
             return _convert(x, source, target, mode)
         bits = np.ascontiguousarray(x).view(np.uint32)
@@ -39,6 +42,13 @@ if not torch.cuda.is_available():
         if a.dtype.is_bf16() and b.dtype.is_bf16():
             a, b = (
                 interpreter.TensorHandle((t.data.astype(np.uint32) << 16).view(np.float32), fp32)
+                for t in (a, b)
+            )
+        if a.dtype.is_fp8e4nv() and b.dtype.is_fp8e4nv():
+            a, b = (
+                interpreter.TensorHandle(
+                    torch.from_numpy(t.data).view(torch.float8_e4m3fn).float().numpy(), fp32
+                )
                 for t in (a, b)
             )
         floats = all(t.dtype.is_fp32() or t.dtype.is_fp16() for t in (a, b))

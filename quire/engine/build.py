@@ -217,7 +217,7 @@ def asked_form(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -
             f"got quantization={name!r}, the weights are stored as {stored or 'plain numbers'};"
             " leave it out"
         )
-    return load_form(name)
+    return load_form(name, device.type == "cuda")
 
 
 def _group_decisions(groups: LayerGroups) -> list[Decision]:

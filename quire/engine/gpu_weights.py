@@ -20,7 +20,8 @@ def keeps_packed_on(device: torch.device, args: EngineArgs, checkpoint: Checkpoi
 
 
 def gpu_weight_decisions(ops: Ops, device: str) -> list[Decision]:
-    """Forms with the bytes they take, and those that had to be expanded; none of plain floats."""
+    """Forms with the bytes they take, those that had to be expanded, and those whose inputs are not
+    rounded; none of plain floats."""
     if device != "cuda":
         return []
     from quire.ops.cuda_ops import CudaOps  # not above: CPU installs need no triton
@@ -36,7 +37,9 @@ def packed_decisions(ops: Ops) -> list[Decision]:
     if not packed.kept:
         return []
     forms = ", ".join(f"{name} {size_text(size)}" for name, size in packed.kept.most_common())
-    made = [Decision("weights", forms, "packed kernels gave the dense kernel's bits here")]
+    made = [Decision("weights", forms, "their kernels were checked here")]
     for form, why in packed.refused.items():
         made.append(Decision("expanded weights", form, f"their packed kernel fails here: {why}"))
+    for form, why in packed.unrounded.items():
+        made.append(Decision("inputs", "not rounded", f"products of {form} fail here: {why}"))
     return made

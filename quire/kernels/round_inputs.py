@@ -1,11 +1,12 @@
 """Rows of a product's inputs in eight bits: signed bytes or floats, with a scale of their own.
 
-A scale is for a whole row, or for every `group` inputs of it, so a row's bits do not depend on the
-batch. `eight_bit_matmul.py` multiplies them.
+A scale is for a whole row or for every `group` inputs of it, or it was found beforehand and is the
+same for all, so a row's bits do not depend on the batch. `eight_bit_matmul.py` multiplies them.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,11 +17,11 @@ from torch import Tensor
 from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind, pad_to_power
 
-__all__ = ["RoundedRows", "round_inputs"]
+__all__ = ["RoundedRows", "Rounding", "round_inputs"]
 
 SMALLEST = 1e-5  # the least maximum of a row that is assumed, so that nothing divides by zero
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-_MOST_BLOCK = 4096
+_MOST_BLOCK = 16384
 
 
 class RoundedRows(NamedTuple):
@@ -28,59 +29,90 @@ class RoundedRows(NamedTuple):
     scales: Tensor  # [m, groups] fp32: what a code is multiplied by
 
 
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How inputs become eight bits."""
+
+    dtype: torch.dtype  # int8 or float8_e4m3fn
+    group: int | None = None  # inputs that share a scale; None: those of a row
+    scale: float | None = None  # of all rows, found beforehand; None: each has its own
+
+
+@triton.jit
+def eight_bits(value, MOST: tl.constexpr, IS_INT: tl.constexpr):
+    """fp32 as codes; what is too large gets the largest."""
+    if IS_INT:  # to the nearest even: numbers of 2**23 have no fractions
+        value = (value + 12582912.0) - 12582912.0
+    value = tl.minimum(tl.maximum(value, -MOST), MOST)
+    return value.to(tl.int8) if IS_INT else value.to(tl.float8e4nv)
+
+
+@triton.jit
+def scale_of(top, MOST: tl.constexpr, SMALLEST: tl.constexpr):
+    """(what a code is multiplied by, what an input is), for inputs of this largest magnitude."""
+    top = tl.maximum(top, SMALLEST)
+    return tl.math.div_rn(top, MOST), tl.math.div_rn(MOST, top)
+
+
 @triton.jit
 def _round_kernel(
-    x, codes, scales, K, stride_x, num_groups, group,
-    MOST: tl.constexpr, SMALLEST: tl.constexpr, IS_INT: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    x, codes, scales, K, stride_x, num_groups, group, scale,
+    MOST: tl.constexpr, SMALLEST: tl.constexpr, IS_INT: tl.constexpr, HAS_SCALE: tl.constexpr,
+    IS_ONE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(EARLY)
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin = number * group
     end = tl.minimum(begin + group, K)
-    most = tl.zeros([BLOCK], tl.float32)
-    for first in tl.range(begin, end, BLOCK):
-        columns = first + tl.arange(0, BLOCK)
-        some = tl.load(x + row * stride_x + columns, mask=columns < end, other=0.0)
-        most = tl.maximum(most, tl.abs(some.to(tl.float32)))
-    top = tl.maximum(tl.max(most, 0), SMALLEST)
-    times = tl.math.div_rn(MOST, top)
-    tl.store(scales + row * num_groups + number, tl.math.div_rn(top, MOST))
-    for first in tl.range(begin, end, BLOCK):
-        columns = first + tl.arange(0, BLOCK)
-        some = tl.load(x + row * stride_x + columns, mask=columns < end, other=0.0)
-        value = some.to(tl.float32) * times
-        if IS_INT:  # to the nearest even: numbers of 2**23 have no fractions
-            whole = (value + 12582912.0) - 12582912.0
-            code = tl.minimum(tl.maximum(whole, -MOST), MOST).to(tl.int8)
-        else:
-            code = tl.minimum(tl.maximum(value, -MOST), MOST).to(tl.float8e4nv)
-        tl.store(codes + row * K + columns, code, mask=columns < end)
+    columns = begin + tl.arange(0, BLOCK)
+    some = tl.load(x + row * stride_x + columns, mask=columns < end, other=0.0).to(tl.float32)
+    if HAS_SCALE:
+        step, times = scale, tl.math.div_rn(1.0, scale)
+    else:
+        most = tl.abs(some)
+        if not IS_ONE:
+            for first in tl.range(begin + BLOCK, end, BLOCK):
+                more = tl.load(
+                    x + row * stride_x + first + tl.arange(0, BLOCK),
+                    mask=first + tl.arange(0, BLOCK) < end, other=0.0,
+                )  # fmt: skip
+                most = tl.maximum(most, tl.abs(more.to(tl.float32)))
+        step, times = scale_of(tl.max(most, 0), MOST, SMALLEST)
+    tl.store(scales + row * num_groups + number, step)
+    tl.store(codes + row * K + columns, eight_bits(some * times, MOST, IS_INT), mask=columns < end)
+    if not IS_ONE:
+        for first in tl.range(begin + BLOCK, end, BLOCK):
+            columns = first + tl.arange(0, BLOCK)
+            more = tl.load(x + row * stride_x + columns, mask=columns < end, other=0.0)
+            code = eight_bits(more.to(tl.float32) * times, MOST, IS_INT)
+            tl.store(codes + row * K + columns, code, mask=columns < end)
 
 
 _launch = Launcher(_round_kernel)
 
 
-def round_inputs(x: Tensor, dtype: torch.dtype, group: int | None = None) -> RoundedRows:
-    """[m, k] in eight bits; `group`: inputs that share a scale, None: those of a row."""
+def round_inputs(x: Tensor, rounding: Rounding) -> RoundedRows:
+    """[m, k] in eight bits."""
     m, k = x.shape
     assert x.stride(1) == 1
-    group = group or k
-    num_groups = ceil_div(k, group)
+    dtype, group = rounding.dtype, rounding.group or k
+    num_groups, block = ceil_div(k, group), min(_MOST_BLOCK, pad_to_power(group))
     codes = torch.empty(m, k, dtype=dtype, device=x.device)
     scales = torch.empty(m, num_groups, dtype=torch.float32, device=x.device)
     if m == 0:
         return RoundedRows(codes, scales)
     _launch(
         (m, num_groups, 1),
-        (x, codes, scales, k, x.stride(0), num_groups, group),
+        (x, codes, scales, k, x.stride(0), num_groups, group, rounding.scale or 1.0),
         {
             "MOST": MOST[dtype],
             "SMALLEST": SMALLEST,
             "IS_INT": dtype == torch.int8,
-            "BLOCK": min(_MOST_BLOCK, pad_to_power(group)),
+            "HAS_SCALE": rounding.scale is not None,
+            "IS_ONE": group <= block,
+            "BLOCK": block,
             **early_options(),
-            "num_warps": 4,
+            "num_warps": max(1, min(16, block // 512)),
             "enable_fp_fusion": False,  # products are rounded before they are made whole
         },
         (

@@ -29,7 +29,7 @@ from quire.kernels.rehearsal import Memory
 from quire.kernels.silu_mul import activated
 from quire.kernels.stream_configs import MOST_ROWS, StreamConfig, boxes_of, pick_stream
 
-__all__ = ["StreamMatmul", "store_rounded"]
+__all__ = ["StreamMatmul", "ask_weight", "store_tile"]
 
 
 @gluon.jit
@@ -58,7 +58,7 @@ def _make_ring(
 
 
 @gluon.jit
-def _ask_weight(w, ring, tile, stage, k, BLOCK_K: gl.constexpr, BYTES: gl.constexpr):
+def ask_weight(w, ring, tile, stage, k, BLOCK_K: gl.constexpr, BYTES: gl.constexpr):
     """Ask for a tile of the weight as [programs, rows, k]: one or two boxes in every band.
 
     Boxes may be lower than the tile. The matrix units then multiply stale memory below them, and
@@ -88,7 +88,7 @@ def _ask_inputs(x, ring, m_start, stage, k):
 
 
 @gluon.jit
-def store_rounded(
+def store_tile(
     total, y, bias, m_start, n_start, M, stride_ym,
     ROWS: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
@@ -129,11 +129,11 @@ def stream_matmul_kernel(
     OF_TILE: gl.constexpr = OF_BAND * (BLOCK_K // w.block_shape[2])
     BYTES: gl.constexpr = OF_TILE + x.block_type.nbytes
     for i in gl.static_range(AHEAD):
-        _ask_weight((w, w_rest), ring, tile, i, i * BLOCK_K, BLOCK_K, BYTES)
+        ask_weight((w, w_rest), ring, tile, i, i * BLOCK_K, BLOCK_K, BYTES)
     wait_for_last(EARLY)  # nothing that the chain writes was read so far
     for i in gl.static_range(STAGES):
         if i >= AHEAD:
-            _ask_weight((w, w_rest), ring, tile, i, i * BLOCK_K, BLOCK_K, BYTES)
+            ask_weight((w, w_rest), ring, tile, i, i * BLOCK_K, BLOCK_K, BYTES)
         _ask_inputs(x, ring, m_start, i, i * BLOCK_K)
 
     _, _, x_tiles, w_tiles, ready = ring
@@ -148,12 +148,10 @@ def stream_matmul_kernel(
         k = (i - 1 + STAGES) * BLOCK_K
         if (i > 0) & (k < K):
             free = (i - 1) % STAGES
-            _ask_weight((w, w_rest), ring, tile, free, k, BLOCK_K, BYTES)
+            ask_weight((w, w_rest), ring, tile, free, k, BLOCK_K, BYTES)
             _ask_inputs(x, ring, m_start, free, k)
     total = warpgroup_mma_wait(0, deps=[total])
-    store_rounded(
-        total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps
-    )
+    store_tile(total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
 
 
 _launch = Launcher(stream_matmul_kernel)

@@ -27,7 +27,7 @@ from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind
 from quire.kernels.packed_matmul import multiprocessors
 from quire.kernels.rehearsal import Memory
 from quire.kernels.slabs import Slabs
-from quire.kernels.stream_matmul import store_rounded
+from quire.kernels.stream_matmul import store_tile
 from quire.kernels.stream_packed_configs import (
     FIELD,
     StreamPackedConfig,
@@ -272,9 +272,7 @@ def stream_packed_kernel(
             _ask_codes(codes, ring, tile, stage, i + STAGES, BYTES)
             _ask_inputs(x, ring, m_start, stage, i + STAGES)
     total = _own_rows(total, SPARSE)
-    store_rounded(
-        total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps
-    )
+    store_tile(total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
 
 
 _launch = Launcher(stream_packed_kernel)

@@ -20,7 +20,7 @@ from quire.load import sparse24
 from quire.load.checkpoint import Checkpoint
 from quire.load.compressed_groups import Groups, Scheme
 from quire.load.floats4 import mxfp4_piece, nvfp4_piece
-from quire.load.floats8 import FP8, float8_piece
+from quire.load.floats8 import FP8, float8_piece, static_inputs
 from quire.load.grouped import Grouped, checked_groups, consecutive
 from quire.load.module import FLOATS, Module, Modules
 from quire.load.sparse24 import sparse24_piece
@@ -77,7 +77,8 @@ def _eight_bits(module: Module, scheme: Scheme) -> Piece:
     block = scheme.block
     if scheme.group_size is not None and scheme.strategy in ("group", "tensor_group"):
         block = (1, scheme.group_size)
-    return float8_piece(module, "weight_scale", block)
+    inputs = static_inputs(module) if scheme.inputs == "fp8-one" else scheme.inputs
+    return float8_piece(module, "weight_scale", block, inputs)
 
 
 def _words(module: Module, scheme: Scheme) -> Piece:

@@ -64,12 +64,18 @@ def _block(weights: Config) -> tuple[int, int] | None:
 
 
 def _inputs(said: Config) -> Inputs:
-    """Rounded to whole numbers where that is done for each token anew. With scales that were found
-    beforehand, or for floats, inputs stay as they are: nothing is gained by rounding them here."""
+    """Rounded to whole numbers where that is done for each token anew; with scales that were found
+    beforehand these stay as they are. Rounded to floats of eight bits in all schemes whose bits do
+    not depend on the batch; one scale for a batch becomes one for each token."""
     given = said.nested("input_activations")
-    is_int8 = given.values.get("num_bits") == 8 and given.values.get("type", "int") == "int"
-    is_row = given.values.get("dynamic") is True and given.values.get("strategy") == "token"
-    return "int8-row" if is_int8 and is_row and given.flag("symmetric", True) else "float"
+    if given.values.get("num_bits") != 8 or not given.flag("symmetric", True):
+        return "float"
+    strategy, is_found = given.values.get("strategy"), given.values.get("dynamic") is True
+    if given.values.get("type", "int") == "int":
+        return "int8-row" if is_found and strategy == "token" else "float"
+    if strategy in ("group", "tensor_group"):
+        return "fp8-128" if is_found and given.values.get("group_size") == 128 else "float"
+    return "fp8-row" if is_found else "fp8-one"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ FloatPanels = tuple[tuple[Tensor | None, ...], tuple[int, ...]]  # tensors, and 
 
 def can_be_float_panels(weight: object) -> bool:
     if isinstance(weight, Codebook):
-        return weight.inputs == "float"
-    if not isinstance(weight, Scaled) or weight.inputs != "float":
+        return weight.inputs != "int8-row"
+    if not isinstance(weight, Scaled) or weight.inputs == "int8-row":
         return False
     # What is no number has a code of its own, which kernels do not know.
     return weight.tensor.dtype in EIGHT_BITS and bool(weight.tensor.half().isfinite().all())

@@ -33,7 +33,7 @@ from quire.ops.expert_loop import add_ranks
 from quire.ops.int8_inputs import Int8Inputs
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.packed_experts import PackedExperts, are_packed, rows_of
-from quire.ops.packed_forms import PackedForms, PackedTable, has_order
+from quire.ops.packed_forms import PackedForms, PackedTable, as_it_is, has_order
 from quire.ops.packed_linear import PackedLinear
 from quire.ops.route import sigmoid
 from quire.ops.torch_gate import ACTIVATIONS
@@ -74,6 +74,8 @@ class CudaOps:
             return self.table(weight), self.linear([weight], None)
         if has_order(weight):  # rows are read in the order of their inputs
             weight = Dense(self.packed.expanded(weight), weight.inputs)
+        else:
+            weight = as_it_is(weight)  # a head is worth its inputs
         kernel = self.packed.linear([weight], None, None)
         if isinstance(kernel, PackedLinear):
             return PackedTable(kernel.slabs, self.packed.dtype), kernel

@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.kernels.eight_bit_weight import CHAIN
 from quire.kernels.expand import Scratch, embed_packed
 from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.matmul import Layouts
 from quire.kernels.slabs import Slabs
 from quire.nn.ops import LinearKernel
+from quire.ops.eight_bit_linear import EightBitLinear, difference
+from quire.ops.eight_bit_of import EightBitForm, eight_bit_form, eight_bit_weight
 from quire.ops.int8_inputs import Int8Inputs
-from quire.ops.int8_linear import Int8Linear, can_multiply, difference
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.packed_check import failure_of, why_not
 from quire.ops.packed_experts import ExpertRows, ExpertSlabs
@@ -33,6 +35,7 @@ from quire.quant.deferred import made
 from quire.quant.weight import Dense, Weight
 
 Check = Callable[[Weight, str | None, torch.dtype, bool], str | None]
+CheckEightBit = Callable[[Weight, EightBitForm, torch.dtype], str | None]
 
 
 class PackedForms:
@@ -40,10 +43,12 @@ class PackedForms:
         self, device: torch.device, dtype: torch.dtype, layouts: Layouts, check: Check = why_not
     ) -> None:
         self.device, self.dtype, self.layouts, self.check = device, dtype, layouts, check
-        self.check_int8 = difference
+        self.check_eight_bit: CheckEightBit = difference
         self.scratch = Scratch()
         self.kept: Counter[str] = Counter()  # bytes of weights by their form
         self.refused: dict[str, str] = {}  # forms that are expanded, and why
+        self.unstreamed: set[str] = set()  # forms whose streamed kernel fails
+        self.unrounded: dict[str, str] = {}  # forms whose inputs stay floats, and why
         self._verdicts: dict[object, str | None] = {}
 
     def linear(
@@ -74,24 +79,20 @@ class PackedForms:
             return None
         key = (slabs.form, gate, slabs.order is not None, slabs.shape[1] % slabs.form.slab == 0)
         check = partial(self.check, weight, gate, self.dtype, slabs.form.lanes)
-        refuse = self._refuse_stream if slabs.form.lanes else self._refuse
-        if not self._holds(key, slabs.form.name, check, refuse):
-            return self.slabs(weight, gate) if slabs.form.lanes else None
+        if not self._holds(key, check):
+            why = str(self._verdicts[key])
+            if not slabs.form.lanes:
+                self._refuse(slabs.form.name, why)
+                return None
+            self._refuse_stream(slabs.form.name, why)
+            return self.slabs(weight, gate)
         self.kept[slabs.form.name] += slabs.num_bytes
         return slabs
 
-    def _holds(
-        self,
-        key: object,
-        form: str,
-        check: Callable[[], str | None],
-        refuse: Callable[[str, str], None],
-    ) -> bool:
+    def _holds(self, key: object, check: Callable[[], str | None]) -> bool:
         """Whether a kernel may be used, asked once for each key."""
         if key not in self._verdicts:
             self._verdicts[key] = failure_of(check)
-            if (why := self._verdicts[key]) is not None:
-                refuse(form, why)
         return self._verdicts[key] is None
 
     def expert_slabs(self, rows: ExpertRows) -> ExpertSlabs | None:
@@ -108,7 +109,7 @@ class PackedForms:
         return tensor
 
     def _part(self, weight: Weight, bias: Tensor | None, gate: str | None) -> LinearKernel:
-        if weight.inputs == "int8-row":
+        if weight.inputs != "float":
             return self._rounded(weight, bias, gate)
         slabs = self.slabs(weight, gate, streams=True)
         if slabs is None:
@@ -116,17 +117,23 @@ class PackedForms:
         return PackedLinear(slabs, bias, self.layouts, self.scratch, self.dtype, gate)
 
     def _rounded(self, weight: Weight, bias: Tensor | None, gate: str | None) -> LinearKernel:
-        """Inputs are rounded to int8: whole numbers throughout where there is such a product."""
-        slabs = slabs_of(weight)
-        if slabs is not None and can_multiply(weight, slabs):
-            key = (slabs.form, "int8", slabs.shape[1] % slabs.form.slab == 0)
-            check = partial(self.check_int8, weight, self.dtype)
-            if self._holds(key, slabs.form.name, check, self._refuse):
-                self.kept[slabs.form.name] += slabs.num_bytes
-                return Int8Linear(slabs, bias, gate)
-        return Int8Inputs(self._part(as_it_is(weight), bias, gate))
+        """Eight bits by eight where there is such a product; else the weight alone is packed."""
+        form = eight_bit_form(weight)
+        if form is not None:
+            is_found = form.rounding.scale is None
+            key = (form.name, form.rounding.group, is_found, weight.shape[1] % CHAIN == 0)
+            if self._holds(key, lambda: self.check_eight_bit(weight, form, self.dtype)):
+                made = eight_bit_weight(weight, form, gate is not None)
+                self.kept[form.name] += made.num_bytes
+                return EightBitLinear(made, form.rounding, bias, gate)
+            self._leave_inputs(form.name, str(self._verdicts[key]))
+        kernel = self._part(as_it_is(weight), bias, gate)
+        return Int8Inputs(kernel) if weight.inputs == "int8-row" else kernel
 
     def _refuse_stream(self, form: str, why: str) -> None:
+        if form in self.unstreamed:
+            return
+        self.unstreamed.add(form)
         warnings.warn(
             f"weights of form {form} are multiplied by a slower kernel: the streamed one fails here"
             f" ({why}); the results are the same",
@@ -135,10 +142,23 @@ class PackedForms:
         )
 
     def _refuse(self, form: str, why: str) -> None:
+        if form in self.refused:
+            return
         self.refused[form] = why
         warnings.warn(
             f"weights of form {form} are expanded to {self.dtype}: their packed kernel fails here"
             f" ({why}); they take more memory, the results are the same",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _leave_inputs(self, form: str, why: str) -> None:
+        if form in self.unrounded:
+            return
+        self.unrounded[form] = why
+        warnings.warn(
+            f"products of {form} fail here ({why}): weights stay packed and inputs are multiplied"
+            f" in {self.dtype}; that is slower, and results are nearer to those of the floats",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -8,7 +8,12 @@ from quire.errors import NotSupported
 
 GROUPS = (32, 64, 128, 256)
 INT8_ROWS = "int8"
-WORDS = ("fp8", INT8_ROWS, "nf4", "mxfp4")  # besides those that parse_rtn takes
+# Where a device has such products, "fp8" and "int8" round inputs too; the others never do.
+FP8_ROWS, ALONE = "fp8", "-weights"
+WORDS = (
+    *(FP8_ROWS, INT8_ROWS, "nf4", "mxfp4"),
+    *(FP8_ROWS + ALONE, INT8_ROWS + ALONE),  # and those that parse_rtn takes
+)
 _NAME = re.compile(r"rtn-int([48])-g([1-9][0-9]{1,2})(-asym)?", re.ASCII)
 
 

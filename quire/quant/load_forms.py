@@ -2,7 +2,7 @@
 
 Nothing is calibrated: scales follow from the largest number of a row, a group or a block. `rtn-...`
 are whole numbers (`rtn.py`); here are a row's int8, eight-bit floats, and two kinds of four bits.
-Embeddings and heads are worth eight bits in all of them.
+Embeddings and heads are worth eight bits in all of them, and inputs as they are.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
-from quire.quant.form_name import INT8_ROWS, check_form
+from quire.quant.form_name import ALONE, FP8_ROWS, INT8_ROWS, check_form
 from quire.quant.rtn import RtnForm, half
 from quire.quant.scaled import Scaled
-from quire.quant.weight import Weight
+from quire.quant.weight import Inputs, Weight
 
 BLOCK = 32
 E4M3_MOST = 448.0
@@ -46,12 +46,14 @@ class LoadForm(Protocol):
         ...
 
 
-def load_form(name: str) -> LoadForm:
-    """Raises NotSupported."""
+def load_form(name: str, on_gpu: bool = False) -> LoadForm:
+    """`on_gpu`: where inputs are rounded as well, if the name allows it. Raises NotSupported."""
     check_form(name)
     made: dict[str, LoadForm] = {
-        INT8_ROWS: Int8Rows(),
-        "fp8": Float8Rows(),
+        INT8_ROWS: Int8Rows("int8-row" if on_gpu else "float"),
+        INT8_ROWS + ALONE: Int8Rows(),
+        FP8_ROWS: Float8Rows("fp8-row" if on_gpu else "float"),
+        FP8_ROWS + ALONE: Float8Rows(),
         "nf4": NormalFloat4(),
         "mxfp4": MicroFloat4(),
     }
@@ -62,31 +64,36 @@ def load_form(name: str) -> LoadForm:
 class Int8Rows:
     """Signed bytes with one scale for each output."""
 
+    inputs: Inputs = "float"
+
     def of(self, weight: Tensor) -> Weight | None:
         num_in = weight.shape[1]
         if num_in % BLOCK or not _is_finite(weight):
             return None
         scales = half(weight.abs().amax(1, keepdim=True) / 127)
         codes = (weight / _nonzero(scales.float())).round_().clamp_(-127, 127).to(torch.int8)
-        return Coded(codes.view(torch.uint8), 8, BLOCK, scales, share=num_in // BLOCK)
+        share = num_in // BLOCK
+        return Coded(codes.view(torch.uint8), 8, BLOCK, scales, inputs=self.inputs, share=share)
 
     def for_heads(self) -> Int8Rows:
-        return self
+        return Int8Rows()
 
 
 @dataclass(frozen=True, slots=True)
 class Float8Rows:
     """E4M3 with one scale for each output."""
 
+    inputs: Inputs = "float"
+
     def of(self, weight: Tensor) -> Weight | None:
         if not _is_finite(weight):
             return None
         scales = weight.abs().amax(1, keepdim=True) / E4M3_MOST
         codes = (weight / _nonzero(scales)).clamp_(-E4M3_MOST, E4M3_MOST).to(torch.float8_e4m3fn)
-        return Scaled(codes, scales, (1, weight.shape[1]))
+        return Scaled(codes, scales, (1, weight.shape[1]), self.inputs)
 
     def for_heads(self) -> Float8Rows:
-        return self
+        return Float8Rows()
 
 
 @dataclass(frozen=True, slots=True)

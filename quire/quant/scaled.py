@@ -7,7 +7,7 @@ against.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class Scaled:
     scales: Tensor  # [ceil(out / block[0]), ceil(in / block[1])] fp32
     block: tuple[int, int]  # outputs and inputs that share a scale
     inputs: Inputs = "float"
+    input_scale: float | None = None  # of "fp8-one"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -50,7 +51,7 @@ class Scaled:
         # Indexing knows no floats of eight bits everywhere, bytes it does.
         bytes_ = self.tensor.view(torch.uint8)[rows].contiguous()
         picked = bytes_.view(self.tensor.dtype), own[rows].contiguous()
-        return Scaled(*picked, (1, self.block[1]), self.inputs)
+        return replace(self, tensor=picked[0], scales=picked[1], block=(1, self.block[1]))
 
     def columns(self, begin: int, end: int) -> Scaled:
         width, num_in = self.block[1], self.shape[1]
@@ -60,9 +61,9 @@ class Scaled:
             )
         tensor = self.tensor[:, begin:end].contiguous()
         if width >= num_in:
-            return Scaled(tensor, self.scales, (self.block[0], end - begin), self.inputs)
+            return replace(self, tensor=tensor, block=(self.block[0], end - begin))
         scales = self.scales[:, begin // width : ceil(end, width)].contiguous()
-        return Scaled(tensor, scales, self.block, self.inputs)
+        return replace(self, tensor=tensor, scales=scales)
 
     def is_like(self, other: Weight) -> bool:
         return (
@@ -74,13 +75,16 @@ class Scaled:
         )
 
     def join(self, below: Scaled) -> Scaled:
-        """Blocks stay blocks where the border lies between two of them."""
+        """Blocks stay blocks where the border lies between two of them. Inputs that are rounded
+        together have the larger of both scales."""
+        found = [each.input_scale for each in (self, below) if each.input_scale is not None]
+        both = replace(self, input_scale=max(found, default=None))
         parts = (self.tensor.view(torch.uint8), below.tensor.view(torch.uint8))
         tensor = torch.cat(parts).view(self.tensor.dtype)
         if self.block == below.block and self.shape[0] % self.block[0] == 0:
-            return Scaled(tensor, torch.cat((self.scales, below.scales)), self.block, self.inputs)
+            return replace(both, tensor=tensor, scales=torch.cat((self.scales, below.scales)))
         scales = torch.cat((self._by_row(), below._by_row()))
-        return Scaled(tensor, scales, (1, self.block[1]), self.inputs)
+        return replace(both, tensor=tensor, scales=scales, block=(1, self.block[1]))
 
     def _by_row(self) -> Tensor:
         """Scales [out, ceil(in / block[1])]."""

@@ -14,9 +14,11 @@ from typing import Literal, Protocol, Self
 import torch
 from torch import Tensor
 
-# How a product takes its inputs: as they are, or each row rounded to int8 with one scale, as the
-# model was trained. "As they are" is up to rounding much finer than the weights' (decision 9).
-Inputs = Literal["float", "int8-row"]
+# How a product takes its inputs: as they are, or rounded to int8 or to floats of eight bits (E4M3).
+# A scale is for each row, for every 128 inputs of one, or one for all that was found beforehand.
+# "As they are" is up to rounding much finer than the weights' (decision 9). Devices without
+# products of eight-bit floats take those inputs as they are; int8 is rounded everywhere.
+Inputs = Literal["float", "int8-row", "fp8-row", "fp8-128", "fp8-one"]
 
 
 class Weight(Protocol):

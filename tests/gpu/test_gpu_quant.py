@@ -15,7 +15,7 @@ from quire import LLM, SamplingParams
 from quire.bench.shapes import SHAPES, shrunk, write_shape
 from quire.ops.cuda_ops import CudaOps
 
-FORMS = ("rtn-int4-g32", "rtn-int4-g32-asym", "fp8", "int8", "nf4", "mxfp4")
+FORMS = ("rtn-int4-g32", "rtn-int4-g32-asym", "fp8-weights", "int8-weights", "nf4", "mxfp4")
 PROMPTS = [[7 * i % 97 + 3 for i in range(length)] for length in (1, 5, 40, 300)]
 
 

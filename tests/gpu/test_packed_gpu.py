@@ -18,14 +18,16 @@ from quire.kernels.grouped_matmul import multiply_gathered
 from quire.kernels.grouped_packed import multiply_packed
 from quire.kernels.matmul import interleave, matmul
 from quire.kernels.packed_matmul import packed_matmul
+from quire.kernels.rehearsal import rehearsal
 from quire.kernels.route import sort_pairs
 from quire.ops.cuda_ops import CudaOps
 from quire.ops.packed_check import why_not
 from quire.ops.packed_linear import EXPAND_ROWS, PackedLinear
 from quire.ops.slabs_of import slabs_of
 
-ROWS = (1, 2, 3, 16, 17, 32, 33, 64, 65, 100, 128, 129, 200, 256, 257)
-SHAPES = ((512, 1024), (1000, 1536), (4096, 4096))
+ROWS = (1, 17, 33, 129, 257)  # one for each tile, and the expanded weight
+# Outputs that fill no tile and inputs that fill no step are another kernel: few rows of it will do.
+SHAPES = (((512, 1024), ROWS), ((1000, 1536), (2, 100)))
 
 
 def _spread(*shape: int) -> Tensor:
@@ -33,28 +35,31 @@ def _spread(*shape: int) -> Tensor:
     return (values * shape[-1] ** -0.5).bfloat16()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["int4-g128-asym", "fp8", "Q6_K"])
 def test_the_check_passes(form: str) -> None:
     """Red when the engine would expand the form here."""
     torch.manual_seed(0)
     weight = FORMS[form](512, 1024, "cuda")
     assert why_not(weight, None, torch.bfloat16) is None
-    assert why_not(weight, "silu", torch.bfloat16) is None
-    assert why_not(weight, None, torch.float16) is None
+    assert why_not(weight, "silu", torch.float16) is None
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("n,k", SHAPES)
-def test_bits_are_the_dense_kernels(form: str, n: int, k: int) -> None:
-    torch.manual_seed(n)
-    weight = FORMS[form](n, k, "cuda")
-    slabs, dense = slabs_of(weight), weight.dequantize().bfloat16()
-    assert slabs is not None
-    assert torch.equal(expand(slabs, torch.empty_like(dense)), dense)
-    x, bias = _spread(ROWS[-1], k), _spread(n)
-    for rows in ROWS:
-        want = matmul(x[:rows], dense, bias)
-        assert torch.equal(packed_matmul(x[:rows], slabs, bias), want), rows
+def test_bits_are_the_dense_kernels(form: str) -> None:
+    for (n, k), sizes in SHAPES:
+        torch.manual_seed(n)
+        weight, x, bias = FORMS[form](n, k, "cuda"), _spread(sizes[-1], k), _spread(n)
+        slabs, dense = slabs_of(weight), weight.dequantize().bfloat16()
+        assert slabs is not None
+        with rehearsal():  # kernels are compiled side by side
+            expand(slabs, torch.empty_like(dense))
+            for rows in sizes:
+                packed_matmul(x[:rows], slabs, bias)
+                matmul(x[:rows], dense, bias)
+        assert torch.equal(expand(slabs, torch.empty_like(dense)), dense)
+        for rows in sizes:
+            want = matmul(x[:rows], dense, bias)
+            assert torch.equal(packed_matmul(x[:rows], slabs, bias), want), rows
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -64,7 +69,11 @@ def test_gated(form: str) -> None:
     slabs, x = slabs_of(weight, paired=True), _spread(257, 1024)
     assert slabs is not None
     dense = interleave(weight.dequantize().bfloat16())
-    for rows in (1, 17, 64, 257):
+    with rehearsal():
+        for rows in (1, 257):
+            packed_matmul(x[:rows], slabs, gate="silu")
+            matmul(x[:rows], dense, gate="silu")
+    for rows in (1, 257):
         want = matmul(x[:rows], dense, gate="silu")
         assert torch.equal(packed_matmul(x[:rows], slabs, gate="silu"), want), rows
 
@@ -76,7 +85,7 @@ def test_experts(form: str) -> None:
     weight = FORMS[form](num * n, k, "cuda")
     slabs, dense = slabs_of(weight), weight.dequantize().bfloat16().view(num, n, k)
     assert slabs is not None
-    for tokens in (1, 7, 64, 300):
+    for tokens in (1, 300):
         experts = torch.randint(0, num, (tokens, 2), device="cuda", dtype=torch.int32)
         pairs, x = sort_pairs(experts, num, None), _spread(tokens, k)
         want = multiply_gathered(x, dense, pairs)
@@ -89,7 +98,7 @@ def test_a_graph_replays_what_ran() -> None:
     ops = CudaOps(torch.device("cuda"), torch.bfloat16)
     kernels = [ops.linear([FORMS["int4-g128"](1024, 1024, "cuda")], None) for _ in range(4)]
     assert all(isinstance(kernel, PackedLinear) for kernel in kernels)
-    for rows in (1, 64, EXPAND_ROWS, 600):
+    for rows in (1, EXPAND_ROWS):
         x = _spread(rows, 1024)
 
         def chain(x: Tensor = x) -> Tensor:

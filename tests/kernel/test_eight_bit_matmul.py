@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.eight_bit_matmul import eight_bit_matmul, inputs_of
-from quire.kernels.packed_matmul import PackedTile
-from quire.kernels.round_inputs import RoundedRows, round_inputs
-from quire.kernels.slabs import Slabs
-from quire.ops.slabs_of import slabs_of
+from quire.kernels.eight_bit_matmul import EightBitTile, eight_bit_matmul
+from quire.kernels.eight_bit_weight import EightBitWeight
+from quire.kernels.round_inputs import RoundedRows, Rounding, round_inputs
+from quire.kernels.silu_mul import silu_mul
+from quire.ops.eight_bit_of import EightBitForm, eight_bit_form, eight_bit_weight
 from quire.quant.coded import Coded
 from quire.quant.scaled import Scaled
 from tests.native.weights import eight_bits
 
-TILE = PackedTile(16, 64, 2, 4, 64)
+TILE = EightBitTile(16, 64, 2, 4, 64)
 E4M3 = torch.float8_e4m3fn
 
 
@@ -24,10 +26,10 @@ def _int8(num_out: int, num_in: int) -> Coded:
     return Coded(codes, 8, 32, torch.rand(num_out, 1), inputs="int8-row", share=num_in // 32)
 
 
-def _slabs(weight: Coded | Scaled) -> Slabs:
-    slabs = slabs_of(weight)
-    assert slabs is not None
-    return slabs
+def _bytes(weight: Coded | Scaled, paired: bool = False) -> EightBitWeight:
+    form = eight_bit_form(weight)
+    assert form is not None
+    return eight_bit_weight(weight, form, paired)
 
 
 def test_rows_are_rounded_on_their_own() -> None:
@@ -35,18 +37,18 @@ def test_rows_are_rounded_on_their_own() -> None:
     of zeros divides by zero."""
     torch.manual_seed(0)
     x = torch.randn(5, 200).half() * torch.tensor([1, 1e-3, 50, 0, 1]).half()[:, None]
-    codes, scales = round_inputs(x, torch.int8)
+    codes, scales = round_inputs(x, Rounding(torch.int8))
     most = x.float().abs().amax(1, keepdim=True).clamp_min(1e-5)
     want = (x.float() * (127 / most)).round()
     assert torch.equal(codes.float(), want)
     torch.testing.assert_close(scales, most / 127)
-    assert torch.equal(round_inputs(x[2:3], torch.int8).codes, codes[2:3])
+    assert torch.equal(round_inputs(x[2:3], Rounding(torch.int8)).codes, codes[2:3])
 
 
 def test_groups_of_a_row_have_scales_of_their_own() -> None:
     torch.manual_seed(1)
     x = torch.randn(3, 320).half()
-    codes, scales = round_inputs(x, torch.int8, 128)
+    codes, scales = round_inputs(x, Rounding(torch.int8, 128))
     assert scales.shape == (3, 3)
     wide = scales.repeat_interleave(128, 1)[:, :320]
     assert ((codes.float() * wide - x.float()).abs() <= wide * 0.501).all()
@@ -63,34 +65,64 @@ def test_whole_numbers_are_summed_exactly(shape: tuple[int, int]) -> None:
     """Red when a sum is rounded before it is scaled, or tiles change a bit."""
     torch.manual_seed(2)
     weight, bias = _int8(*shape), torch.randn(shape[0]).half()
-    slabs = _slabs(weight)
-    assert inputs_of(slabs) == torch.int8
-    x = round_inputs(torch.randn(19, shape[1]).half(), torch.int8)
+    made = _bytes(weight)
+    x = round_inputs(torch.randn(19, shape[1]).half(), Rounding(torch.int8))
     want = _exact(x, weight, bias)
-    for tile in (TILE, PackedTile(32, 64, 2, 4, 22)):
-        assert torch.equal(eight_bit_matmul(x, slabs, bias, torch.float16, tile), want)
+    for tile in (TILE, EightBitTile(32, 64, 2, 4, 22)):
+        assert torch.equal(eight_bit_matmul(x, made, bias, torch.float16, tile), want)
+
+
+def test_a_scale_that_was_found_beforehand() -> None:
+    """Red when it is not the rows' scale, or what is beyond it does not saturate."""
+    x = torch.tensor([[0.5, -1.25, 3.0, 1000.0] * 4]).half()
+    codes, scales = round_inputs(x, Rounding(torch.int8, scale=0.25))
+    assert codes[0, :4].tolist() == [2, -5, 12, 127] and scales.tolist() == [[0.25]]
+
+
+def test_long_rows_are_rounded_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a row that no block holds forgets its first or its last inputs."""
+    x = torch.randn(2, 300).half()
+    x[0, 0], x[1, 299] = 9.0, -9.0
+    want = round_inputs(x, Rounding(torch.int8))
+    monkeypatch.setattr("quire.kernels.round_inputs._MOST_BLOCK", 64)
+    got = round_inputs(x, Rounding(torch.int8))
+    assert torch.equal(got.codes, want.codes) and torch.equal(got.scales, want.scales)
 
 
 @pytest.mark.parametrize("block", [(1, 0), (0, 0), (32, 128)])
 def test_floats_are_summed_by_128(block: tuple[int, int]) -> None:
     """Red when a scale meets another stretch of inputs or rows."""
     torch.manual_seed(3)
-    weight = eight_bits(E4M3, block)(40, 384)
-    slabs = _slabs(weight)
-    assert inputs_of(slabs) == E4M3
+    weight = replace(eight_bits(E4M3, block)(40, 384), inputs="fp8-128" if block[1] else "fp8-row")
     group = 128 if block[1] else None
-    rows = round_inputs(torch.randn(5, 384), torch.int8, group)  # whole numbers up to 127
+    rows = round_inputs(torch.randn(5, 384), Rounding(torch.int8, group))  # up to 127
     x = RoundedRows((rows.codes.float() / 16).to(E4M3), rows.scales)
     wide = x.scales.repeat_interleave(group or 384, 1)
     want = (x.codes.double() * wide) @ weight.dequantize().double().T
-    got = eight_bit_matmul(x, slabs, None, torch.float32, TILE)
+    made = _bytes(weight)
+    got = eight_bit_matmul(x, made, None, torch.float32, TILE)
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
     alone = RoundedRows(x.codes.view(torch.uint8)[3:4].view(E4M3), x.scales[3:4])
-    assert torch.equal(eight_bit_matmul(alone, slabs, None, torch.float32, TILE), got[3:4])
+    assert torch.equal(eight_bit_matmul(alone, made, None, torch.float32, TILE), got[3:4])
+    gated = eight_bit_matmul(x, _bytes(weight, paired=True), None, torch.float16, TILE, "silu")
+    assert torch.equal(gated, silu_mul(got.half()))
+
+
+def test_inputs_that_fill_no_chain() -> None:
+    """Red when what lies behind a row is summed too."""
+    weight = replace(eight_bits(E4M3, (1, 0))(20, 144), inputs="fp8-row")
+    x = round_inputs(torch.randn(3, 144), Rounding(torch.int8))
+    x = RoundedRows((x.codes.float() / 16).to(E4M3), x.scales)
+    want = (x.codes.double() * x.scales) @ weight.dequantize().double().T
+    got = eight_bit_matmul(x, _bytes(weight), None, torch.float32, TILE)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
 
 
 def test_who_has_no_such_product() -> None:
     grouped = Coded(torch.zeros(8, 64, dtype=torch.uint8), 8, 32, torch.rand(8, 2))
-    assert inputs_of(_slabs(grouped)) is None
-    assert inputs_of(_slabs(eight_bits(E4M3, (1, 0))(16, 96))) is None
-    assert inputs_of(_slabs(eight_bits(torch.float8_e5m2, (1, 0))(16, 128))) is None
+    assert eight_bit_form(replace(grouped, inputs="int8-row")) is None
+    assert eight_bit_form(_int8(8, 64)) == EightBitForm(Rounding(torch.int8), 0)
+    assert eight_bit_form(replace(_int8(8, 64), inputs="float")) is None
+    narrow = eight_bits(torch.float8_e5m2, (1, 0))(16, 128)
+    assert eight_bit_form(replace(narrow, inputs="fp8-row")) is None
+    assert eight_bit_form(replace(eight_bits(E4M3, (1, 0))(16, 100), inputs="fp8-row")) is None

@@ -14,16 +14,18 @@ from torch import Tensor
 from quire.engine.gpu_weights import packed_decisions
 from quire.kernels.expand import Scratch, embed_packed, expand
 from quire.kernels.matmul import Layouts
-from quire.ops import int8_linear, packed_check
+from quire.ops import eight_bit_linear, packed_check
 from quire.ops.cuda_ops import CudaOps
+from quire.ops.eight_bit_linear import EightBitLinear, difference
+from quire.ops.eight_bit_of import eight_bit_form
 from quire.ops.int8_inputs import Int8Inputs, round_rows
-from quire.ops.int8_linear import Int8Linear, difference
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.packed_forms import PackedForms, PackedTable
 from quire.ops.packed_linear import EXPAND_ROWS, PackedLinear
-from quire.ops.slabs_of import slabs_of
+from quire.ops.slabs_of import joined, slabs_of
 from quire.quant.coded import Coded
-from quire.quant.weight import Dense, Weight
+from quire.quant.scaled import Scaled
+from quire.quant.weight import Dense, Inputs, Weight
 from tests.native.weights import FORMS, groups
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -194,12 +196,12 @@ def _signed(num_out: int, num_in: int) -> Coded:
 
 def test_signed_bytes_multiply_signed_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when W8A8 rounds inputs otherwise than the CPU does, or a gate is forgotten."""
-    monkeypatch.setattr(int8_linear, "_CHECKED_ROWS", (1,))
+    monkeypatch.setattr(eight_bit_linear, "_CHECKED_ROWS", (1,))
     torch.manual_seed(6)
     ops, weight, bias = _ops(), _signed(48, 128), torch.randn(48).half()
     x = torch.randn(5, 128).half()
     kernel = ops.linear([weight], bias)
-    assert isinstance(kernel, Int8Linear)
+    assert isinstance(kernel, EightBitLinear)
     want = round_rows(x.float()) @ weight.dequantize().T + bias
     torch.testing.assert_close(kernel(x).float(), want, rtol=2e-3, atol=2e-3)
     gated = ops.linear([weight], None, "silu")(x).float()
@@ -210,17 +212,64 @@ def test_signed_bytes_multiply_signed_bytes(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_int8_products_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = _signed(24, 128)
-    monkeypatch.setattr(int8_linear, "_CHECKED_ROWS", (1, 17))
-    assert difference(weight, torch.float16) is None
-    monkeypatch.setattr(
-        int8_linear.Int8Linear, "__call__", lambda self, x: torch.zeros(len(x), 24).half()
-    )
-    assert difference(weight, torch.float16) == "int8 products of 1 rows differ"
+    form = eight_bit_form(weight)
+    assert form is not None
+    monkeypatch.setattr(eight_bit_linear, "_CHECKED_ROWS", (1, 17))
+    assert difference(weight, form, torch.float16) is None
+    right = EightBitLinear.__call__
+    monkeypatch.setattr(EightBitLinear, "__call__", lambda self, x: right(self, x) + (len(x) > 1))
+    assert difference(weight, form, torch.float16) == "products of 17 rows differ"
     ops = _ops()
-    ops.packed.check_int8 = lambda *_: "no such instruction"
+    ops.packed.check_eight_bit = lambda *_: "no such instruction"
     with pytest.warns(RuntimeWarning, match="no such instruction"):
         kernel = ops.linear([weight], None)
     assert isinstance(kernel, Int8Inputs) and isinstance(kernel.kernel, PackedLinear)
+    weights, inputs = packed_decisions(ops)
+    assert weights.value.startswith("int8 ") and "no such instruction" in inputs.why
+
+
+@pytest.mark.parametrize("inputs", ["fp8-row", "fp8-one", "fp8-128"])
+def test_eight_bit_floats_multiply_their_like(
+    inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when inputs stay floats, or are rounded otherwise than the weight says."""
+    monkeypatch.setattr(eight_bit_linear, "_CHECKED_ROWS", (1,))
+    torch.manual_seed(8)
+    group = 128 if inputs == "fp8-128" else 256
+    floats = torch.randn(48, 256).to(torch.float8_e4m3fn)
+    scales = torch.rand(3 if group == 128 else 48, 256 // group) * 0.1
+    scale = 0.01 if inputs == "fp8-one" else None
+    weight = Scaled(floats, scales, (48 // len(scales), group), inputs, scale)
+    x, bias = torch.randn(5, 256).half(), torch.randn(48).half()
+    kernel = _ops().linear([weight], bias)
+    assert isinstance(kernel, EightBitLinear)
+    parts = x.float().view(5, -1, group)
+    steps = parts.abs().amax(-1, keepdim=True) / 448 if scale is None else torch.tensor(scale)
+    near = (parts / steps).clamp(-448, 448).to(torch.float8_e4m3fn).float() * steps
+    want = near.view(5, 256) @ weight.dequantize().T + bias
+    torch.testing.assert_close(kernel(x).float(), want, rtol=5e-3, atol=0.02 * want.abs().max())
+    gated = _ops().linear([weight], bias, "silu")(x).float()
+    want = torch.nn.functional.silu(want[:, :24]) * want[:, 24:]
+    torch.testing.assert_close(gated, want, rtol=1e-2, atol=0.03 * want.abs().max())
+
+
+def test_what_no_product_takes_keeps_its_inputs() -> None:
+    """Red when inputs of a head or of odd groups are rounded, or such a weight is not packed."""
+    floats = torch.randn(48, 256).to(torch.float8_e4m3fn)
+    grouped = Scaled(floats, torch.rand(48, 8), (1, 32), "fp8-row")
+    assert eight_bit_form(grouped) is None
+    assert isinstance(_ops().linear([grouped], None), PackedLinear)
+    head = Scaled(floats, torch.rand(48, 1), (1, 256), "fp8-row")
+    _, kernel = _ops().tied(head)
+    assert isinstance(kernel, PackedLinear)
+
+
+def test_one_product_has_one_scale_for_its_inputs() -> None:
+    """Red when parts that were given scales of their own become several products."""
+    floats = torch.randn(16, 256).to(torch.float8_e4m3fn)
+    parts = [Scaled(floats, torch.rand(16, 1), (1, 256), "fp8-one", s) for s in (0.5, 2.0, 1.0)]
+    (whole,) = joined(parts)
+    assert isinstance(whole, Scaled) and whole.input_scale == 2.0 and whole.shape == (48, 256)
 
 
 def test_ternary_weights_round_their_inputs() -> None:

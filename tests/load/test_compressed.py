@@ -17,6 +17,7 @@ from tests.load.held import plain, vectors
 CASES = vectors("compressed-tensors")
 CASES |= vectors("compressed-tensors-padded", "compressed-tensors")
 FP8 = ("fp8tensor", "fp8channel", "fp8block", "mxfp8")
+INPUTS = {"int8": "int8-row", "fp8tensor": "fp8-row", "fp8channel": "fp8-row"}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -35,7 +36,7 @@ def test_weights_are_those_of_the_package(case: str) -> None:
     assert isinstance(packed, Scaled) == (case in FP8)
     if case != "odd4":  # 44 inputs are no whole number of blocks
         assert isinstance(packed, Scaled | Coded)
-    assert packed.inputs == ("int8-row" if case == "int8" else "float")
+    assert packed.inputs == INPUTS.get(case, "float")
 
 
 def two_groups(**changes: Any) -> dict[str, Any]:
@@ -149,3 +150,34 @@ def test_unknown_variants_are_refused(said: dict[str, Any], words: str) -> None:
     vector = CASES["sym4"]
     with pytest.raises((NotSupported, CheckpointError), match=words):
         plain({**vector.said, **said}, vector.tensors)
+
+
+def _fp8(inputs: dict[str, Any] | None) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    said = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    return {**said, "config_groups": {"group_0": group}}
+
+
+@pytest.mark.parametrize(
+    "inputs, want",
+    [
+        (None, "float"),
+        ({"dynamic": True, "strategy": "token"}, "fp8-row"),
+        ({"dynamic": True, "strategy": "tensor"}, "fp8-row"),
+        ({"dynamic": True, "strategy": "group", "group_size": 128}, "fp8-128"),
+        ({"dynamic": True, "strategy": "group", "group_size": 64}, "float"),
+        ({"dynamic": False, "strategy": "tensor"}, "fp8-one"),
+        ({"dynamic": True, "strategy": "token", "symmetric": False}, "float"),
+        ({"dynamic": True, "strategy": "token", "num_bits": 4}, "float"),
+    ],
+)
+def test_inputs_of_eight_bit_floats(inputs: dict[str, Any] | None, want: str) -> None:
+    """Red when a scheme is taken for another, or a scale for a batch would follow the batch."""
+    given = None if inputs is None else {"num_bits": 8, "type": "float", **inputs}
+    weight = torch.ones(4, 256).to(torch.float8_e4m3fn)
+    tensors = {"w.weight": weight, "w.weight_scale": torch.ones(4, 1)}
+    stored = plain(_fp8(given), {**tensors, "w.input_scale": torch.tensor([0.5])})
+    packed = stored.packed("w.weight")
+    assert isinstance(packed, Scaled) and packed.inputs == want
+    assert packed.input_scale == (0.5 if want == "fp8-one" else None)

@@ -129,3 +129,41 @@ def test_a_file_beside_the_config(tmp_path: Path) -> None:
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": 4}')
     with pytest.raises(CheckpointError, match=r"hf_quant_config.json has no quantization object"):
         read_config(tmp_path)
+
+
+SCALE = {"w.weight_scale": torch.ones(4)}
+GIVEN = {**SCALE, "w.input_scale": torch.tensor(0.5)}
+BLOCKS128 = {**FP8, "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    "said, tensors, want",
+    [
+        (FP8, GIVEN, "fp8-row"),  # dynamic
+        ({**FP8, "activation_scheme": "static"}, GIVEN, "fp8-one"),
+        ({**FP8, "activation_scheme": "static"}, SCALE, "fp8-row"),  # not stored
+        ({"quant_method": "fbgemm_fp8"}, SCALE, "fp8-row"),
+        (BLOCKS128, {"w.weight_scale_inv": torch.ones(1, 2)}, "fp8-128"),
+        (BLOCKS, {"w.weight_scale_inv": torch.ones(1, 8)}, "float"),
+        ({**MODELOPT, "quant_algo": "FP8"}, GIVEN, "fp8-one"),
+        ({**MODELOPT, "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, SCALE, "fp8-row"),
+        ({**MODELOPT, "quant_algo": "FP8_PB_WO"}, {"w.weight_scale": torch.ones(1, 2)}, "float"),
+    ],
+)
+def test_how_inputs_are_rounded(
+    said: dict[str, Any], tensors: dict[str, Tensor], want: str
+) -> None:
+    """Red when a scale that was found beforehand is left out, or one that was not is wanted."""
+    packed = plain(said, {"w.weight": floats8(4, 256), **tensors}).packed("w.weight")
+    assert isinstance(packed, Scaled) and packed.inputs == want
+    assert packed.input_scale == (0.5 if want == "fp8-one" else None)
+
+
+def test_scales_of_inputs_that_cannot_be() -> None:
+    for wrong in (torch.tensor(0.0), torch.ones(2)):
+        tensors = {"w.weight": floats8(4, 256), **SCALE, "w.input_scale": wrong}
+        stored = plain({**FP8, "activation_scheme": "static"}, tensors)
+        with pytest.raises(CheckpointError, match=r"w.input_scale .* want one number above zero"):
+            stored.packed("w.weight")
+    with pytest.raises(CheckpointError, match="activation_scheme"):
+        plain({**FP8, "activation_scheme": "often"}, {"w.weight": floats8(4, 256), **SCALE})

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from quire.errors import NotSupported
-from quire.load.wish import Wish
+from quire.load.wish import HEADS, Wish
 from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
-from quire.quant.form_name import WORDS, is_form
+from quire.quant.form_name import ALONE, WORDS, is_form
 from quire.quant.load_forms import NF4, load_form
 from quire.quant.scaled import Scaled
 from tests.load.held import vectors
@@ -33,6 +33,7 @@ def test_near_what_they_stand_for(name: str) -> None:
     """Red when scales belong to other weights, a sign is lost, or a range is not covered."""
     given, form = weight(), load_form(name)
     made = form.of(given)
+    name = name.removesuffix(ALONE)
     assert made is not None and type(made) is KINDS[name] and made.shape == (10, 192)
     got = made.dequantize()
     width = {"fp8": 192, "int8": 192, "nf4": 64, "mxfp4": 32}[name]
@@ -87,7 +88,24 @@ def test_values_are_those_of_the_package() -> None:
 def test_what_no_form_fits_stays_as_it_is(name: str) -> None:
     assert load_form(name).of(torch.full((4, 64), torch.nan)) is None
     odd = load_form(name).of(torch.randn(4, 39))
-    assert (odd is not None) == (name == "fp8")
+    assert (odd is not None) == name.startswith("fp8")
+
+
+def test_only_gpus_round_inputs_and_only_of_layers() -> None:
+    """Red when a CPU, a head, or a word for weights alone gets rounded inputs."""
+    floats, head = torch.randn(4, 64), Wish(form=load_form("fp8", on_gpu=True)).form_of(HEADS[0])
+    assert head is not None
+    for form, want in (
+        (load_form("fp8", on_gpu=True), "fp8-row"),
+        (load_form("int8", on_gpu=True), "int8-row"),
+        (load_form("fp8-weights", on_gpu=True), "float"),
+        (load_form("int8-weights", on_gpu=True), "float"),
+        (load_form("fp8"), "float"),
+        (load_form("int8"), "float"),
+        (head, "float"),
+    ):
+        made = form.of(floats)
+        assert made is not None and made.inputs == want
 
 
 @pytest.mark.parametrize("name", WORDS)

@@ -1,0 +1,62 @@
+"""Which sizes products of eight bits by eight take on Hopper, as plain data.
+
+The kernels are in `stream_eight_bit.py` and `many_eight_bit.py`. No size changes a bit of the
+result.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from quire.kernels.eight_bit_weight import CHAIN
+from quire.kernels.matmul_configs import MULTIPROCESSORS
+from quire.kernels.stream_configs import StreamConfig
+
+__all__ = ["MOST_EIGHT_BIT_ROWS", "own_rows", "pick_eight_bit_stream", "takes_many"]
+
+MOST_EIGHT_BIT_ROWS = 128
+
+_TILE = 64  # weight rows of the matrix instruction
+_ROW_UNIT, _LEAST_ROWS = 8, 32  # weight rows a program owns: a multiple, and no fewer
+_WIDE = 16384  # weight rows from which programs with whole tiles fill the chip
+_LEAST_STAGES = 2
+_SHARED = 200 << 10  # bytes of stages
+
+
+@cache
+def pick_eight_bit_stream(m: int, n: int, k: int) -> StreamConfig | None:
+    """The config for m rows of x and a weight of n rows and k columns; None: this kernel cannot,
+    or another one is faster."""
+    if m > MOST_EIGHT_BIT_ROWS or k < _LEAST_STAGES * CHAIN or k % CHAIN:
+        return None
+    block_m = next(size for size in (8, 16, 32, 64, 128) if m <= size)
+    is_wide = n >= _WIDE and block_m >= 64 and n % (2 * _TILE) == 0
+    tile = 2 * _TILE if is_wide else _TILE
+    rows = tile if is_wide else own_rows(n)
+    return None if rows is None else _staged(rows, block_m, tile, k)
+
+
+def takes_many(m: int, n: int) -> bool:
+    """Whether tiles of 128 by 256 fill half of the chip; smaller ones are quicker if not."""
+    return -(-m // 128) * -(-n // 256) >= MULTIPROCESSORS // 2
+
+
+def _staged(rows: int, block_m: int, tile: int, k: int) -> StreamConfig | None:
+    """With as long stages as leave four or more of them."""
+    most = 4 if block_m <= 16 else 2
+    bands = next(count for count in (4, 2, 1) if count <= most and k % (count * CHAIN) == 0)
+    while True:
+        stages = min(8, _SHARED // ((tile + block_m) * bands * CHAIN), k // (bands * CHAIN))
+        if stages >= 4 or bands == 1:
+            break
+        bands //= 2
+    if stages < _LEAST_STAGES:
+        return None
+    return StreamConfig(rows, block_m, bands * CHAIN, stages, max(1, stages // 2), tile)
+
+
+def own_rows(n: int) -> int | None:
+    """Weight rows of a program, so that nearly every multiprocessor gets one; None: no number
+    fits."""
+    fewest = min(_TILE, max(_LEAST_ROWS, -(-n // (MULTIPROCESSORS * _ROW_UNIT)) * _ROW_UNIT))
+    return next((rows for rows in range(fewest, _TILE + 1, _ROW_UNIT) if n % rows == 0), None)

@@ -1,0 +1,118 @@
+"""EightBitLinear: the CUDA linear kernel of eight bits by eight bits (W8A8).
+
+Inputs are rounded row by row, and every kernel gives the same sums: a row's bits do not depend on
+the batch. `int8_inputs.py` is the same in floats, for weights in other forms.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quire.kernels.eight_bit_configs import takes_many
+from quire.kernels.eight_bit_matmul import EightBitTile, eight_bit_matmul, pick_eight_bit
+from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight
+from quire.kernels.hopper import has_hopper_kernels
+from quire.kernels.matmul import interleave
+from quire.kernels.packed_matmul import multiprocessors
+from quire.kernels.rehearsal import rehearsal
+from quire.kernels.round_inputs import RoundedRows, Rounding, round_inputs
+from quire.ops.eight_bit_of import EightBitForm, eight_bit_weight
+from quire.quant.weight import Weight
+
+if TYPE_CHECKING:
+    from quire.kernels.many_eight_bit import ManyEightBit
+    from quire.kernels.stream_eight_bit import StreamEightBit
+
+_CHECKED_OUTPUTS = 192
+_CHECKED_ROWS = (1, 9, 17, 33, 65, 129)  # every tile, and every streamed one
+_ONE_TILE = EightBitTile(16, 64, 3, 4, 64)
+_FAR = 1e-3  # sums of 128 keep 13 bits or so; what is this far from a sum has another cause
+
+
+class EightBitLinear:
+    def __init__(
+        self,
+        weight: EightBitWeight,
+        rounding: Rounding,
+        bias: Tensor | None,
+        gate: str | None = None,
+    ) -> None:
+        if gate is not None:
+            assert weight.paired
+            bias = None if bias is None else interleave(bias)
+        self.weight, self.rounding, self.bias, self.gate = weight, rounding, bias, gate
+        self.few, self.many = _on_hopper(weight, bias, gate)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[m, k] -> [m, n] in x's dtype; gated [m, n / 2]."""
+        return self.multiply(round_inputs(x, self.rounding), x.dtype)
+
+    def multiply(self, x: RoundedRows, dtype: torch.dtype) -> Tensor:
+        """Rows that somebody has rounded as `rounding` says."""
+        m, n = len(x.codes), self.weight.shape[0]
+        if self.few is not None and m and (config := self.few.pick(m)) is not None:
+            self.few(x, out := self._out(x, dtype), config)
+            return out
+        if self.many is not None and takes_many(m, n):
+            self.many(x, out := self._out(x, dtype))
+            return out
+        tile = pick_eight_bit(m, n, multiprocessors(x.codes.device))
+        return eight_bit_matmul(x, self.weight, self.bias, dtype, tile, self.gate)
+
+    def _out(self, x: RoundedRows, dtype: torch.dtype) -> Tensor:
+        width = self.weight.shape[0] // (2 if self.gate else 1)
+        return torch.empty(len(x.codes), width, dtype=dtype, device=x.codes.device)
+
+
+def _on_hopper(
+    weight: EightBitWeight, bias: Tensor | None, gate: str | None
+) -> tuple[StreamEightBit | None, ManyEightBit | None]:
+    """The kernels for few rows and for many; None where they cannot run."""
+    if not has_hopper_kernels(weight.codes.device) or weight.shape[1] % CHAIN:
+        return None, None
+    from quire.kernels.many_eight_bit import ManyEightBit
+    from quire.kernels.stream_eight_bit import StreamEightBit
+
+    return StreamEightBit(weight, bias, gate), ManyEightBit(weight, bias, gate)
+
+
+def difference(weight: Weight, form: EightBitForm, dtype: torch.dtype) -> str | None:
+    """What is wrong with such products on this device: tiles that differ, or sums that are far from
+    those of fp64, which are exact for whole numbers."""
+    some = eight_bit_weight(weight.pick(slice(0, min(_CHECKED_OUTPUTS, weight.shape[0]))), form)
+    kernel = EightBitLinear(some, form.rounding, None)
+    random = torch.Generator(some.codes.device).manual_seed(0)
+    shape = (_CHECKED_ROWS[-1], some.shape[1])
+    x = torch.randn(shape, generator=random, device=some.codes.device).to(dtype)
+    if x.is_cuda:
+        with rehearsal():
+            for rows in _CHECKED_ROWS:
+                kernel(x[:rows])
+    rounded = round_inputs(x, form.rounding)
+    one = eight_bit_matmul(rounded, some, None, dtype, _ONE_TILE)
+    for rows in _CHECKED_ROWS:
+        if not torch.equal(kernel(x[:rows]), one[:rows]):
+            return f"products of {rows} rows differ"
+    if kernel.many is not None:
+        kernel.many(rounded, out := torch.empty_like(one))
+        if not torch.equal(out, one):
+            return "products of many rows differ"
+    want = _reference(rounded, some)
+    if some.is_int:
+        return None if torch.equal(one, want.to(dtype)) else "whole numbers are not summed exactly"
+    far = (one.double() - want).abs().max() / want.abs().max()
+    return None if far < _FAR + torch.finfo(dtype).eps else f"sums are {far:.1e} off"
+
+
+def _reference(x: RoundedRows, weight: EightBitWeight) -> Tensor:
+    """fp64; of whole numbers rounded as kernels do after the sum."""
+    if weight.is_int:
+        sums = (x.codes.double() @ weight.codes.double().T).float()
+        return (sums * x.scales) * weight.scales
+    k = x.codes.shape[1]
+    wide = x.scales.repeat_interleave(weight.group or k, 1)[:, :k].double()
+    scales = weight.scales.repeat_interleave(weight.group or k, 0)[:k].double()
+    return (x.codes.double() * wide) @ (weight.codes.double() * scales.T).T

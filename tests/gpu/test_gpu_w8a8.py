@@ -1,0 +1,251 @@
+"""Eight bits by eight on a real GPU: one row's bits are the same in every kernel and batch.
+
+The tiled kernel on 16 rows says what the bits are; it is near fp64, and all others equal it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+from safetensors.torch import load_file, save_file
+
+from quire import LLM, SamplingParams
+from quire.bench.shapes import SHAPES, shrunk, write_shape
+from quire.kernels.eight_bit_matmul import EightBitTile, eight_bit_matmul
+from quire.kernels.eight_bit_weight import EightBitWeight
+from quire.kernels.hopper import has_hopper_kernels
+from quire.kernels.rehearsal import rehearsal
+from quire.kernels.round_inputs import RoundedRows, Rounding, round_inputs
+from quire.models.tiny import tiny_model
+from quire.ops.eight_bit_linear import EightBitLinear
+
+CUDA = torch.device("cuda")
+E4M3 = torch.float8_e4m3fn
+ROUNDINGS = {
+    "int8": Rounding(torch.int8),
+    "fp8": Rounding(E4M3),
+    "fp8-one": Rounding(E4M3, scale=0.01),
+    "fp8-blocks": Rounding(E4M3, 128),
+}
+ONE_TILE = EightBitTile(16, 64, 3, 4, 64)
+ROWS = (1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 128, 129, 200, 300)
+needs_hopper = pytest.mark.skipif(not has_hopper_kernels(CUDA), reason="needs a Hopper GPU")
+
+
+def _weight(name: str, n: int, k: int, paired: bool = False) -> EightBitWeight:
+    group = ROUNDINGS[name].group or 0
+    codes = torch.randint(-127, 128, (n, k), dtype=torch.int8, device=CUDA)
+    if name != "int8":
+        codes = (torch.randn(n, k, device=CUDA) * 60).to(E4M3)
+    scales = torch.rand(k // group if group else 1, n, device=CUDA) * 0.001
+    return EightBitWeight(codes, scales, group, paired)
+
+
+def _spread(m: int, k: int) -> Tensor:
+    values = torch.randn(m, k, device=CUDA) * torch.randn(m, k, device=CUDA).exp()
+    return values.bfloat16()
+
+
+def _exact(x: RoundedRows, w: EightBitWeight) -> Tensor:
+    """[m, n] fp64."""
+    k = w.shape[1]
+    wide = x.scales.repeat_interleave(w.group or k, 1)[:, :k].double()
+    scales = w.scales.repeat_interleave(w.group or k, 0)[:k].double()
+    return (x.codes.double() * wide) @ (w.codes.double() * scales.T).T
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize(
+    "n,k,gate,biased",
+    [
+        (1024, 1024, None, True),
+        (520, 1152, None, False),
+        (16384, 512, None, False),
+        (16384, 512, "silu", True),
+    ],
+)
+def test_bits_do_not_depend_on_the_batch(
+    name: str, n: int, k: int, gate: str | None, biased: bool
+) -> None:
+    """Red when a tile, the streamed kernel or the library sums or scales in another order."""
+    torch.manual_seed(n + k)
+    w = _weight(name, n, k, gate is not None)
+    bias = torch.randn(n, device=CUDA).bfloat16() if biased else None
+    kernel, x = EightBitLinear(w, ROUNDINGS[name], bias, gate), _spread(ROWS[-1], k)
+    with rehearsal():
+        for rows in ROWS:
+            kernel(x[:rows])
+    rounded = round_inputs(x, ROUNDINGS[name])
+    want = eight_bit_matmul(rounded, w, kernel.bias, x.dtype, ONE_TILE, gate)
+    for rows in ROWS:
+        got = kernel(x[:rows])
+        assert torch.equal(got, want[:rows]), f"{rows=} {int((got != want[:rows]).sum())} differ"
+    if gate is None:
+        exact = _exact(rounded, w) + (0.0 if bias is None else bias.double())
+        far = (want.double() - exact).abs().max() / exact.abs().max()
+        assert far < (4e-3 if name == "int8" else 6e-3)
+
+
+@needs_hopper
+@pytest.mark.parametrize("name", ["int8", "fp8", "fp8-blocks"])
+def test_sizes_of_the_streamed_kernel_change_no_bit(name: str) -> None:
+    """Red when a box, a band or a stage is another's."""
+    from quire.kernels.stream_configs import StreamConfig
+    from quire.kernels.stream_eight_bit import StreamEightBit
+
+    torch.manual_seed(1)
+    configs = [
+        StreamConfig(rows, block_m, block_k, stages, ahead, tile)
+        for rows, tile in ((32, 64), (40, 64), (56, 64), (128, 128))
+        for block_m, block_k, stages, ahead in ((8, 512, 2, 1), (32, 256, 3, 3), (64, 128, 4, 0))
+    ]
+    x = round_inputs(_spread(70, 1024), ROUNDINGS[name])
+    cases = []
+    with rehearsal():
+        for config in configs:
+            w = _weight(name, config.rows * 9, 1024)
+            stream = StreamEightBit(w, None, None)
+            stream(x, torch.empty(70, w.shape[0], device=CUDA, dtype=torch.bfloat16), config)
+            cases.append((config, w, stream))
+    for config, w, stream in cases:
+        want = eight_bit_matmul(x, w, None, torch.bfloat16, ONE_TILE)
+        out = torch.full_like(want, float("nan"))
+        stream(x, out, config)
+        assert torch.equal(out, want), config
+
+
+def test_rows_are_rounded_as_torch_rounds_them() -> None:
+    """Red when the device rounds to eight bits otherwise than the reference."""
+    torch.manual_seed(2)
+    x = _spread(9, 4096)
+    for dtype, most in ((torch.int8, 127.0), (E4M3, 448.0)):
+        got = round_inputs(x, Rounding(dtype))
+        top = x.float().abs().amax(1, keepdim=True)
+        scaled = x.float() * (most / top)
+        want = scaled.round().to(dtype) if dtype == torch.int8 else scaled.to(dtype)
+        assert torch.equal(got.codes.view(torch.uint8), want.view(torch.uint8))
+        assert torch.equal(got.scales, top / most)
+
+
+@needs_hopper
+def test_inputs_are_read_after_the_kernel_that_writes_them() -> None:
+    """In a graph, where every kernel starts as early as it may, with other inputs each time."""
+    torch.manual_seed(3)
+    kernels = [EightBitLinear(_weight("fp8", 1024, 1024), ROUNDINGS["fp8"], None) for _ in range(4)]
+
+    def chain(x: Tensor) -> Tensor:
+        for kernel in kernels:
+            x = kernel(x)
+        return x
+
+    for m in (1, 32):
+        x = _spread(m, 1024)
+        chain(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = chain(x)
+        for _ in range(20):
+            x.copy_(_spread(m, 1024))
+            want = x
+            for kernel in kernels:
+                rounded = round_inputs(want, kernel.rounding)
+                want = eight_bit_matmul(rounded, kernel.weight, None, x.dtype, ONE_TILE)
+                torch.cuda.synchronize()
+            graph.replay()
+            assert torch.equal(got, want), f"{m=}"
+
+
+# ------------------------------------------------------------ the engine
+
+PROMPTS = [[7 * i % 97 + 3 for i in range(length)] for length in (1, 5, 40, 300)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_shape(shrunk(SHAPES["8b"]), Path(tmp_path_factory.mktemp("shape")))
+
+
+@pytest.fixture(scope="module", params=["fp8", "int8"])
+def llm(request: pytest.FixtureRequest, folder: str) -> Iterator[LLM]:
+    yield _llm(folder, load_format="dummy", quantization=request.param)
+
+
+def _llm(folder: str, **options: object) -> LLM:
+    return LLM(folder, skip_tokenizer_init=True, kv_cache_memory=64 << 20, **options)
+
+
+def _tokens(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    found = llm.generate(prompts, params, use_tqdm=False)
+    return [list(each.outputs[0].token_ids) for each in found]
+
+
+def _forms(llm: LLM) -> str:
+    return next(each.value for each in llm._engine.decisions if each.what == "weights")
+
+
+def test_a_request_alone_gets_the_tokens_of_a_batch(llm: LLM) -> None:
+    """Red when graphs, steps of many rows or neighbours change a bit, or inputs stay floats."""
+    assert "by e4m3" in _forms(llm) or "by int8" in _forms(llm)
+    assert not [each for each in llm._engine.decisions if each.what == "inputs"]
+    together = _tokens(llm, PROMPTS)
+    assert [_tokens(llm, [prompt])[0] for prompt in PROMPTS] == together
+
+
+def test_graphs_change_no_token(folder: str) -> None:
+    options = {"load_format": "dummy", "quantization": "fp8"}
+    want = _tokens(_llm(folder, **options), PROMPTS)
+    assert _tokens(_llm(folder, enforce_eager=True, **options), PROMPTS) == want
+
+
+def test_weights_alone(folder: str) -> None:
+    """Red when there is no way to keep inputs as they are."""
+    assert "by e4m3" not in _forms(_llm(folder, load_format="dummy", quantization="fp8-weights"))
+
+
+def test_a_checkpoint_of_compressed_tensors(tmp_path: Path) -> None:
+    """Red when what a checkpoint says of its inputs is forgotten on the way."""
+    folder = tmp_path / "model"
+    _write_compressed(folder)
+    loaded = _llm(str(folder))
+    assert "e4m3 by e4m3" in _forms(loaded)
+    assert len(_tokens(loaded, PROMPTS)[0]) == 12
+
+
+def _write_compressed(folder: Path) -> None:
+    """A tiny model in eight-bit floats, with a scale for each token."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}
+    tiny_model(
+        *("llama", folder),
+        tokenizer=False,
+        torch_dtype="bfloat16",
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        **sizes,
+    )
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+    inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    stored = load_file(folder / "model.safetensors")
+    for name in [each for each in stored if each.endswith("proj.weight")]:
+        floats = stored[name].float()
+        scale = floats.abs().amax(1, keepdim=True) / 448
+        stored[name] = (floats / scale).to(E4M3)
+        stored[f"{name}_scale"] = scale
+    save_file(stored, folder / "model.safetensors")
