@@ -141,11 +141,16 @@ class Told:
         answer(llm, asked)
         return made
 
+    def awaits_results(self, scheduler: Scheduler) -> bool:
+        return True
+
     def make(self, scheduler: Scheduler) -> dict[RequestId, Draft]:
         return {
             request.id: draft
             for request in scheduler.running.values()
-            if request.num_to_feed == 1 and (draft := self._draft(request)).num
+            if request.num_to_feed == 1
+            and not request.num_pending
+            and (draft := self._draft(request)).num
         }
 
     def _draft(self, request: Request) -> Draft:
