@@ -85,7 +85,7 @@ def open_tiny(folder: Path, family: str, **changes: Any) -> LLM:
         pools, drafter = [runner.pool], runner.drafter
         if isinstance(drafter, FeatureDrafter):
             pools.append(drafter.layer.pool)
-        num_pages = len(pools[0].groups) * 192 // 4 + 1 + spare
+        num_pages = len(pools[0].groups) * 192 // changes.get("page_size", 4) + 1 + spare
         page_bytes = sum(pool.data.nbytes // pool.num_pages for pool in pools)
         changes["kv_cache_memory"] = num_pages * page_bytes
     args = {
