@@ -32,7 +32,7 @@ ENOUGH_S = 1.5  # of measuring, without what is compiled; what is larger goes al
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    costs: StepCosts  # of steps that draw greedily after every token
+    costs: StepCosts  # of steps that draw greedily after every token and are awaited
     draw: float  # seconds that a draw takes longer when it is not greedy
     wait: float  # seconds that a step of one token takes longer if its result is awaited at once
 
