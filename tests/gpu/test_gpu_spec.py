@@ -239,7 +239,7 @@ def test_long_contexts(max_num_seqs: int) -> None:
     told = engine.core.drafts = Told({}, Random(5))
     assert engines.run(engine, requests()) == want  # learns them
     assert engines.run(engine, requests()) == want
-    assert told.num_accepted > 150 and told.num_refused > 20
+    assert told.num_accepted > 100 and told.num_refused > 20
 
 
 def test_packed_weights(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_packed_weights(tmp_path: Path) -> None:
         llm = LLM(folder, **{**words, **sizes, **changes})
         found = [out for p in params for out in llm.generate(prompts, p, use_tqdm=False)]
         if changes:
-            assert llm.stats().num_accepted_tokens > 0
+            assert llm.stats().num_drafted_tokens > 0
         return [[(list(o.token_ids), o.logprobs) for o in out.outputs] for out in found]
 
     want = tokens()
