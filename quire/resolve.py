@@ -38,12 +38,6 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
 
     device, why = pick_device(args.device)
     decide("device", device.type, why)
-    if args.speculative_config is not None and device.type != "cpu":
-        raise NotSupported(
-            f"got speculative_config on {device.type}: drafts are verified on CPUs only so far,"
-            " because captured graphs feed one token a request; leave it out (and --answer-cache"
-            " at exact), or use device='cpu'"
-        )
     _check_ranks(args, device.type)
     _check_tiers(args, device.type)
     dtype, why = pick_dtype(args.dtype, spec.dtype, device)

@@ -247,6 +247,9 @@ class RandomDrafts:
             drafts.append((oracle_next(before, seed) + is_wrong) % VOCAB)
         return Draft(num, tuple(drafts), parents)
 
+    def awaits_results(self, scheduler: Scheduler) -> bool:
+        return not scheduler.config.waits_for_draws and self.rng.random() < 0.5
+
     def learn(self, plan: StepPlan, events: list[TokenEvent]) -> None:
         self.num_drafted += sum(event.num_drafted for event in events)
         self.num_accepted += sum(event.num_accepted for event in events)

@@ -5,7 +5,8 @@ before the result of step n is looked at, so the device never waits for Python. 
 what is in flight; this file only decides when a result is settled. A request with a grammar first
 waits in `grammar/pending.py` until the grammar is compiled, one with an adapter in
 `lora/adapters.py` until there is room for it. Drafts (`spec/`), where there are any, are made
-before a step is planned.
+before a step is planned. They follow tokens that are known, so while drafts are worth their while
+results in flight are awaited first.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class EngineCore:
         self.last_plan = StepPlan()  # for whoever watches
         self.on_step: OnStep | None = None  # where pages are kept outside the pool
         self._inflight: deque[tuple[StepPlan, Pending]] = deque()
+        self._news: list[TokenEvent] = []  # settled before a step that may have failed since
         self._num_preempted = 0  # so far, as the last step saw it
 
     def add(self, request: Request) -> None:
@@ -77,7 +79,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._inflight) or self._has_held
+        return self.scheduler.has_work or bool(self._inflight or self._news) or self._has_held
 
     @property
     def _has_held(self) -> bool:
@@ -90,29 +92,38 @@ class EngineCore:
 
     def step(self) -> list[TokenEvent]:
         """Launch at most one step and settle those that are due. May return no events."""
-        begun = time.perf_counter()
-        drafts = NO_DRAFTS if self.drafts is None else self.drafts.make(self.scheduler)
+        begun, drafts = time.perf_counter(), NO_DRAFTS
+        if self.drafts is not None:
+            if self._inflight and self.drafts.awaits_results(self.scheduler):
+                self._news += self._settle(len(self._inflight))
+            drafts = self.drafts.make(self.scheduler)
         plan = self.scheduler.schedule(drafts)
         launched = bool(plan.works)
         if launched:
             self.last_plan = plan
         if plan.has_effect:
             self._inflight.append((plan, self.runner.execute(plan)))
-        if not launched and not self._inflight:
+        if not launched and not self._inflight and not self._news:
             self._idle()
-        events: list[TokenEvent] = []
-        for _ in range(self._num_due(launched)):
-            settled, pending = self._inflight.popleft()
-            news = self.scheduler.commit(settled, pending.result())
-            if self.drafts is not None:
-                self.drafts.learn(settled, news)
-            events += news
+        events = self._news + self._settle(self._num_due(launched))
+        self._news = []
         if self.on_step is not None:
             self._tend_tiers(self.on_step, plan, time.perf_counter() - begun)
         if self.grammars is not None:
             events += self._tend(self.grammars, events)
         if self.adapters is not None:
             events += self._tend_adapters(self.adapters, events)
+        return events
+
+    def _settle(self, count: int) -> list[TokenEvent]:
+        """Wait for the oldest steps in flight and enter their results."""
+        events: list[TokenEvent] = []
+        for _ in range(count):
+            settled, pending = self._inflight.popleft()
+            news = self.scheduler.commit(settled, pending.result())
+            if self.drafts is not None:
+                self.drafts.learn(settled, news)
+            events += news
         return events
 
     def _num_due(self, launched: bool) -> int:

@@ -15,6 +15,7 @@ import torch
 from quire.config import EngineArgs
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_heads import TargetModel
+from quire.engine.gpu_weights import keeps_packed_on
 from quire.errors import NotSupported
 from quire.load.loader import load_weights
 from quire.load.open import open_model
@@ -76,6 +77,7 @@ def _distilled(config: SpecConfig, args: EngineArgs, model: Decoder, cpu: CpuPat
     library = cpu.library if model.dtype == torch.float32 else None
     with torch.inference_mode():
         adapter = ExitAdapter(model.spec, ffn_size, model.dtype, model.device)
-        load_weights(adapter, checkpoint, NAMES, Wish(cpu.keeps_packed, form))
+        packs = cpu.keeps_packed or keeps_packed_on(model.device, own, checkpoint)
+        load_weights(adapter, checkpoint, NAMES, Wish(packs, form))
         adapter.finish(ops_of(model.device, library, dtype=model.dtype))
     return ExitPart(depth, adapter)

@@ -16,6 +16,7 @@ from quire.attn.select import select_backend
 from quire.config import EngineArgs
 from quire.engine.cache_form import plain_form
 from quire.engine.cpu_path import CpuPath
+from quire.engine.gpu_weights import keeps_packed_on
 from quire.errors import NotSupported
 from quire.kv.spec import CacheSpec
 from quire.load.checkpoint import Checkpoint
@@ -101,7 +102,8 @@ def open_head(config: SpecConfig, args: EngineArgs, target: TargetModel, cpu: Cp
         own = replace(args, model=model, skip_tokenizer_init=True, load_format="auto")
         checkpoint = open_model(own).checkpoint
         form = load_form(config.quantization) if config.quantization else None
-        wish = Wish(cpu.keeps_packed, form)
+        packs = cpu.keeps_packed or keeps_packed_on(target.model.device, own, checkpoint)
+        wish = Wish(packs, form)
         if config.model_part == "medusa":
             return MedusaPart(load_medusa(checkpoint, target.model, wish, _ops(target, cpu)))
         spec = Eagle3Spec.of(checkpoint.config, checkpoint.names(), target.model.spec)

@@ -26,6 +26,7 @@ from quire.engine.draft_heads import (
     check_is_model,
     open_head,
 )
+from quire.engine.gpu_weights import keeps_packed_on
 from quire.engine.load_model import load_model
 from quire.errors import NotSupported
 from quire.kv.spec import CacheSpec
@@ -133,6 +134,7 @@ class SpecParts:
         draft, max_tokens = self.draft, engine.sched.max_num_batched_tokens
         if isinstance(draft, (MedusaPart, FeaturePart)):
             target.taps = draft.taps
+            target.prompt_graphs = None  # hidden states stay inside of them
             return draft.attach(target, max_tokens)
         if isinstance(draft, DraftModel):
             model, heads, backend = draft.model, draft.heads, draft.backend
@@ -143,7 +145,8 @@ class SpecParts:
             pool, num_groups = target.pool, len(target.pool.groups)
         rows = drafting_rows(target.rows, num_groups)
         expands = target.expand_prompts and isinstance(draft, ExitPart)
-        runner = ModelRunner(model, backend, heads, pool, rows, False, expands)
+        use_graphs = target.graphs is not None and backend.caps.graphs
+        runner = ModelRunner(model, backend, heads, pool, rows, use_graphs, expands)
         notes: list[Decision] = []
         runner.tapes = self.cpu.record(model, backend, pool, engine, notes)
         decisions += [Decision(f"draft {note.what}", note.value, note.why) for note in notes]
@@ -162,11 +165,11 @@ def _draft_model(
     spec = spec_of(checkpoint.config)
     _check_fits(config.model, spec)
     change = _translation(config.model, spec, opened.tokenizer, target)
-    heads, device = heads_of(spec, args.page_size), torch.device("cpu")
+    heads, device = heads_of(spec, args.page_size), target.model.device
     dtype: torch.dtype = getattr(torch, engine.dtype)
     _, backend = select_backend(None, device, dtype, heads)
     form = load_form(config.quantization) if config.quantization else None
-    wish = Wish(cpu.keeps_packed, form)
+    wish = Wish(cpu.keeps_packed or keeps_packed_on(device, own, checkpoint), form)
     model, ops = load_model(
         checkpoint, spec, heads, engine, cpu, wish, dtype, device, change=change
     )
@@ -245,7 +248,7 @@ def speculation_of(
     why = f"{describe(config)}, always as deep as asked"
     if config.adaptive:
         times, draft = measure(runner), None if drafter is None else _costs_of(drafter)
-        costs = Costs(times.costs, draft, times.draw)
+        costs = Costs(times.costs, draft, times.draw, times.wait)
         few = times.costs.seconds(5) / times.costs.seconds(1)
         why = f"depth by survival and cost: a step of 5 tokens takes {few:.2f} times one of 1"
         if draft is not None:
@@ -264,13 +267,15 @@ def _check_trees(backend: AttentionBackend) -> None:
     if not backend.caps.trees:
         raise NotSupported(
             f"got a tree of drafts with attention {type(backend).__name__}, which reads no paths:"
-            " leave speculative_config's tree out, or use another attention_backend"
+            " leave speculative_config's tree out, and drafts are a chain, or use another"
+            " attention_backend"
         )
 
 
 def _costs_of(drafter: AnyDrafter) -> StepCosts:
     if isinstance(drafter, ModelDrafter):
-        return measure(drafter.runner).costs
+        times = measure(drafter.runner)
+        return times.costs.less(times.wait)  # nobody waits between two guesses
     return rehearsed(drafter)
 
 

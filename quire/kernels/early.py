@@ -41,7 +41,8 @@ def wait_for_inputs(EARLY: tl.constexpr):
 
     A kernel may call the two halves separately. Between them it may read what no kernel of the
     chain writes: weights, tables, the step's positions, slots, lengths and page tables, and all
-    keys and values but the newest. A plain launch waits for everything before it, but an early
+    keys and values but the newest: its own token's and, where neighbours are tokens of one row
+    (drafts), theirs. A plain launch waits for everything before it, but an early
     kernel may begin while the last plain launch ends. So whatever writes these inputs must be
     followed by one more plain launch before the chain begins: the embedding in a step, the choice
     of queries before a prompt's last layer."""

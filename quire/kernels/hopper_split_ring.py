@@ -143,17 +143,21 @@ def produce(
     _, seq = turn(0, num_items, num_seqs, KV_HEADS)
     next_end = gl.load(context_lens + seq)
     next_row = gl.load(rows + seq)
+    next_row_before = gl.load(rows + gl.maximum(seq - 1, 0))
+    next_seq = seq
     for i in range(gl.cdiv(num_items, gl.num_programs(0))):
         item, _ = turn(i, num_items, num_seqs, KV_HEADS)
         end = gl.where(item < num_items, next_end, 0)
         pages = page_table + next_row.to(gl.int64) * table_stride
-        _, seq = turn(i + 1, num_items, num_seqs, KV_HEADS)
-        next_end = gl.load(context_lens + seq)
-        next_row = gl.load(rows + seq)
+        is_draft = (next_seq > 0) & (next_row_before == next_row)
+        _, next_seq = turn(i + 1, num_items, num_seqs, KV_HEADS)
+        next_end = gl.load(context_lens + next_seq)
+        next_row = gl.load(rows + next_seq)
+        next_row_before = gl.load(rows + gl.maximum(next_seq - 1, 0))
         _, low, high = keys_of(item, end, num_seqs, lanes, KV_HEADS, SPLIT_SIZE, OCTAVE)
         for start in range(low, high, TILE):
-            if start + TILE >= end:
-                wait_for_last(EARLY)  # this step wrote the newest key
+            if is_draft | (start + TILE >= end):
+                wait_for_last(EARLY)  # this step wrote the newest key, and those of drafts before
             boxes, live = _boxes_of(
                 (), pages, start, high, item % KV_HEADS, KV_HEADS, PAGE_SIZE, BOX
             )

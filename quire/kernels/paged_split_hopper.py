@@ -5,7 +5,8 @@ the division of labour differs. An item is (kv head, sequence, lane), which is o
 here two programs to a multiprocessor take items in turn. Copies run ahead from one item to the
 next, so the memory stays busy while items change. It also stays busy while the kernel before ends:
 the first tiles are requested before the wait. That is safe because, since the last plain launches,
-early kernels have written no keys but the newest (`early.py`).
+early kernels have written no keys but the newest (`early.py`). Sequences that have the row of the
+one before are drafts: for these more than one key is new, and nothing is requested before the wait.
 """
 
 from __future__ import annotations

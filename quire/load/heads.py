@@ -32,7 +32,9 @@ def load_medusa(checkpoint: Checkpoint, target: Decoder, wish: Wish, ops: Ops) -
     load_weights(heads, checkpoint, targets, wish)
     maps = [name for name in names if PREFIX.sub("", name) == TOKEN_MAP]
     if maps and num_outputs < spec.vocab_size:
-        heads.vocabulary = DraftVocabulary(checkpoint.read(maps[0]).long(), spec.vocab_size)
+        heads.vocabulary = DraftVocabulary(
+            checkpoint.read(maps[0]).long().to(target.device), spec.vocab_size
+        )
     _check_outputs(num_outputs, heads.vocabulary, spec)
     heads.finish(ops, target)
     return heads
@@ -51,7 +53,7 @@ def load_eagle3(
                 f"tensor {OFFSETS} is {offsets.dtype} of shape {tuple(offsets.shape)}, want a whole"
                 f" number for each of {spec.num_outputs} outputs"
             )
-        head.vocabulary = DraftVocabulary.from_offsets(offsets, num_tokens)
+        head.vocabulary = DraftVocabulary.from_offsets(offsets.to(target.device), num_tokens)
     if spec.has_head:
         _check_outputs(spec.num_outputs, head.vocabulary, target.spec)
     head.finish(ops, target)

@@ -22,12 +22,12 @@ from quire.text.shared_tokens import SharedTokens
 def translate(model: Decoder, shared: SharedTokens) -> None:
     """For a model whose weights are in and that is not finished."""
     spec, num_tokens = model.spec, len(shared.read_as)
-    own, theirs = torch.tensor(shared.pairs).unbind(1)  # [shared] each
+    dtype, device = model.dtype, model.device
+    own, theirs = torch.tensor(shared.pairs, device=device).unbind(1)  # [shared] each
     (embed,) = map(made, model.embed.weight.weights())
     (head,) = [embed] if spec.tied else map(made, model.head.weight.weights())
-    dtype, device = model.dtype, model.device
     model.embed = Embedding(num_tokens, spec.hidden_size, dtype, device)
-    model.embed.weight.keep(None, embed.pick(torch.tensor(shared.read_as)))
+    model.embed.weight.keep(None, embed.pick(torch.tensor(shared.read_as, device=device)))
     parts = {"head": len(own)}
     model.head = Linear(spec.hidden_size, parts, bias=False, dtype=dtype, device=device)
     model.head.weight.keep("head", head.pick(own))

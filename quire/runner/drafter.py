@@ -4,6 +4,7 @@ It is a runner of its own over the same rows, so its draws have the request's te
 penalties, grammar and the noise of the very positions that the target will draw for: where both
 models agree, so do their draws. A draft model has its own pages under the target's page numbers; an
 early exit is the target's first layers on the target's pages. Stale pages cost acceptance only.
+Where steps replay graphs, the few tokens that it lags behind are fed as neighbours of one row.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from quire.runner.runner import ModelRunner
 from quire.runner.states import StepStates
 from quire.spec.speculation import SpecCounts
 from quire.step import Admission, StepPlan, Work
+
+FEW = 8  # tokens of a request that a graph of few tokens may be replayed for
 
 
 def drafting_rows(rows: RequestRows, num_groups: int) -> RequestRows:
@@ -57,7 +60,7 @@ class ModelDrafter:
         if judged:
             self._target.masks.catch_up()
             fork_matchers(judged, self._target.matchers, runner.matchers)
-        self._step([self._first(work) for work in works])
+        self._step([first for work in works for first in self._first(work)])
         for depth in range(1, max(work.num_drafts for work in works)):
             self._step(
                 Work(work.request_id, work.row, work.start + depth, 1, True)
@@ -76,7 +79,7 @@ class ModelDrafter:
     def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
         """Nothing is kept."""
 
-    def _first(self, work: Work) -> Work:
+    def _first(self, work: Work) -> list[Work]:
         """What the drafter has not read of a request yet, its newest token included."""
         done = work.start if self._shares_pages else self._done.get(work.row, 0)
         start, end = min(done, work.start), work.start + 1
@@ -84,7 +87,11 @@ class ModelDrafter:
             part = Work(work.request_id, work.row, start, self.max_tokens, False)
             self.runner.execute(StepPlan((part,)))
             start += self.max_tokens
-        return Work(work.request_id, work.row, start, end - start, True)
+        if self.runner.graphs is not None and end - start <= FEW:
+            return [
+                Work(work.request_id, work.row, at, 1, at == work.start) for at in range(start, end)
+            ]
+        return [Work(work.request_id, work.row, start, end - start, True)]
 
     def _step(self, works: Iterable[Work]) -> None:
         """In as few steps as their tokens allow."""

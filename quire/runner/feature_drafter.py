@@ -36,6 +36,7 @@ from quire.spec.speculation import SpecCounts
 from quire.step import Admission, Work
 
 WAITING = 32  # positions of a request that are read at once if no drafts are asked for before
+LARGE = 1 << 10  # tokens of a step whose states must not stay for the sake of a few of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +82,13 @@ class FeatureDrafter:
         else:
             assert states.every is not None, "a step without the states asked for"
             whole = states.every.clone()
-        ends = shape.query_ends.tolist()
+        ends, is_large = shape.query_ends.tolist(), len(whole) > LARGE
         due: list[tuple[Work, int]] = []
         for work, end in zip(works, ends, strict=False):  # what pads a step comes last
             if not self._target.rows.may_draft(work.row):
                 continue
-            self._kept.put(work.row, work.start, whole[end - work.num_tokens : end])
+            own = whole[end - work.num_tokens : end]
+            self._kept.put(work.row, work.start, own.clone() if is_large else own)
             # Of the last position the next token is not known, of drafts nothing is.
             stop = work.start + (0 if work.num_drafts else work.num_tokens - 1)
             if self._kept.num_before(work.row, stop) >= WAITING:
@@ -193,8 +195,9 @@ class FeatureDrafter:
         head, at = self.layer.head, self._context(batch)
         stored = head.store(batch.input_ids, features, at)
         if has_tail:
-            stored = Stored(*(part.index_select(0, sent["sample_index"]) for part in stored))
             at = self._context(sampled_batch(self._rows, shape, sent, batch, 0))
+            # Plain launches behind the plan, which attention reads early (`kernels/early.py`).
+            stored = Stored(*(part.index_select(0, sent["sample_index"]) for part in stored))
         return self._named(head.attend(stored, at))
 
     def _step(
@@ -225,7 +228,8 @@ class FeatureDrafter:
         """One guess for so many requests, of an engine that has not served anybody yet."""
         fed = [Work(RequestId(0), 0, i % self._rows.max_len, 1, True) for i in range(num_works)]
         reads = self.layer.head.reads
-        width = self._target.model.spec.hidden_size * max(1, len(reads.layers))
-        states = torch.zeros(num_works, width, dtype=self._target.model.dtype)
+        model = self._target.model
+        width = model.spec.hidden_size * max(1, len(reads.layers))
+        states = torch.zeros(num_works, width, dtype=model.dtype, device=model.device)
         guessed = self._attend(fed, self.layer.head.features(states))
         self._draws.rehearse(fed, guessed.logits)

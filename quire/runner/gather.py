@@ -26,10 +26,11 @@ from quire.step import Work
 class StepShape:
     """The host's view of one step: which row feeds which positions, as arrays.
 
-    Padding uses the spare row. Decodes are padded to `pad_to` rows. A prompt is padded to
-    `pad_tokens` by one sequence that feeds the rest. A mixed step is padded to `mixed_size` by one
-    sequence that feeds the rest and some that feed nothing, the last of them with one key. `trees`
-    are for works that are single drafts of one; those that are whole trees say so themselves."""
+    Padding uses the spare row. Steps of few tokens are padded to `pad_to` of them by sequences of
+    one. A prompt is padded to `pad_tokens` by one sequence that feeds the rest. A mixed step is
+    padded to `mixed_size` by one sequence that feeds the rest and some that feed nothing, the last
+    of them with one key. `trees` are for works that are single drafts of one; those that are whole
+    trees say so themselves."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class StepShape:
     ) -> None:
         if mixed_size is not None:
             pad_tokens = mixed_size.num_tokens
-        num_pad = max(0, pad_to - len(works))
+        num_pad = max(0, pad_to - sum(work.num_tokens for work in works)) if pad_to else 0
         columns = np.asarray(
             [(w.row, w.start, w.num_tokens, w.sample and 1 + w.num_drafts) for w in works], np.int32
         )
@@ -56,8 +57,7 @@ class StepShape:
             empty = np.zeros((mixed_size.num_seqs - len(columns), 4), np.int32)
             empty[:, 0], empty[-1, 1] = spare_row, 1
             columns = np.concatenate((columns, empty))
-        self.num_real = len(works)
-        # Whether the step is laid out for a captured graph, of decodes or mixed.
+        # Whether the step is laid out for a captured graph, of few tokens or mixed.
         self.is_padded_decode = pad_to > 0
         self.mixed_size = mixed_size
         self.rows, self.starts, self.query_lens = columns[:, 0], columns[:, 1], columns[:, 2]
@@ -105,9 +105,10 @@ class StepShape:
         """Add this step's lengths to its upload, before arrays whose size varies.
 
         A captured graph reads them at the address they had when it was captured."""
-        arrays["rows"] = self.rows
+        is_flat = self.is_padded_decode and not self.is_decode  # every token is a sequence
+        arrays["rows"] = np.repeat(self.rows, self.query_lens) if is_flat else self.rows
         arrays["positions"] = self.starts if self.is_decode else self.places()
-        if not self.is_decode or self.trees is not None:
+        if not (self.is_decode or is_flat) or self.trees is not None:
             arrays["token_rows"] = np.repeat(self.rows, self.query_lens)
             arrays["query_starts"] = np.concatenate(([np.int32(0)], self.query_ends))
             arrays["context_lens"] = self.context_lens

@@ -1,17 +1,20 @@
-"""GraphCache: CUDA graphs of decode steps, captured when first needed and replayed after.
+"""GraphCache: CUDA graphs of steps of few tokens, captured when first needed and replayed after.
 
-A graph is keyed by how many sequences it is padded to and by an upper bound on their context, so
-that a short batch does not launch the split-KV programs of a long one. Inputs are two vectors, rows
-and positions. A graph reads them at the address they had when it was captured; uploads always go
-there (`upload.py`), so a replay need not copy them. The graph derives the batch from them and
-writes the logits buffer. All graphs share one memory pool, because only one runs at a time. A size
-that ran out of memory is not captured again: its steps run kernel by kernel.
+Every token is fed as a sequence that ends with it: a decode is one token of its row, a request that
+has drafts verified is several neighbours of one row. A graph is keyed by how many tokens it is
+padded to and by an upper bound on their context, so that a short batch does not launch the split-KV
+programs of a long one. Inputs are two vectors, rows and positions. A graph reads them at the
+address they had when it was captured; uploads always go there (`upload.py`), so a replay need not
+copy them. The graph derives the batch from them and writes the logits buffer. All graphs share one
+memory pool, because only one runs at a time. A size that ran out of memory is not captured again:
+its steps run kernel by kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,39 +28,50 @@ BATCH_SIZES = (
 SHORTEST_CONTEXT = 512  # one split of the attention kernel: nothing to merge
 MAX_KEYS = 1 << 23  # batch times context of the largest graph; beyond it steps run eagerly
 
-# (rows, positions, max_context, shares_prefix) -> logits
-DecodeStep = Callable[[Tensor, Tensor, int, bool], Tensor]
+
+class Decoded(NamedTuple):
+    """What a step gives of each token; good until the next step."""
+
+    logits: Tensor  # [tokens, vocab]
+    hidden: Tensor  # [tokens, hidden] after the last norm
+    streams: tuple[Tensor, ...] = ()  # before the layers that are tapped, [tokens, hidden] each
+
+
+# (rows, positions, max_context, shares_prefix) -> what it gives
+DecodeStep = Callable[[Tensor, Tensor, int, bool], Decoded]
 
 
 @dataclass(slots=True)
 class Captured:
     graph: torch.cuda.CUDAGraph
-    rows: Tensor  # [batch] int32
-    positions: Tensor  # [batch] int32
-    logits: Tensor  # [batch, vocab]
+    rows: Tensor  # [tokens] int32
+    positions: Tensor  # [tokens] int32
+    made: Decoded
 
-    def replay(self, rows: Tensor, positions: Tensor) -> Tensor:
+    def replay(self, rows: Tensor, positions: Tensor) -> Decoded:
         for own, given in ((self.rows, rows), (self.positions, positions)):
             if own.data_ptr() != given.data_ptr():
                 own.copy_(given)
         self.graph.replay()
-        return self.logits
+        return self.made
 
 
 class GraphCache:
     def __init__(self, step: DecodeStep, max_batch: int, max_context: int, spare_row: int) -> None:
         self.step, self.max_context, self.spare_row = step, max_context, spare_row
-        self.sizes = [n for n in BATCH_SIZES if n < max_batch] + [max_batch]
+        self.sizes = sorted({*BATCH_SIZES, max_batch})  # drafts may outnumber rows
         self.graphs: dict[tuple[int, int, bool], Captured] = {}
         self.memory = torch.cuda.graph_pool_handle()
         self._too_large: set[tuple[int, int, bool]] = set()
 
-    def covers(self, num_seqs: int, longest: int) -> bool:
+    def covers(self, num_tokens: int, longest: int) -> bool:
         """Whether a graph of this size is worth its attention scratch, which grows with both."""
-        return self.batch_bucket(num_seqs) * self.context_bucket(longest) <= MAX_KEYS
+        if num_tokens > self.sizes[-1]:
+            return False
+        return self.batch_bucket(num_tokens) * self.context_bucket(longest) <= MAX_KEYS
 
-    def batch_bucket(self, num_seqs: int) -> int:
-        return next(n for n in self.sizes if n >= num_seqs)
+    def batch_bucket(self, num_tokens: int) -> int:
+        return next(n for n in self.sizes if n >= num_tokens)
 
     def context_bucket(self, longest: int) -> int:
         bound = SHORTEST_CONTEXT
@@ -67,7 +81,7 @@ class GraphCache:
 
     def replay(
         self, rows: Tensor, positions: Tensor, longest: int, shares_prefix: bool = False
-    ) -> Tensor:
+    ) -> Decoded:
         """rows and positions are already padded to a batch bucket. A new graph keeps them."""
         key = (rows.shape[0], self.context_bucket(longest), shares_prefix)
         captured = self.graphs.get(key)
@@ -87,8 +101,8 @@ class GraphCache:
         run_aside(lambda: self.step(spare, zeros, max_context, shares_prefix))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.memory):
-            logits = self.step(rows, positions, max_context, shares_prefix)
-        return Captured(graph, rows, positions, logits)
+            made = self.step(rows, positions, max_context, shares_prefix)
+        return Captured(graph, rows, positions, made)
 
 
 def run_aside(work: Callable[[], object]) -> None:

@@ -64,5 +64,6 @@ class KeptStates:
         if stop == run.stop:
             del self._runs[row]
         else:
-            self._runs[row] = _Run(stop, run.stop, [whole[num:]])
+            # A copy: the few that are left must not keep all others in memory.
+            self._runs[row] = _Run(stop, run.stop, [whole[num:].clone()])
         return start, whole[:num]

@@ -100,7 +100,9 @@ class GrammarMasks:
         """The masks of one work: after its newest token, and after each of its drafts."""
         info = rows.info[work.row]
         assert info is not None
-        drafts = rows.tokens[work.row, lens[0] : lens[-1]].tolist() if len(lens) > 1 else []
+        drafts: Sequence[int] = work.drafts
+        if work.num_drafts and not drafts:  # a drafter made them; a GPU is waited for
+            drafts = rows.tokens[work.row, lens[0] : lens[-1]].tolist()
         matcher = self.matchers.get(work.request_id)
         if matcher is not None and drafts:
             matcher = matcher.fork()

@@ -99,5 +99,6 @@ class MedusaDrafter:
         """One guess for so many requests, of an engine that has not served anybody yet."""
         model, most = self._target.model, self._target.rows.max_len
         fed = [Work(RequestId(0), 0, i % most, 1, True) for i in range(num_works)]
-        hidden = torch.zeros(num_works, model.spec.hidden_size, dtype=model.dtype)
+        shape = num_works, model.spec.hidden_size
+        hidden = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self._draws.rehearse(fed, self.heads.logits(hidden, 0))

@@ -2,7 +2,8 @@
 
 One forward serves any mix of prompt chunks and decodes. Its last layer computes only the rows that
 somebody reads (`tail.py`). On CUDA, steps of not too many tokens replay captured graphs: of
-decodes, of one prompt, or of both (`graphs.py`, `prompt_graphs.py`, `mixed_graphs.py`). `execute`
+decodes with or without drafts, of one prompt, or of both (`graphs.py`, `prompt_graphs.py`,
+`mixed_graphs.py`; `captured.py` has what they capture). `execute`
 returns a pending result and does not wait for the device. The one exception is grammars
 (`masks.py`): they wait for the previous step's tokens while the device runs this step's forward.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,14 +28,15 @@ from quire.models.decoder import Decoder
 from quire.runner import rows as bits
 from quire.runner.adapted import adapted_of
 from quire.runner.balancer import Balancer
+from quire.runner.captured import decoded, mixed_queries, prompt_logits
 from quire.runner.drafts import Drafter
-from quire.runner.gather import StepShape, decode_batches, fed_batches, ragged_batches
+from quire.runner.gather import StepShape, decode_batches, ragged_batches
 from quire.runner.graphs import GraphCache
 from quire.runner.masks import GrammarMasks, StepMask
 from quire.runner.mixed_graphs import MOST_PROMPTS, MixedGraphs, MixedSize, Queries
 from quire.runner.pending import Draw, PendingStep
 from quire.runner.pooling import Pools
-from quire.runner.prompt_graphs import Inputs, PromptGraphs
+from quire.runner.prompt_graphs import PromptGraphs
 from quire.runner.prompt_parts import PromptReader, prompt_parts
 from quire.runner.rows import RequestRows, needs_of
 from quire.runner.sampling import sample_inputs
@@ -67,7 +70,7 @@ class ModelRunner:
         self.expand_prompts = expand_prompts
         self.model, self.backend, self.spec = model, backend, spec
         self.pool, self.rows = pool, rows
-        self._group_specs = [replace(spec, window=window) for window in pool.groups.windows]
+        self.group_specs = [replace(spec, window=window) for window in pool.groups.windows]
         self.sampler = Sampler(sample_ops_of(model.device))
         self.uploader = Uploader(model.device)
         self.matchers = LiveMatchers()  # filled by the engine, for requests with a grammar
@@ -83,16 +86,15 @@ class ModelRunner:
         self.balancer: Balancer | None = None  # likewise, where experts have second homes
         self.graphs: GraphCache | None = None
         if use_graphs:
-            self.graphs = GraphCache(
-                self.decode_logits, rows.max_rows, rows.max_len, spare_row=rows.max_rows
-            )
+            sizes = rows.max_rows, rows.max_len
+            self.graphs = GraphCache(partial(decoded, self), *sizes, spare_row=rows.max_rows)
         self.prompt_graphs: PromptGraphs | None = None
         if self.graphs is not None and backend.caps.prompt_graphs:
             fewest = prompt_planner(backend).fewest_tokens(spec)
-            self.prompt_graphs = PromptGraphs(self.prompt_logits, self.graphs, fewest)
+            self.prompt_graphs = PromptGraphs(partial(prompt_logits, self), self.graphs, fewest)
         self.mixed_graphs: MixedGraphs | None = None
         if self.graphs is not None and backend.caps.prompt_graphs:
-            self.mixed_graphs = MixedGraphs(self.mixed_queries, self.graphs)
+            self.mixed_graphs = MixedGraphs(partial(mixed_queries, self), self.graphs)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Pending:
@@ -109,15 +111,7 @@ class ModelRunner:
         drafts = self._make_drafts(plan, sent)
         made: Tensor | Callable[[], Forwarded]
         if self.graphs is not None and shape.is_padded_decode:
-            made = self.graphs.replay(
-                sent["rows"],
-                sent["positions"],
-                int(shape.context_lens.max()),
-                plan.shares_prefix,
-            )
-            made = made[: shape.num_real]
-            if len(shape.sampled) < shape.num_real:  # someone fed a prompt's last-but-one token
-                made = made[sent["sample_index"]]
+            made = self._replayed(plan, shape, sent)
         elif self.prompt_graphs is not None and "tiles" in sent:
             made = self.prompt_graphs.replay(sent, int(shape.context_lens[0]))
         else:
@@ -158,7 +152,7 @@ class ModelRunner:
         if plan.works:
             if self._can_replay(plan):
                 assert self.graphs is not None
-                pad_to = self.graphs.batch_bucket(len(plan.works))
+                pad_to = self.graphs.batch_bucket(plan.num_tokens)
                 shape = StepShape(plan.works, self.rows.max_rows, pad_to)
                 shape.stage(arrays)
             elif size := self._prompt_size(plan):
@@ -198,9 +192,9 @@ class ModelRunner:
         return self.rows.tokens[sent["sample_rows"].long(), places.long()]
 
     def _can_replay(self, plan: StepPlan) -> bool:
-        """Whether everyone feeds one token and nobody needs what a graph does not return."""
+        """Whether all feed one token and drafts, and nobody needs what a graph does not return."""
         works = plan.works
-        if self.graphs is None or any(w.num_tokens > 1 for w in works):
+        if self.graphs is None or any(w.num_tokens > 1 + w.num_drafts or w.parents for w in works):
             return False
         if any(needs_of(a.params) & bits.HIDDEN for a in plan.admissions):
             return False
@@ -208,7 +202,7 @@ class ModelRunner:
             return False
         if self.expand_prompts and self.rows.feeds_prompt(plan):
             return False
-        return self.graphs.covers(len(works), 1 + max(w.start for w in works))
+        return self.graphs.covers(plan.num_tokens, max(w.start + w.num_tokens for w in works))
 
     def _prompt_size(self, plan: StepPlan) -> int:
         """Tokens to pad a lone prompt's last chunk to, for a captured graph; 0: there is none."""
@@ -253,6 +247,20 @@ class ModelRunner:
         return tuple(replace(batch, host_prompt_lens=prompts) for batch in batches)
 
     # ------------------------------------------------------------ forward
+
+    def _replayed(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Tensor:
+        """Logits of the samples of a step of few tokens."""
+        assert self.graphs is not None
+        longest, num = int(shape.context_lens.max()), plan.num_tokens
+        at = sent["rows"], sent["positions"]
+        logits, hidden, streams = self.graphs.replay(*at, longest, plan.shares_prefix)
+        logits, hidden = logits[:num], hidden[:num]
+        index = sent["sample_index"]
+        is_whole = len(index) == num  # else someone fed a prompt's last-but-one token
+        if self.drafter is not None:
+            sampled = hidden if is_whole else hidden[index]
+            self._keep(plan.works, shape, StepStates(streams, hidden, sampled))
+        return logits if is_whole else logits[index]
 
     def _forward(
         self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]
@@ -319,14 +327,14 @@ class ModelRunner:
         def planned() -> object:
             group = self.pool.group_of(self.model.layers[-1])
             batch = sampled_batch(self.rows, shape, sent, step, group)
-            return self.backend.plan(batch, self._group_specs[group])
+            return self.backend.plan(batch, self.group_specs[group])
 
         return Tail(sent["sample_index"], planned)
 
     def planned(self, batches: tuple[Batch, ...], max_context: int | None = None) -> ForwardContext:
         plans = tuple(
             self.backend.plan(batch, spec, max_context)
-            for batch, spec in zip(batches, self._group_specs, strict=True)
+            for batch, spec in zip(batches, self.group_specs, strict=True)
         )
         taps = Taps(self.taps) if self.taps else None
         return ForwardContext(batches[0], self.backend, plans, self.pool, taps)
@@ -339,45 +347,6 @@ class ModelRunner:
         adapted = adapted_of(self.adapters, self.rows, shape)
         ctx = replace(self.planned(self.batches(shape, sent)), adapted=adapted)
         return Queries(ctx, *self.model.queries(ctx))
-
-    def mixed_queries(self, sent: Inputs, num_singles: int) -> Queries:
-        """Of a padded step. Everything derives from the upload, so a graph can capture it."""
-        lens = np.zeros(len(sent["rows"]), dtype=np.int32)  # unread: tiles are data
-        batches = fed_batches(self.rows, sent, self.spec.page_size, lens, lens)
-        planner = prompt_planner(self.backend)
-        plans = tuple(
-            planner.plan_mixed(batch, spec, sent["mixed_tiles"], num_singles)
-            for batch, spec in zip(batches, self._group_specs, strict=True)
-        )
-        ctx = ForwardContext(batches[0], self.backend, plans, self.pool)
-        return Queries(ctx, *self.model.queries(ctx))
-
-    def decode_logits(
-        self, row_ids: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
-    ) -> Tensor:
-        bound = np.full(row_ids.shape[0], max_context, dtype=np.int32)
-        size = self.spec.page_size
-        batches = decode_batches(self.rows, row_ids, positions, size, bound, shares_prefix)
-        return self.model.logits(self.model.forward(self.planned(batches, max_context)))
-
-    def prompt_logits(self, sent: Inputs, max_context: int) -> Tensor:
-        """Of a padded prompt. Everything derives from the upload, so a graph can capture it."""
-        bound = np.full(2, max_context, dtype=np.int32)
-        batches = fed_batches(self.rows, sent, self.spec.page_size, bound, bound)
-        planner = prompt_planner(self.backend)
-        plans = tuple(
-            planner.plan_prompt(batch, spec, sent["tiles"])
-            for batch, spec in zip(batches, self._group_specs, strict=True)
-        )
-
-        def planned() -> object:
-            group = self.pool.group_of(self.model.layers[-1])
-            last = (sent["sample_rows"], sent["sample_positions"] - 1)
-            batch = decode_batches(self.rows, *last, self.spec.page_size, bound[:1])[group]
-            return self.backend.plan(batch, self._group_specs[group], max_context)
-
-        ctx = ForwardContext(batches[0], self.backend, plans, self.pool)
-        return self.model.logits(self.model.forward(ctx, Tail(sent["sample_index"], planned)))
 
     # ------------------------------------------------------------ outputs
 

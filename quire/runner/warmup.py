@@ -11,6 +11,7 @@ from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder, heads_of
 from quire.params import SamplingParams
 from quire.request import RequestId
+from quire.runner.captured import decoded
 from quire.runner.graphs import SHORTEST_CONTEXT
 from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
@@ -64,7 +65,7 @@ def compile_ahead(
         for size in sorted({1, min(SOME, rows.max_rows)}):
             fed = torch.zeros(size, dtype=torch.int32, device=model.device)
             bound = min(SHORTEST_CONTEXT, rows.max_len)
-            runner.decode_logits(fed, fed, bound, shares_prefix=False)
+            decoded(runner, fed, fed, bound, shares_prefix=False)
     rows.page_tables.zero_()
 
 

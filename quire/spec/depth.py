@@ -46,6 +46,11 @@ class Costs:
     step: StepCosts
     draft: StepCosts | None = None  # of the model that drafts
     draw: float = 0.0  # seconds a draw takes longer than taking the likeliest token
+    wait: float = 0.0  # seconds a step takes longer whose result is awaited before the next
+
+    def plain(self, num_tokens: int) -> float:
+        """Seconds of a step without drafts: nobody needs to wait for its result."""
+        return self.step.seconds(num_tokens) - self.wait
 
 
 def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) -> list[int]:
@@ -62,7 +67,7 @@ def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) 
     depths, best = [0] * len(candidates), [0] * len(candidates)
     tokens, seconds = float(num_base), 0.0
     drawing = costs.draw * sum(candidate.is_drawn for candidate in candidates)
-    best_rate = WORTH * tokens / (costs.step.seconds(num_base) + drawing)
+    best_rate = WORTH * tokens / (costs.plain(num_base) + drawing)
     drafting: list[int] = []  # requests at each step of the model that drafts
     for count, (survival, index, depth) in enumerate(offers, 1):
         depths[index] = depth
@@ -85,7 +90,7 @@ def _can_pay(candidates: Sequence[Candidate], num_base: int, costs: Costs) -> bo
     two measurements that rate only rises or only falls, so the measurements are looked at."""
     top = max((chance for c in candidates for chance in c.chances[:1]), default=0.0)
     drawing = costs.draw * sum(candidate.is_drawn for candidate in candidates)
-    wanted = WORTH * num_base / (costs.step.seconds(num_base) + drawing)
+    wanted = WORTH * num_base / (costs.plain(num_base) + drawing)
     last = num_base + sum(len(candidate.chances) for candidate in candidates)
     sizes = {num_base + 1, last, *costs.step.tokens}
     return any(

@@ -20,9 +20,17 @@ from quire.spec.survival import UNJUDGED, Survival
 from quire.spec.tree import chosen, is_chain, paths_of, survivals, trunk_of
 from quire.step import Draft, StepPlan, TokenEvent
 
+# Steps without drafts, after which results in flight are awaited in one step of so many only.
+PATIENCE, LOOK_EVERY = 8, 8
+
 
 class Drafts(Protocol):
     """Who guesses, and how far: asked before every step, told of every step's outcome."""
+
+    def awaits_results(self, scheduler: Scheduler) -> bool:
+        """Whether steps in flight are to be settled before drafts are made: where the host lags
+        behind, the newest token of every request is unknown, and nothing can follow it."""
+        ...
 
     def make(self, scheduler: Scheduler) -> Mapping[RequestId, Draft]:
         """Drafts for requests that decode next; the scheduler may use fewer of them."""
@@ -104,10 +112,19 @@ class Speculation:
         self.survival = Survival()
         self._known: dict[RequestId, Request] = {}
         self._fed: dict[RequestId, tuple[float, ...]] = {}  # own chances of drafts in flight
+        self._num_without = 0  # steps in a row that nobody drafted for
 
     @property
     def name(self) -> str:
         return self.limits.name
+
+    def awaits_results(self, scheduler: Scheduler) -> bool:
+        if scheduler.config.waits_for_draws:
+            return False  # requests wait one by one, for steps on other stages
+        has_paid = self.limits.is_fixed or self._num_without < PATIENCE
+        if not has_paid and self._num_without % LOOK_EVERY:
+            return False
+        return any(self._allowed(request) for request in scheduler.running.values())
 
     def make(self, scheduler: Scheduler) -> dict[RequestId, Draft]:
         begun = time.perf_counter()
@@ -125,6 +142,7 @@ class Speculation:
                     guesses[request.id] = guess
         taken = self._cut(guesses, num_decodes - len(guesses)) if guesses else {}
         self._fed = {id: made.chances for id, made in taken.items()}
+        self._num_without = 0 if taken else self._num_without + 1
         self.survival.fade(list(scheduler.running))
         self.counts.seconds += time.perf_counter() - begun
         return {id: made.draft for id, made in taken.items()}
@@ -150,6 +168,9 @@ class Speculation:
     def _most(self, request: Request) -> int:
         """What the request allows; also notes that it runs."""
         self._known[request.id] = request
+        return self._allowed(request)
+
+    def _allowed(self, request: Request) -> int:
         if request.params.pooling is not None:
             return 0
         asked = request.params.num_speculative_tokens

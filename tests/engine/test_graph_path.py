@@ -16,6 +16,7 @@ from quire.engine.build import Engine
 from quire.params import SamplingParams
 from quire.request import Request
 from quire.runner.gather import decode_batches
+from quire.runner.graphs import Decoded
 from quire.runner.runner import ModelRunner
 from tests.hf import VOCAB, tiny_engine, tiny_model
 
@@ -28,19 +29,21 @@ class EagerGraphs:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.num_replays = runner, 0
 
-    def covers(self, num_seqs: int, longest: int) -> bool:
+    def covers(self, num_tokens: int, longest: int) -> bool:
         return True
 
-    def batch_bucket(self, num_seqs: int) -> int:
-        return -(-num_seqs // 4) * 4
+    def batch_bucket(self, num_tokens: int) -> int:
+        return -(-num_tokens // 4) * 4
 
-    def replay(self, rows: Tensor, positions: Tensor, longest: int, shares_prefix: bool) -> Tensor:
+    def replay(self, rows: Tensor, positions: Tensor, longest: int, shares_prefix: bool) -> Decoded:
         assert rows.shape[0] % 4 == 0 and int(positions.max()) < longest
         self.num_replays += 1
         runner = self.runner
         lens = positions.numpy().astype(np.int32) + 1
         batches = decode_batches(runner.rows, rows, positions, runner.spec.page_size, lens)
-        return runner.model.logits(runner.model.forward(runner.planned(batches)))
+        ctx = runner.planned(batches)
+        hidden = runner.model.forward(ctx)
+        return Decoded(runner.model.logits(hidden), hidden, ctx.taps.taken() if ctx.taps else ())
 
 
 def with_graphs(engine: Engine) -> EagerGraphs:

@@ -21,6 +21,7 @@ from quire.memory.pool import PagePool
 from quire.params import SamplingParams
 from quire.request import RequestId
 from quire.runner import runner as runner_module
+from quire.runner.captured import mixed_queries
 from quire.runner.gather import StepShape
 from quire.runner.mixed_graphs import STAGED, MixedSize, Queries
 from quire.runner.prompt_graphs import Inputs
@@ -47,7 +48,8 @@ class EagerMixed:
         self.num_replays += 1
         assert list(sent)[: len(STAGED)] == list(STAGED)
         assert len(sent["positions"]) == size.num_tokens and len(sent["rows"]) == size.num_seqs
-        return self.runner.mixed_queries({name: sent[name] for name in STAGED}, size.num_singles)
+        staged = {name: sent[name] for name in STAGED}
+        return mixed_queries(self.runner, staged, size.num_singles)
 
 
 def steps(page_size: int, num_groups: int) -> list[StepPlan]:
@@ -130,7 +132,7 @@ def test_uploads_lie_at_the_same_place_whoever_feeds() -> None:
         }
         shape.stage(arrays)
         sizes.add(tuple(arrays[name].size for name in STAGED))
-        assert shape.num_tokens == 16 and shape.num_real == len(lens)
+        assert shape.num_tokens == 16
         assert np.array_equal(shape.query_lens[: len(lens)], lens)
         assert tuple(shape.context_lens[-2:]) == (0, 1) and not shape.query_lens[-2:].any()
     assert len(sizes) == 1

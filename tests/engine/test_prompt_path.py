@@ -16,6 +16,7 @@ from quire.attn.triton import TritonAttention
 from quire.kernels.paged_tile import Launch, PagedConfig
 from quire.memory.pool import PagePool
 from quire.params import SamplingParams
+from quire.runner.captured import prompt_logits
 from quire.runner.prompt_graphs import STAGED, Inputs
 from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
@@ -36,7 +37,7 @@ class EagerPrompts:
     def replay(self, sent: Inputs, context: int) -> Tensor:
         self.num_replays += 1
         assert len(sent["positions"]) == self.size and context <= MAX_LEN
-        return self.runner.prompt_logits({name: sent[name] for name in STAGED}, MAX_LEN)
+        return prompt_logits(self.runner, {name: sent[name] for name in STAGED}, MAX_LEN)
 
 
 def seen_by_sampler(runner: ModelRunner) -> list[Tensor]:

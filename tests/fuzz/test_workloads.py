@@ -130,8 +130,6 @@ def run(
     aborted: set[int] = set()
     for _ in range(20_000):
         now[0] += 0.1
-        if drafts is not None and overlap and not has_stages:
-            core.lag = rng.choice([0, 1])  # drafts need a host that has seen all tokens
         while todo and rng.random() < 0.5:
             core.add(todo.pop(0))
         if rng.random() < 0.03:

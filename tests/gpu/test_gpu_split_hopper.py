@@ -111,15 +111,19 @@ def test_backend_is_right_with_it() -> None:
     assert (got.double() - want).norm() / want.norm() < 1e-2
 
 
-@pytest.mark.parametrize("lens", [[290] * 6, [65, 512, 513, 1030], [64] * 100])
-def test_newest_keys_are_read_after_they_are_written(lens: list[int]) -> None:
+@pytest.mark.parametrize("num_drafts", [0, 3, 9])
+@pytest.mark.parametrize("ends", [[290] * 6, [65, 512, 513, 1030], [64] * 100, [66]])
+def test_newest_keys_are_read_after_they_are_written(ends: list[int], num_drafts: int) -> None:
     """In a graph, where every kernel starts as early as it may: red when queries, or the keys and
-    values that the kernel before writes, are those of the replay before."""
-    case, backend, _ = case_of("llama", lens)
+    values that the kernel before writes, are those of the replay before. Drafts are neighbours of
+    one row, each of which reads the newest keys of those before it."""
+    case, backend, _ = case_of("llama", [end + num_drafts for end in ends])
     caches = [case.cache(backend) for _ in range(4)]
     for cache in caches:
-        case.feed(backend, cache, lens)
-    batch = case.batch([1] * len(lens), lens, range(len(lens)))
+        case.feed(backend, cache, [end + num_drafts for end in ends])
+    lens = [end + draft for end in ends for draft in range(1 + num_drafts)]
+    seqs = [seq for seq in range(len(ends)) for _ in range(1 + num_drafts)]
+    batch = case.batch([1] * len(lens), lens, seqs)
     plan = backend.plan(batch, case.spec, max(lens))
     width = case.qkv[0].shape[1]
     x = torch.randn(len(lens), width, device="cuda", dtype=torch.bfloat16)

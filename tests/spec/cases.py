@@ -85,7 +85,7 @@ def open_tiny(folder: Path, family: str, **changes: Any) -> LLM:
         pools, drafter = [runner.pool], runner.drafter
         if isinstance(drafter, FeatureDrafter):
             pools.append(drafter.layer.pool)
-        num_pages = len(pools[0].groups) * 192 // 4 + 1 + spare
+        num_pages = len(pools[0].groups) * 192 // changes.get("page_size", 4) + 1 + spare
         page_bytes = sum(pool.data.nbytes // pool.num_pages for pool in pools)
         changes["kv_cache_memory"] = num_pages * page_bytes
     args = {
@@ -141,11 +141,16 @@ class Told:
         answer(llm, asked)
         return made
 
+    def awaits_results(self, scheduler: Scheduler) -> bool:
+        return True
+
     def make(self, scheduler: Scheduler) -> dict[RequestId, Draft]:
         return {
             request.id: draft
             for request in scheduler.running.values()
-            if request.num_to_feed == 1 and (draft := self._draft(request)).num
+            if request.num_to_feed == 1
+            and not request.num_pending
+            and (draft := self._draft(request)).num
         }
 
     def _draft(self, request: Request) -> Draft:

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from quire.request import RequestId
+from quire.runner.step_times import padded
 from quire.sched.costs import StepCosts
 from quire.spec.depth import WORTH, Candidate, Costs, best_depths
 from quire.spec.survival import Survival
@@ -57,6 +58,20 @@ def test_nothing_is_drafted_where_every_token_costs_a_step() -> None:
     # Drawing may cost more than the step itself.
     drawn = Candidate([0.9] * 4, is_drawn=True)
     assert best_depths([drawn], 0, Costs(FLAT, draw=9.0)) == [0]
+
+
+def test_drafts_pay_for_the_wait_for_results() -> None:
+    """Red when a step with drafts is weighed against one that waits for its result in vain."""
+    one = Candidate([0.2])
+    assert best_depths([one], 0, Costs(FLAT)) == [1]
+    assert best_depths([one], 0, Costs(FLAT, wait=0.3)) == [0]
+    assert best_depths([Candidate([0.9])], 0, Costs(FLAT, wait=0.3)) == [1]
+
+
+def test_sizes_that_are_padded_take_as_long() -> None:
+    costs = StepCosts.of(padded([(1, 5.0), (2, 6.0), (4, 7.0), (8, 9.0)]))
+    assert [costs.seconds(n) for n in range(1, 9)] == [5, 6, 7, 7, 9, 9, 9, 9]
+    assert costs.less(6.0).times == (0, 0, 1, 1, 3, 3)
 
 
 def test_costs_never_fall() -> None:

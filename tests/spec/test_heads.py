@@ -129,6 +129,9 @@ class Seldom:
         decoding = [request for request in running if request.num_to_feed == 1]
         return {r.id: Draft(DEPTH) for r in decoding if r.num_output % self.every == 0}
 
+    def awaits_results(self, scheduler: Scheduler) -> bool:
+        return True
+
     def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
         """Nothing is learned."""
 

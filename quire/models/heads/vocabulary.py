@@ -22,7 +22,8 @@ class DraftVocabulary:
     """
 
     def __init__(self, ids: Tensor, num_tokens: int) -> None:
-        """`ids` [outputs] int64 are the target's, each once. Raises CheckpointError."""
+        """`ids` [outputs] int64 are the target's, each once, on the head's device. Raises
+        CheckpointError."""
         is_inside = ids.ndim == 1 and len(ids) > 0 and int(ids.min()) >= 0
         if not is_inside or int(ids.max()) >= num_tokens or len(ids.unique()) < len(ids):
             raise CheckpointError(
@@ -34,7 +35,8 @@ class DraftVocabulary:
     @staticmethod
     def from_offsets(offsets: Tensor, num_tokens: int) -> DraftVocabulary:
         offsets = offsets.long()
-        return DraftVocabulary(offsets + torch.arange(len(offsets)), num_tokens)
+        own = torch.arange(len(offsets), device=offsets.device)
+        return DraftVocabulary(offsets + own, num_tokens)
 
     def spread(self, logits: Tensor) -> Tensor:
         """[rows, outputs] -> [rows, tokens], with no chance for tokens that have no output."""
@@ -44,4 +46,4 @@ class DraftVocabulary:
             wide = torch.from_numpy(np.full(shape, -np.inf, np.float32)).to(logits.dtype)
         else:
             wide = logits.new_full(shape, -torch.inf)
-        return wide.index_copy_(1, self.ids.to(logits.device), logits)
+        return wide.index_copy_(1, self.ids, logits)
