@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher, alignments, ceil_div
 from quire.kernels.slabs import Slabs
-from quire.kernels.unpack import column_of, weight_field
+from quire.kernels.unpack import in_order, weight_field
 
 __all__ = ["Scratch", "embed_packed", "expand"]
 
@@ -50,9 +50,9 @@ def _expand_kernel(
             KIND, LOW, HIGH, WIDTH, GROUP, ROWS, PAIRED, 1,
             SCALES, OFFSETS, SUPER, ZERO, ZEROS, LANES, PLAIN, out.dtype.element_ty,
         )  # fmt: skip
-        k = (slab * FIELDS + f) * WIDTH + column_of(columns, LANES)
+        k = (slab * FIELDS + f) * WIDTH + columns
         cells = out + places.to(tl.int64)[:, None] * K + k[None, :]
-        tl.store(cells, weight, mask=live[:, None] & (k < K)[None, :])
+        tl.store(cells, in_order(weight, LANES), mask=live[:, None] & (k < K)[None, :])
 
 
 _launch = Launcher(_expand_kernel)

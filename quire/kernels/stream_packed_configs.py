@@ -19,7 +19,7 @@ FIELD = 64  # inputs of a field; a row of a slab is as many bytes of two fields
 _SLAB = 2 * FIELD
 _TILE = 64  # weight rows of the matrix instruction
 _LEAST_ROWS, _ROW_UNIT = 32, 8  # weight rows a program owns: no fewer, and a multiple
-_FEW_ROWS = 32  # of x
+_FEWEST_ROWS, _FEW_ROWS = 16, 32  # of x
 _SHARED_BYTES = 200 << 10  # of a program; a Hopper chip has 227 KB
 
 
@@ -57,18 +57,20 @@ def pick_stream_packed(
     rows = _own_rows(n, num_units)
     assert rows is not None, f"got {n} rows, which no portion divides"
     is_wide = n >= 3 * _TILE * num_units
-    tile, block_m = pad_to_power(rows), max(8, pad_to_power(min(m, 64)))
+    block_m = max(8, pad_to_power(min(m, 64)))
     if m > _FEW_ROWS and is_wide and n % (2 * _TILE) == 0:
-        rows = tile = 2 * _TILE
-    elif m > 64 and n % _TILE == 0:
-        rows = tile = _TILE
+        rows = 2 * _TILE
+    elif n % _TILE == 0 and (m > 64 or (m <= _FEWEST_ROWS and rows <= _LEAST_ROWS)):
+        rows = _TILE  # half a tile takes nearly as long as a whole one
+    tile = pad_to_power(rows)
     num_slabs = next(s for s in (4, 2, 1) if k % (s * _SLAB) == 0 and k >= 2 * s * _SLAB)
     stages = 2 if is_wide or m > _FEW_ROWS else 3
     stages = min(stages, k // (num_slabs * _SLAB))
     of_slab = stages * (tile * FIELD + 2 * _SLAB * block_m)  # bytes
     while num_slabs > 1 and num_slabs * of_slab + 4 * tile * num_words > _SHARED_BYTES:
         num_slabs //= 2
-    return StreamPackedConfig(rows, tile, block_m, num_slabs, stages, stages - 1)
+    # Asking for more before the wait slows down the kernel before.
+    return StreamPackedConfig(rows, tile, block_m, num_slabs, stages, 1)
 
 
 def _own_rows(n: int, num_units: int) -> int | None:

@@ -16,11 +16,20 @@ from quire.kernels.unpack_codes import code_field, table_value
 from quire.kernels.unpack_scales import decoded, part_of, word_of
 from quire.kernels.unpack_sparse import sparse_field
 
-__all__ = ["column_of", "weight_field"]
+__all__ = ["in_order", "weight_field"]
 
 
 @triton.jit
-def column_of(place, LANES: tl.constexpr):
+def in_order(tile, LANES: tl.constexpr):
+    """[rows, WIDTH] of a field in the order of its inputs: see `slabs.in_lanes`."""
+    if LANES:
+        parts = tl.reshape(tile, [tile.shape[0], 4, 4, 2, 2])  # rows, t, j, p, c
+        tile = tl.reshape(tl.permute(parts, [0, 2, 4, 1, 3]), [tile.shape[0], 64])
+    return tile
+
+
+@triton.jit
+def _column_of(place, LANES: tl.constexpr):
     """The input of a field whose code is at a place of it: see `slabs.in_lanes`."""
     column = place
     if LANES:
@@ -142,7 +151,7 @@ def _scaled_field(
     if GROUP == 0:
         base, at = slab * 0, 0
     elif GROUP % WIDTH != 0:
-        inputs = slab * SLAB + start + column_of(columns, LANES)
+        inputs = slab * SLAB + start + _column_of(columns, LANES)
         base, at = slab * 0, (inputs // GROUP)[None, :]
     elif STEP_GROUPS > 0:
         base, at = slab // UNROLL * STEP_GROUPS, start // GROUP
