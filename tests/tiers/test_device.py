@@ -8,6 +8,9 @@ reads it is over, or when pages of a group end up in another's.
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,19 @@ import torch
 from quire.engine.build import Engine
 from quire.engine.device_place import DevicePlace
 from quire.kv.groups import PageNeeds
+from quire.kv.tier_index import Wanted
+from quire.memory.device_transfer import DeviceTransfer
+from quire.memory.lanes import Lanes
 from quire.memory.rooms import Rooms
 from quire.memory.strip import Strip
 from quire.request import Request
+from quire.step import PageLoad, PageSave, PageWrite, StepPlan
 from quire.tiers.tempo import Tempo
-from tests.lanes import late_lanes
+from quire.tiers.tiers import Device
+from tests.lanes import LateLane, late_lanes
 from tests.tiers.test_engine import CASES, PARAMS, VOCAB, alone, engine_of, records, requests
 
-NUM_ROWS, NUM_ROOMS = 6, 400
+NUM_ROWS, NUM_ROOMS, PAGES = 6, 400, range(1, 25)
 
 
 @pytest.fixture(autouse=True)
@@ -159,3 +167,87 @@ def all_is_free(engine: Engine) -> bool:
     rooms, strip = tiers.device.rooms, tiers.device.strip
     assert tiers.memory._pinned == {}
     return rooms.num_free == NUM_ROOMS - held and strip.num_free == NUM_ROWS
+
+
+class Rounds:
+    """Random plans over a pool whose steps are late as well; every page has one number all over."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.engine = on_device(engine_of("floats", kv_host_memory=1))
+        self.pool = self.engine.runner.pool
+        tiers, node_bytes = self.engine.tiers, len(self.pool.groups) * self.pool.page_bytes
+        assert tiers is not None and tiers.device is not None
+        tiers.memory.limit = 10 * node_bytes
+        self.tiers, eagerness = tiers, self.rng.choice([0.0, 0.2, 0.6])
+        turn = threading.RLock()
+        self.lanes = Lanes(*(LateLane(turn, eagerness, seed + i) for i in range(3)))
+        self.strip = Strip(NUM_ROWS, node_bytes, self.lanes.loading, self.pool.data.device)
+        rooms = Rooms(14, node_bytes, is_locked=False)
+        tiers.device = Device(rooms, self.strip)
+        self.transfer = DeviceTransfer(self.pool, tiers, self.lanes, self.strip, 2)
+        self.content: dict[int, int] = {}  # page -> its number
+        self.count = 0
+
+    def fill(self, pages: Sequence[int]) -> None:
+        """What a step does to pages that are in its tables."""
+        for page in pages:
+            self.count = self.count % 250 + 1
+            self.content[page] = number = self.count
+            self.lanes.compute.do(partial(self.write, page, number))
+
+    def write(self, page: int, number: int) -> None:
+        for region in self.pool._bytes:
+            region[:, :, page] = number
+
+    def wanted(self, pages: Sequence[int]) -> Wanted:
+        """A key that says what its bytes are, and how often it was made."""
+        numbers = bytes(self.content[page] for page in pages)
+        return Wanted(numbers + self.rng.randbytes(8), b"0000")
+
+    def run(self) -> None:
+        num_groups, saved = len(self.pool.groups), list[Wanted]()
+        self.fill(PAGES)
+        for round in range(60):
+            pages = self.rng.sample(PAGES, 4)
+            nodes = [tuple(pages[i : i + num_groups]) for i in range(0, 4, num_groups)]
+            saves = [PageSave(*self.wanted(node), node) for node in nodes]
+            others = self.rng.sample(PAGES, 12)
+            given, targets = others[:6], others[6:]
+            some = self.rng.sample(saved, min(len(saved), 5))
+            known = [one for one in some if self.tiers.memory.pin(round, one)]
+            if self.rng.random() < 0.5:
+                self.tiers._bringing.add(round)
+                self.tiers._lift(round, known)
+            pieces = [(one, group) for one in known for group in range(num_groups)][: len(targets)]
+            loads = [
+                PageLoad(one.key, group, page)
+                for (one, group), page in zip(pieces, targets, strict=False)
+            ]
+            writes = tuple(PageWrite(0, 0, page) for page in given)
+            plan = StepPlan(page_writes=writes, saves=tuple(saves), loads=tuple(loads))
+            self.transfer.around(plan, lambda plan, given=given: self.fill(given))
+            for load in loads:
+                self.content[load.page] = load.key[load.group]
+            self.tiers.let_go(round)
+            saved = [*saved[-8:], *(Wanted(save.key, save.tokens) for save in saves)]
+
+    def check(self) -> None:
+        for lane in self.lanes:
+            lane.mark().wait()
+        for page, number in self.content.items():
+            assert set(self.pool.export([page])) == {number}, page
+        for key, kept in self.tiers.memory._nodes.items():
+            assert kept.data is not None
+            size = self.pool.page_bytes
+            for group in range(len(self.pool.groups)):
+                assert set(kept.data[group * size : (group + 1) * size]) == {key[group]}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pages_hold_what_was_written_whenever_copies_happen(seed: int) -> None:
+    """Red when a save does not wait for the step that wrote its page, or a load for the copy."""
+    rounds = Rounds(seed)
+    rounds.run()
+    rounds.check()
+    assert rounds.tiers.counts.loads_memory > 20 and rounds.tiers.counts.saves > 60
