@@ -2,9 +2,9 @@
 
 The lender brings lent nodes to rows of its strip (`memory/strip.py`) and says which rows they are;
 the taker copies them to rows of its own and says when it has. Memory is named by a handle of CUDA,
-plain bytes in a typed frame. Nothing is digested: the bytes never leave the device, and both sides
-have greeted each other. Engines on two devices, in one process, or where a handle cannot be opened
-send the bytes on the connection instead (`inline.py`).
+plain bytes in a typed frame that is sealed. The pages are not digested: they never leave the
+device, and both sides have greeted each other. Engines on two devices, in one process, or where a
+handle cannot be opened send the bytes on the connection instead (`inline.py`).
 
     taker -> lender   PLACE   the device and process it is, and the strip it has mapped
     lender -> taker   SPOT    rows and keys, with a handle if the strip is new to the taker
@@ -14,6 +14,7 @@ send the bytes on the connection instead (`inline.py`).
 
 from __future__ import annotations
 
+import hmac
 import socket
 import struct
 from collections.abc import Sequence
@@ -85,7 +86,7 @@ class _Mapped:
 
 class IpcMover:
     def __init__(self, sealer: Sealer, node_bytes: int, strip: SharedStrip, process: str) -> None:
-        self._inline = InlineMover(sealer, node_bytes)
+        self._sealer, self._inline = sealer, InlineMover(sealer, node_bytes)
         self._strip, self._process = strip, process
         self._mapped: dict[str, _Mapped] = {}  # by peer
 
@@ -103,17 +104,19 @@ class IpcMover:
     ) -> list[Lent]:
         """As many rows at a time as the strip has; returns what the other side has no row for."""
         while left and is_alive():
-            rows = self._strip.bring([Stored(one.data) for one in left])
+            rows: Sequence[Lifted] = self._strip.bring([Stored(one.data) for one in left])
             if not rows:
                 break
             handle = b"" if is_mapped else self._strip.handle()
             keys = [one.node.key for one in left[: len(rows)]]
             spot = Spot(self._strip.name, handle, [row.index for row in rows], keys)
-            frames.send(connection, frames.SPOT, msgspec.msgpack.encode(spot))
+            body = msgspec.msgpack.encode(spot)
+            frames.send(connection, frames.SPOT, self._sealer.digest(b"", b"", body), body)
             # The rows are ours until the other side has answered, or is gone.
             (count,) = _COUNT.unpack(frames.receive(connection, frames.ANSWER, _COUNT.size))
-            left, is_mapped = left[count:], True
-            if count < len(rows):
+            is_short = count < len(rows)
+            left, is_mapped, rows = left[count:], True, ()  # free for the next ones
+            if is_short:
                 break
         return left
 
@@ -128,7 +131,7 @@ class IpcMover:
         frames.send(connection, frames.PLACE, msgspec.msgpack.encode(place))
         taken: dict[bytes, Buffer | Lifted] = {}
         while frames.kind_ahead(connection) == frames.SPOT:
-            spot = _decoded(frames.receive(connection, frames.SPOT, MAX_FRAME), Spot)
+            spot = self._proved(frames.receive(connection, frames.SPOT, MAX_FRAME))
             if not is_alive():
                 raise TransferError("nobody waits for these pages any more")
             places = [at for at, key in enumerate(spot.keys) if key in keys]
@@ -138,6 +141,13 @@ class IpcMover:
             count = left[0] if left else len(spot.rows)
             frames.send(connection, frames.ANSWER, _COUNT.pack(count))
         return taken | self._inline.take(connection, wanted, is_alive)
+
+    def _proved(self, sealed: bytearray) -> Spot:
+        """A number that was damaged would be another page."""
+        seal, body = sealed[: frames.DIGEST_BYTES], sealed[frames.DIGEST_BYTES :]
+        if not hmac.compare_digest(seal, self._sealer.digest(b"", b"", body)):
+            raise TransferError("a frame came damaged")
+        return _decoded(body, Spot)
 
     def _copied(self, peer: str, spot: Spot, rows: Sequence[int]) -> Sequence[Lifted]:
         """Of the first rows; the others shall come another way."""

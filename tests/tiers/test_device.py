@@ -1,8 +1,8 @@
 """Pages to and from a pool on a device, with lanes that work as late as they may.
 
-Oracles: `PagePool.export` for what a page's bytes are, and an engine without tiers for tokens. Turns
-red when a page is overwritten before its copy is out, when a row or a room is used again before what
-reads it is over, or when pages of a group end up in another's.
+Oracles: `PagePool.export` for what a page's bytes are, and an engine without tiers for tokens.
+Turns red when a page is overwritten before its copy is out, when a row or a room is used again
+before what reads it is over, or when pages of a group end up in another's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from quire.disagg.ipc_mover import IpcMover
+from quire.disagg.sockets import SocketConnector
 from quire.engine.build import Engine
 from quire.engine.device_place import DevicePlace
 from quire.kv.groups import PageNeeds
@@ -27,12 +29,17 @@ from quire.memory.rooms import Rooms
 from quire.memory.strip import Strip
 from quire.request import Request
 from quire.step import PageLoad, PageSave, PageWrite, StepPlan
+from quire.tiers.segment import Sealer
 from quire.tiers.tempo import Tempo
 from quire.tiers.tiers import Device
 from tests.lanes import LateLane, late_lanes
+from tests.tiers.nodes import SECRET
+from tests.tiers.test_apart import Apart
 from tests.tiers.test_engine import CASES, PARAMS, VOCAB, alone, engine_of, records, requests
 
 NUM_ROWS, NUM_ROOMS, PAGES = 6, 400, range(1, 25)
+
+from tests.tiers.test_ipc import NearStrip
 
 
 @pytest.fixture(autouse=True)
@@ -167,6 +174,27 @@ def all_is_free(engine: Engine) -> bool:
     rooms, strip = tiers.device.rooms, tiers.device.strip
     assert tiers.memory._pinned == {}
     return rooms.num_free == NUM_ROOMS - held and strip.num_free == NUM_ROWS
+
+
+@pytest.mark.parametrize("transport", ["sockets", "ipc"])
+@pytest.mark.parametrize("case", ["floats", "full and windowed", "latents in fp8"])
+def test_apart_is_as_together(case: str, transport: str, tmp_path: Path) -> None:
+    """Prefill and decode in two engines with pools on a device, the same one or two."""
+    apart = Apart(tmp_path, case)
+    for engine, process in ((apart.prefill, "a"), (apart.decode, "b")):
+        tiers = on_device(engine, 0.3).tiers
+        assert tiers is not None and tiers.device is not None
+        remote, strip = tiers.remote, tiers.device.strip
+        assert isinstance(remote, SocketConnector) and isinstance(strip, Strip)
+        if transport == "ipc":
+            remote._mover = IpcMover(Sealer(SECRET), tiers.node_bytes, NearStrip(strip), process)
+    assert apart.run(requests()) == alone(case)
+    assert apart.decode.tiers is not None
+    counts = apart.decode.tiers.counts
+    assert counts.loads_remote > 20 and counts.failed_pulls == 0
+    assert apart.run(requests("another salt")) == alone(case)
+    assert all_is_free(apart.prefill) and all_is_free(apart.decode)
+    apart.close()
 
 
 class Rounds:
