@@ -57,7 +57,7 @@ class SharedStrip(Protocol):
 
     @property
     def device(self) -> str:
-        """Engines that say the same can map each other's memory."""
+        """Engines in two processes that say the same can map each other's memory."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class SharedStrip(Protocol):
     def bring(self, nodes: Sequence[Stored]) -> Sequence[Lifted]: ...
 
     def handle(self) -> bytes:
-        """Opens this strip in another process, once."""
+        """Opens this strip in other processes."""
         ...
 
     def open(self, handle: bytes) -> object | None:

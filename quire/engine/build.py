@@ -120,8 +120,7 @@ def build_engine(
     rows = _rows(config.sched, cache, device)
     decisions = _first_decisions(config, name, cpu, ops, cache)
     runs = Runs(model, backend, cache, rows, _largest_share(whole, ranks.stage.count))
-    more = MoreBytes(parts.page_bytes, place_bytes(args, device))
-    pages = seat.num_pages(partial(_size_pool, config, runs, more, decisions))
+    pages = seat.num_pages(partial(_size_pool, args, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
@@ -131,8 +130,7 @@ def build_engine(
     drafts = parts.finish(runner, config, decisions)
     makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache)
     kept_apart = open_tiers(args, makers, runner, decisions)
-    caching, secret = config.cache.prefix_caching, kept_apart.secret
-    kv = KVManager(pages, args.page_size, caching, cache.groups.windows, secret)
+    kv = _kv_manager(config, cache, pages, kept_apart.secret)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
     names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
@@ -142,6 +140,13 @@ def build_engine(
     connect_tiers(kept_apart, core, runner)
     config = _settled(config, pages, whole, decisions)
     return Engine(core, runner, config, spec, seat.group, kept_apart.tiers)
+
+
+def _kv_manager(
+    config: EngineConfig, cache: CacheSpec, pages: int, secret: bytes | None
+) -> KVManager:
+    caching, windows = config.cache.prefix_caching, cache.groups.windows
+    return KVManager(pages, cache.page_size, caching, windows, secret)
 
 
 def _settled(
@@ -274,17 +279,14 @@ def _largest_share(whole: CacheSpec, num_stages: int) -> int:
     return max(whole.of_layers(layers).page_bytes for layers in stages)
 
 
-class MoreBytes(NamedTuple):
-    """What the device holds besides the model and its pages."""
+def _size_pool(
+    args: EngineArgs, config: EngineConfig, runs: Runs, draft_bytes: int, decisions: list[Decision]
+) -> int:
+    """Run the largest step for real, then give the cache what is left.
 
-    of_page: int  # of another model, which drafts
-    beside: int  # for pages that come and go
-
-
-def _size_pool(config: EngineConfig, runs: Runs, more: MoreBytes, decisions: list[Decision]) -> int:
-    """Run the largest step for real, then give the cache what is left."""
+    A page holds `draft_bytes` of another model, which drafts, as well."""
     model, backend, cache, rows, page_bytes = runs
-    device, sched, page_bytes = model.device, config.sched, page_bytes + more.of_page
+    device, sched, page_bytes = model.device, config.sched, page_bytes + draft_bytes
     inflight = max_inflight(sched, device, model.stage.count)
     needs = PageNeeds(cache.page_size, cache.groups.windows, inflight)
 
@@ -301,7 +303,7 @@ def _size_pool(config: EngineConfig, runs: Runs, more: MoreBytes, decisions: lis
         torch.cuda.empty_cache()
         held_by_others = total_memory(device) - free_memory(device) - torch.cuda.memory_reserved()
         usable = int(total_memory(device) * config.gpu_memory_utilization) - held_by_others
-        usable -= more.beside
+        usable -= place_bytes(args, device)
     else:
         # The weights are already gone from what is free. The step is only worth running when
         # memory is short: otherwise the cache is capped far below what is left.

@@ -15,6 +15,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,10 +67,8 @@ def machine(device: str) -> str:
     """What computes: pages of a CPU and of a GPU, or of two kinds of GPU, differ in bits."""
     if device == "cpu":
         return platform.machine()
-    import triton
-
     kind = (torch.cuda.get_device_name(), torch.cuda.get_device_capability())
-    return repr((device, *kind, torch.version.cuda, triton.__version__))
+    return repr((device, *kind, torch.version.cuda, version("triton")))
 
 
 def _layout(cache: CacheSpec) -> str:

@@ -40,17 +40,15 @@ class SharedStrip:
         self._strip, self._device = strip, strip.rows.device
         self.name = secrets.token_hex(16)
         uuid = torch.cuda.get_device_properties(self._device).uuid
-        self.device = f"{uuid}/{os.stat(SHARED_MEMORY).st_dev}"
+        self._handle = _handle_of(strip.rows)
+        # What has no handle is on a device of its own: nobody asks for it.
+        self.device = f"{uuid}/{os.stat(SHARED_MEMORY).st_dev}" if self._handle else self.name
 
     def bring(self, nodes: Sequence[Stored]) -> list[StripRow]:
         return self._strip.bring(nodes)
 
     def handle(self) -> bytes:
-        made = self._strip.rows.untyped_storage()._share_cuda_()
-        _, memory, num_bytes, offset, counter, counter_offset, event, waits = made
-        shape = (self._strip.rows.shape[0], self._strip.rows.shape[1])
-        fields = (memory, num_bytes, offset, counter, counter_offset, event, waits, shape)
-        return msgspec.msgpack.encode(CudaHandle(*fields))
+        return self._handle
 
     def open(self, handle: bytes) -> Tensor | None:
         """None: memory cannot be mapped here, or its rows are not as ours."""
@@ -86,6 +84,18 @@ class SharedStrip:
         self._strip.lane.do(copy)
         self._strip.lane.mark().wait()
         return taken
+
+
+def _handle_of(rows: Tensor) -> bytes:
+    """Empty: this memory cannot be shared."""
+    try:
+        made = rows.untyped_storage()._share_cuda_()
+    except RuntimeError:  # an allocator, a driver or a system without it
+        return b""
+    _, memory, num_bytes, offset, counter, counter_offset, event, waits = made
+    shape = (rows.shape[0], rows.shape[1])
+    fields = (memory, num_bytes, offset, counter, counter_offset, event, waits, shape)
+    return msgspec.msgpack.encode(CudaHandle(*fields))
 
 
 def runs(own: Sequence[int], rows: Sequence[int]) -> Iterator[tuple[int, int]]:
