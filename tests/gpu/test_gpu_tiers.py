@@ -29,6 +29,8 @@ from quire.disagg.sockets import SocketConnector
 from quire.engine import tier_parts
 from quire.engine.build import Engine
 from quire.kv.groups import PageNeeds
+from quire.kv.prefix import GONE
+from quire.kv.tier_index import Landing
 from quire.memory.device_transfer import DeviceTransfer
 from quire.request import Request
 from quire.sched.costs import StepCosts
@@ -108,7 +110,7 @@ def pages_are_kept(engine: Engine) -> int:
     assert tiers is not None
     for node in {n for n in engine.core.scheduler.kv.allocator.node_of if n is not None}:
         kept = tiers.memory._nodes.get(node.key)
-        if kept is None or kept.data is None or min(node.pages) < 0:
+        if kept is None or kept.data is None or GONE in node.pages:
             continue
         assert bytes(kept.data) == bytes(pool.export(node.pages))
         found += 1
@@ -209,9 +211,17 @@ def test_no_step_waits_for_a_save(floats: Case) -> None:
     begun = time.perf_counter()
     base.run(engine, [base.make(100 + i, p, 40) for i, p in enumerate(others)])
     alone = time.perf_counter() - begun
-    for _ in range(max(2, int(4 * alone))):
-        lanes.saving.do(lambda: torch.cuda._sleep(FAST))
-    held = lanes.saving.mark()
+
+    def hold_up() -> Landing:
+        for _ in range(max(2, min(6, int(4 * alone)))):
+            lanes.saving.do(lambda: torch.cuda._sleep(FAST))
+        return lanes.saving.mark()
+
+    hold_up()  # the host's allocator has to have what many copies under way need
+    last = [[3 + token % 499 for token in prompt] for prompt in prompts]
+    base.run(engine, [base.make(200 + i, p, 40) for i, p in enumerate(last)])
+    settle(engine)
+    held = hold_up()
     base.run(engine, asked)
     assert not held.is_over(), "a step has waited for the copies"
     settle(engine)
