@@ -20,7 +20,7 @@ from quire.speculative import parse_speculative
 DEVICES = ("auto", "cpu", "cuda")
 DTYPE_NAMES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 LOAD_FORMATS = ("auto", "dummy")
-TRANSPORTS = ("sockets", "nixl")
+TRANSPORTS = ("sockets", "nixl", "ipc")
 ROLES = ("both", "prefill", "decode")
 POLICIES = ("fcfs", "priority", "fair")
 REDUCES = ("exact", "fast")

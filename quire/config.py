@@ -104,7 +104,7 @@ class EngineArgs:
     kv_listen: str | None = None  # where an engine that prefills offers pages
     kv_peers: tuple[str, ...] = ()  # whom an engine that decodes may ask for pages
     kv_secret: str | None = None  # the file that engines have in common
-    kv_transport: str = "sockets"  # or "nixl"; the same in engines that exchange pages
+    kv_transport: str = "sockets"  # "nixl" or "ipc"; the same in engines that exchange pages
     speculative_config: Mapping[str, object] | None = None  # `speculative.py` says what it may hold
     lora: Mapping[str, str] | None = None  # adapters to begin with: folders by name
     max_loras: int = 32  # adapters in memory at once

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.args_check import check_args, has_tiers, tier_asked
+from quire.args_check import check_args
 from quire.config import CacheConfig, Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.errors import NotSupported
 from quire.kv.forms import parse_cache_dtype
@@ -39,7 +39,6 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
     device, why = pick_device(args.device)
     decide("device", device.type, why)
     _check_ranks(args, device.type)
-    _check_tiers(args, device.type)
     dtype, why = pick_dtype(args.dtype, spec.dtype, device)
     decide("dtype", str(dtype).removeprefix("torch."), why)
     max_len = _max_model_len(args, spec, device.type, decide)
@@ -112,14 +111,6 @@ def _check_ranks(args: EngineArgs, device: str) -> None:
                 " states of the model needs all of it on one rank; use method 'draft_model',"
                 " 'suffix' or 'ngram', or one rank"
             )
-
-
-def _check_tiers(args: EngineArgs, device: str) -> None:
-    if device != "cpu" and has_tiers(args):
-        raise NotSupported(
-            f"got {tier_asked(args)} on {device}: pages are moved out of the pool on CPUs only so"
-            " far; leave it out, or use device='cpu'"
-        )
 
 
 def _cache(

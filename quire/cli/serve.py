@@ -88,7 +88,7 @@ def _add_role_flags(parser: VerbParser) -> None:
     add("--role", dest="kv_role", metavar="NAME", help="prefill, decode or both (default: both)")
     add("--kv-listen", metavar="HOST:PORT", help="prefill: offer pages there")
     add("--kv-peers", type=comma_list, metavar="LIST", help="decode: HOST:PORT,... to ask for them")
-    add("--kv-transport", metavar="NAME", help="how pages cross: sockets (default) or nixl")
+    add("--kv-transport", metavar="NAME", help="how pages cross: sockets (default), nixl or ipc")
     add("--kv-secret", metavar="FILE", help="a file that all these engines have in common")
 
 

@@ -4,18 +4,18 @@ The engine that has them offers nodes of the prefix tree under a lease and hands
 short text that travels with the request. The other engine pulls, and takes nothing that was not
 confirmed afterwards: a lease has a generation, and a read that ends after the lease does counts as
 not read. Whatever fails is computed. `sockets.py` greets, leases and confirms over TCP; the bytes
-go the same way (`inline.py`) or through NIXL (`nixl_mover.py`). `leases.py` is what an offer holds
-on to.
+go the same way (`inline.py`), through NIXL (`nixl_mover.py`) or inside a device that both are on
+(`ipc_mover.py`). `leases.py` is what an offer holds on to.
 """
 
 from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from quire.kv.tier_index import Wanted
+from quire.kv.tier_index import Buffer, Lifted, Wanted
 
 _TICKET = re.compile(r"([\w.:\[\]-]{1,255}:\d{1,5})/([0-9a-f]{32})/(\d{1,18})/(\d{1,9})")
 Alive = Callable[[], bool]  # whether somebody still waits for the pages
@@ -49,7 +49,7 @@ class Lent(NamedTuple):
     """A node and its bytes, as an engine lends them."""
 
     node: Wanted
-    data: bytearray
+    data: Buffer
 
 
 class Mover(Protocol):
@@ -61,8 +61,9 @@ class Mover(Protocol):
 
     def take(
         self, connection: socket.socket, wanted: Sequence[Wanted], is_alive: Alive
-    ) -> dict[bytes, bytearray]:
-        """What the other side gives, by key, each proved by its digest. Raises TransferError."""
+    ) -> Mapping[bytes, Buffer | Lifted]:
+        """What the other side gives, by key: bytes proved by their digest, or rows of a device that
+        both are on. Raises TransferError."""
         ...
 
     def close(self) -> None: ...
@@ -74,7 +75,7 @@ class KVConnector(Protocol):
         a ticket, or nothing when there are none."""
         ...
 
-    def pull(self, ticket: str, wanted: Sequence[Wanted], is_alive: Alive) -> list[bytearray]:
+    def pull(self, ticket: str, wanted: Sequence[Wanted], is_alive: Alive) -> list[Buffer | Lifted]:
         """Pages of the first of these nodes, all of them confirmed. Raises TransferError."""
         ...
 

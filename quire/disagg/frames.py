@@ -15,15 +15,16 @@ import socket
 import struct
 
 from quire.errors import TransferError
+from quire.kv.tier_index import Buffer
 
-HELLO, PROOF, PULL, PAGE, END, CONFIRM, ANSWER, SPOT = range(1, 9)
+HELLO, PROOF, PULL, PAGE, END, CONFIRM, ANSWER, SPOT, PLACE = range(1, 10)
 GREETING = b"quire kv 1"
 NONCE_BYTES, DIGEST_BYTES, KEY_BYTES = 32, 32, 64
 _HEAD = struct.Struct("<BQ")
 _LEASE = struct.Struct("<32sQ")
 
 
-def send(connection: socket.socket, kind: int, *parts: bytes | bytearray) -> None:
+def send(connection: socket.socket, kind: int, *parts: bytes | Buffer) -> None:
     connection.sendall(_HEAD.pack(kind, sum(map(len, parts))))
     for part in parts:
         connection.sendall(part)

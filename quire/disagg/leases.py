@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.disagg.connector import Lent
-from quire.kv.tier_index import Wanted
+from quire.kv.tier_index import Landing, Wanted
 from quire.tiers.memory import MemoryShelf
 
 LEASE_S = 30.0  # from offer to confirmation
@@ -25,6 +25,12 @@ class Lease:
     generation: int
     nodes: tuple[Lent, ...]
     deadline: float
+    landings: tuple[Landing, ...] = ()  # until which some of the bytes are on their way
+
+    def wait(self) -> None:
+        """Until all bytes are there; for threads that have time."""
+        for landing in self.landings:
+            landing.wait()
 
 
 class Leases:
@@ -45,17 +51,24 @@ class Leases:
     def grant(self, nodes: Sequence[Wanted]) -> Lease | None:
         """On the first of these nodes that are in memory; None: not even one is."""
         self.sweep()
-        name, held = secrets.token_hex(16), list[Lent]()
+        name, held, landings = secrets.token_hex(16), list[Lent](), list[Landing]()
         for node in nodes:
             if not self._memory.pin(name, node):
                 break
-            held.append(Lent(node, self._memory.get(node.key).data))
+            data, landing, _ = self._memory.get(node.key).stored
+            if data is None:
+                break
+            held.append(Lent(node, data))
+            if landing is not None and landing not in landings[-1:]:  # of many nodes at once
+                landings.append(landing)
         if not held:
             return None
         with self._lock:
             self._generation += 1
             deadline = self._clock() + self._seconds
-            lease = self._live[name] = Lease(name, self._generation, tuple(held), deadline)
+            lease = self._live[name] = Lease(
+                name, self._generation, tuple(held), deadline, tuple(landings)
+            )
         return lease
 
     def find(self, name: str, generation: int) -> Lease | None:

@@ -18,7 +18,7 @@ from quire.disagg import frames
 from quire.disagg.connector import Alive, Mover, Ticket
 from quire.disagg.leases import Leases
 from quire.errors import TransferError
-from quire.kv.tier_index import Wanted
+from quire.kv.tier_index import Buffer, Lifted, Wanted
 from quire.obs.log import log_event
 from quire.tiers.memory import MemoryShelf
 
@@ -107,6 +107,8 @@ class SocketConnector:
         def is_alive() -> bool:
             return self.leases.find(name, generation) is not None
 
+        if lease is not None:
+            lease.wait()
         self._mover.give(connection, lease.nodes if lease is not None else (), is_alive)
         frames.receive(connection, frames.CONFIRM, 64)
         is_good = is_alive() and self.leases.end(name)
@@ -114,7 +116,7 @@ class SocketConnector:
 
     # ------------------------------------------------------------ the side that wants them
 
-    def pull(self, ticket: str, wanted: Sequence[Wanted], is_alive: Alive) -> list[bytearray]:
+    def pull(self, ticket: str, wanted: Sequence[Wanted], is_alive: Alive) -> list[Buffer | Lifted]:
         found = Ticket.parse(ticket)
         if found is None:
             raise TransferError(f"got {ticket[:80]!r}, which is no ticket")
@@ -139,7 +141,7 @@ class SocketConnector:
         ticket: Ticket,
         wanted: Sequence[Wanted],
         is_alive: Alive,
-    ) -> list[bytearray]:
+    ) -> list[Buffer | Lifted]:
         body = frames.lease_body(ticket.lease, ticket.generation)
         frames.send(connection, frames.PULL, body)
         taken = self._mover.take(connection, wanted, is_alive)

@@ -23,6 +23,7 @@ from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, p
 from quire.engine.copies import open_copies
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
+from quire.engine.device_place import place_bytes
 from quire.engine.draft_heads import TargetModel
 from quire.engine.gpu_weights import gpu_weight_decisions, keeps_packed_on
 from quire.engine.load_model import load_model
@@ -119,7 +120,7 @@ def build_engine(
     rows = _rows(config.sched, cache, device)
     decisions = _first_decisions(config, name, cpu, ops, cache)
     runs = Runs(model, backend, cache, rows, _largest_share(whole, ranks.stage.count))
-    pages = seat.num_pages(partial(_size_pool, config, runs, parts.page_bytes, decisions))
+    pages = seat.num_pages(partial(_size_pool, args, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
@@ -128,17 +129,24 @@ def build_engine(
     runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     drafts = parts.finish(runner, config, decisions)
     makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache)
-    tiers, secret = open_tiers(args, makers, len(cache.groups) * pool.page_bytes, decisions)
-    kv = KVManager(pages, args.page_size, config.cache.prefix_caching, cache.groups.windows, secret)
+    kept_apart = open_tiers(args, makers, runner, decisions)
+    kv = _kv_manager(config, cache, pages, kept_apart.secret)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
     names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
     adapters = open_adapters(args, runner, names, decisions, seat.group)
     runner.balancer = open_copies(args, model, checkpoint, names, wish, cpu)
     core = EngineCore(scheduler, runner, lag, grammars, drafts, adapters)
-    connect_tiers(tiers, core, runner)
+    connect_tiers(kept_apart, core, runner)
     config = _settled(config, pages, whole, decisions)
-    return Engine(core, runner, config, spec, seat.group, tiers)
+    return Engine(core, runner, config, spec, seat.group, kept_apart.tiers)
+
+
+def _kv_manager(
+    config: EngineConfig, cache: CacheSpec, pages: int, secret: bytes | None
+) -> KVManager:
+    caching, windows = config.cache.prefix_caching, cache.groups.windows
+    return KVManager(pages, cache.page_size, caching, windows, secret)
 
 
 def _settled(
@@ -272,7 +280,7 @@ def _largest_share(whole: CacheSpec, num_stages: int) -> int:
 
 
 def _size_pool(
-    config: EngineConfig, runs: Runs, draft_bytes: int, decisions: list[Decision]
+    args: EngineArgs, config: EngineConfig, runs: Runs, draft_bytes: int, decisions: list[Decision]
 ) -> int:
     """Run the largest step for real, then give the cache what is left.
 
@@ -295,6 +303,7 @@ def _size_pool(
         torch.cuda.empty_cache()
         held_by_others = total_memory(device) - free_memory(device) - torch.cuda.memory_reserved()
         usable = int(total_memory(device) * config.gpu_memory_utilization) - held_by_others
+        usable -= place_bytes(args, device)
     else:
         # The weights are already gone from what is free. The step is only worth running when
         # memory is short: otherwise the cache is capped far below what is left.

@@ -1,10 +1,10 @@
 """What decides the bytes of a page besides its tokens, as one digest: the fingerprint of a folder.
 
 All bytes of the model's files; its config; the forms of weights and cache and how a page is laid
-out; torch and the kind of machine; and our own sources from the file to the kernels, so that no
-version number can be forgotten. The instruction set and the number of threads are not in it: they
-do not change bits. Digests of files that did not change are remembered, since a large model takes
-a while to read.
+out; torch, the kind of machine or GPU and what compiles its kernels; and our own sources from the
+file to the kernels, so that no version number can be forgotten. The instruction set and the number
+of threads of a CPU are not in it: they do not change bits. Digests of files that did not change are
+remembered, since a large model takes a while to read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from quire.models.spec import ModelSpec
 from quire.nn.ops import Ops
 
 PACKAGE = Path(__file__).parent.parent
-SOURCES = ("attn", "kernels", "load", "lora", "models", "native", "nn", "ops", "quant")
+SOURCES = ("attn", "kernels", "load", "lora", "memory", "models", "native", "nn", "ops", "quant")
 BY_LENGTH = ("dynamic", "longrope")  # rotations that depend on the longest context
 
 
@@ -57,9 +58,17 @@ def fingerprint(made: PageMakers, args: EngineArgs, memo: Path) -> bytes:
         *(repr(made.wish), made.config.dtype, longest, str(args.quantization)),
         *(type(made.ops).__name__, type(made.backend).__name__, str(made.backend.cache_dtype)),
         _layout(made.cache),
-        *(torch.__version__, platform.machine(), _sources()),
+        *(torch.__version__, machine(made.config.device), _sources()),
     ]
     return hashlib.sha256("\0".join(parts).encode()).digest()
+
+
+def machine(device: str) -> str:
+    """What computes: pages of a CPU and of a GPU, or of two kinds of GPU, differ in bits."""
+    if device == "cpu":
+        return platform.machine()
+    kind = (torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+    return repr((device, *kind, torch.version.cuda, version("triton")))
 
 
 def _layout(cache: CacheSpec) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hmac
 import logging
+import os
+import platform
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +21,17 @@ from quire.args_check import has_tiers
 from quire.config import Decision, EngineArgs
 from quire.disagg.connector import Mover
 from quire.disagg.inline import InlineMover
+from quire.disagg.ipc_mover import IpcMover
 from quire.disagg.sockets import SocketConnector
 from quire.engine.core import EngineCore
+from quire.engine.device_place import DevicePlace, open_place
 from quire.engine.tier_identity import PageMakers, fingerprint
 from quire.errors import NotSupported, TransferError
 from quire.kv.spec import CacheSpec
 from quire.memory.sizing import size_text
-from quire.memory.transfer import PageTransfer
+from quire.memory.transfer import PageTransfer, Transfer
 from quire.obs.log import log_event
+from quire.runner.chunk_times import chunk_times
 from quire.runner.runner import ModelRunner
 from quire.tiers.disk import DiskShelf
 from quire.tiers.memory import MemoryShelf
@@ -40,26 +45,45 @@ LENT_MEMORY = 1 << 30  # the same, of engines that prefill: pages wait there to 
 LISTEN = "127.0.0.1:7300"
 
 
-def _nixl(sealer: Sealer, node_bytes: int) -> Mover:
+def _inline(sealer: Sealer, node_bytes: int, place: DevicePlace | None) -> Mover:
+    return InlineMover(sealer, node_bytes)
+
+
+def _nixl(sealer: Sealer, node_bytes: int, place: DevicePlace | None) -> Mover:
     from quire.disagg.nixl_mover import NixlMover  # an extra
 
     return NixlMover(sealer, node_bytes)
 
 
-TRANSPORTS: dict[str, Callable[[Sealer, int], Mover]] = {"sockets": InlineMover, "nixl": _nixl}
+def _ipc(sealer: Sealer, node_bytes: int, place: DevicePlace | None) -> Mover:
+    if place is None:
+        raise NotSupported(
+            "got kv_transport='ipc' on cpu: it is between engines on one GPU; leave it at 'sockets'"
+        )
+    from quire.memory.shared_strip import SharedStrip  # of CUDA alone
+
+    return IpcMover(
+        sealer, node_bytes, SharedStrip(place.strip), f"{platform.node()}/{os.getpid()}"
+    )
+
+
+Transport = Callable[[Sealer, int, DevicePlace | None], Mover]
+TRANSPORTS: dict[str, Transport] = {"sockets": _inline, "nixl": _nixl, "ipc": _ipc}
 
 
 class TierParts(NamedTuple):
-    tiers: Tiers | None
-    secret: bytes | None  # of prefix keys; None: random
+    tiers: Tiers | None = None
+    secret: bytes | None = None  # of prefix keys; None: random
+    transfer: Transfer | None = None
 
 
 def open_tiers(
-    args: EngineArgs, made: PageMakers, node_bytes: int, decisions: list[Decision]
+    args: EngineArgs, made: PageMakers, runner: ModelRunner, decisions: list[Decision]
 ) -> TierParts:
+    """Before the engine has served anybody: how long its steps take may be measured."""
     if not has_tiers(args):
-        return TierParts(None, None)
-    limit = _memory_limit(args)
+        return TierParts()
+    limit, pool = _memory_limit(args), runner.pool
     memory = MemoryShelf(limit)
     if limit:
         decisions.append(_holds("kv host memory", limit, made.cache))
@@ -78,11 +102,21 @@ def open_tiers(
             decisions.append(Decision("kv disk", f"{folder}, {size_text(size)}", _found(disk)))
     if disk is None and not limit and args.kv_role == "both":
         return TierParts(None, secret)
-    tiers = Tiers(memory, disk, Tempo(), node_bytes)
+    node_bytes = len(pool.groups) * pool.page_bytes
+    place = None
+    if made.config.device != "cpu":
+        place = open_place(pool, limit, brings=disk is not None or args.kv_role != "both")
+        decisions.append(place.decision)
+    costs = chunk_times(runner, made.config.sched.max_num_batched_tokens) if place else None
+    tiers = Tiers(memory, disk, Tempo(costs), node_bytes, place.beside if place else None)
     if args.kv_role != "both":
         assert secret is not None
-        tiers.remote = _connector(args, tiers, secret, made, decisions)
-    return TierParts(tiers, secret)
+        mark = fingerprint(made, args, _secret_file(args).with_name("kv-weights.json"))
+        own = hmac.digest(secret, mark, "sha256")
+        mover = TRANSPORTS[args.kv_transport](Sealer(own), node_bytes, place)
+        tiers.remote = _connector(args, memory, mover, own, decisions)
+    transfer = place.transfer(pool, tiers) if place else PageTransfer(pool, tiers)
+    return TierParts(tiers, secret, transfer)
 
 
 def planned_tiers(args: EngineArgs, cache: CacheSpec) -> list[Decision]:
@@ -102,12 +136,13 @@ def _holds(what: str, size: int, cache: CacheSpec) -> Decision:
     return Decision(what, size_text(size), f"{tokens:,} tokens that the pool may forget")
 
 
-def connect_tiers(tiers: Tiers | None, core: EngineCore, runner: ModelRunner) -> None:
+def connect_tiers(parts: TierParts, core: EngineCore, runner: ModelRunner) -> None:
     """Pages are saved and loaded from now on; whatever ends the engine writes what is left."""
+    tiers = parts.tiers
     if tiers is None:
         return
     core.scheduler.kv.connect(tiers)
-    runner.transfer = PageTransfer(runner.pool, tiers)
+    runner.transfer = parts.transfer
     core.on_step = tiers.tempo.stepped
     weakref.finalize(core, tiers.close)
 
@@ -142,20 +177,12 @@ def _found(disk: DiskShelf) -> str:
 
 
 def _connector(
-    args: EngineArgs,
-    tiers: Tiers,
-    secret: bytes,
-    made: PageMakers,
-    decisions: list[Decision],
+    args: EngineArgs, memory: MemoryShelf, mover: Mover, own: bytes, decisions: list[Decision]
 ) -> SocketConnector:
-    """Engines of another model, form or version do not get beyond the greeting."""
-    mark = fingerprint(made, args, _secret_file(args).with_name("kv-weights.json"))
-    own = hmac.digest(secret, mark, "sha256")
+    """`own` is what engines of another model, form or version do not have."""
     listen = (args.kv_listen or LISTEN) if args.kv_role == "prefill" else None
-    sealer = Sealer(own)
-    mover = TRANSPORTS[args.kv_transport](sealer, tiers.node_bytes)
     try:
-        connector = SocketConnector(tiers.memory, mover, own, listen, args.kv_peers)
+        connector = SocketConnector(memory, mover, own, listen, args.kv_peers)
     except (OSError, TransferError) as error:
         raise NotSupported(
             f"cannot offer pages at {listen}: {error}; choose another with kv_listen"

@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 
 from quire.request import RequestId
 
+Buffer = bytearray | memoryview  # bytes in memory of the host
+
 
 class Wanted(NamedTuple):
     """A page of a prefix: its key, and the token ids that must be stored with it."""
@@ -43,13 +45,45 @@ class TierIndex(Protocol):
         ...
 
 
+class Landing(Protocol):
+    """Bytes on their way from a device into a buffer that others know already."""
+
+    def is_over(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Until they are there; from any thread but the one that steps."""
+        ...
+
+
+class Lifted(Protocol):
+    """The bytes of a node on the device; they stay there as long as somebody has this."""
+
+    @property
+    def index(self) -> int:
+        """Its row of `memory/strip.py`."""
+        ...
+
+
+class Stored(NamedTuple):
+    """A node outside the pool: in a buffer, on the device, or both."""
+
+    data: Buffer | None
+    landing: Landing | None = None  # None: `data` is complete
+    lifted: Lifted | None = None
+
+
 class PageStore(Protocol):
     """The same tiers, as the pool sees them: bytes by key."""
 
-    def put(self, node: Wanted, data: bytearray) -> None:
+    def room(self) -> Buffer | None:
+        """A buffer for one node, to be filled and `put`; None: there is none left, and the node
+        is not kept."""
+        ...
+
+    def put(self, node: Wanted, data: Buffer, landing: Landing | None = None) -> None:
         """Keep the pages of a node, by layer group one after the other; never waits for a disk."""
         ...
 
-    def get(self, key: bytes) -> bytearray:
+    def get(self, key: bytes) -> Stored:
         """The pages of a node that a request has pinned."""
         ...

@@ -12,6 +12,7 @@ import math
 import mmap
 from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +21,23 @@ from quire.attn.backend import AttentionBackend, AttnSpec, LayerCache
 from quire.attn.moves import slot_mover
 from quire.kv.forms import CacheForm
 from quire.kv.spec import CacheSpec
+from quire.kv.tier_index import Buffer
 
-Buffer = bytearray | memoryview
+LANES = (
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.uint8,
+)  # what bytes are moved as, widest first
+
+
+class Region(NamedTuple):
+    """Places of one form, and their bytes in a page that was exported."""
+
+    data: Tensor  # [pages, places, parts, numbers]
+    dtype: torch.dtype
+    begin: int
+    end: int
 
 
 class PagePool:
@@ -49,6 +65,8 @@ class PagePool:
         # The same bytes by page, for whoever moves pages: [places, parts, pages, bytes].
         self._bytes = [region.view(torch.uint8).flatten(3) for region in self._regions]
         self.page_bytes = sum(region[:, :, 0].numel() for region in self._bytes)
+        self._moved = list(self._by_page())
+        self.widest = next(d for d in LANES if self.page_bytes % d.itemsize == 0)
         layers = self.groups.layers  # all of the model's, or those of a stage
         self._layers = {i: self._view(tensors[self.groups.place_of(i)], i) for i in layers}
         self._group_of = {layer: self.groups.group_of(layer) for layer in layers}
@@ -119,6 +137,31 @@ class PagePool:
         """Fill a page with the bytes that one like it was exported to."""
         for region, source in zip(self._bytes, self._cuts(data, 1), strict=True):
             region[:, :, page].copy_(source)
+
+    def gather(self, pages: Tensor, out: Tensor) -> None:
+        """The same as `export` on the pool's device: bytes of `pages`, int64, into the rows of
+        `out`, [pages, page_bytes] uint8. Nothing is allocated and nobody waits."""
+        for region, dtype, begin, end in self._moved:
+            target = out[:, begin:end].view(dtype).view(len(out), *region.shape[1:])
+            torch.index_select(region, 0, pages, out=target)
+
+    def scatter(self, pages: Tensor, source: Tensor) -> None:
+        """The same as `adopt`, from rows that `gather` filled."""
+        for region, dtype, begin, end in self._moved:
+            rows = source[:, begin:end].view(dtype).view(len(source), *region.shape[1:])
+            region.index_copy_(0, pages, rows)
+
+    def _by_page(self) -> Iterator[Region]:
+        """Each region with its pages first, [pages, places, parts, numbers], and where its bytes
+        lie in those of a page."""
+        begin = 0
+        for region in self._bytes:
+            places, parts, _, width = region.shape
+            end = begin + places * parts * width
+            sizes = (width, begin, self.page_bytes, region.storage_offset(), *region.stride()[:3])
+            dtype = next(d for d in LANES if not any(size % d.itemsize for size in sizes))
+            yield Region(region.view(dtype).permute(2, 0, 1, 3), dtype, begin, end)
+            begin = end
 
     def _cuts(self, data: Buffer, num_pages: int) -> Iterator[Tensor]:
         """A view [places, parts, bytes] for each region of each page."""

@@ -28,6 +28,9 @@ BATCH_SIZES = (
 SHORTEST_CONTEXT = 512  # one split of the attention kernel: nothing to merge
 MAX_KEYS = 1 << 23  # batch times context of the largest graph; beyond it steps run eagerly
 
+# Threads that move pages (`memory/strip.py`) ask for events while this one captures.
+CAPTURE_MODE = "thread_local"
+
 
 class Decoded(NamedTuple):
     """What a step gives of each token; good until the next step."""
@@ -100,7 +103,7 @@ class GraphCache:
         spare, zeros = torch.full_like(rows, self.spare_row), torch.zeros_like(positions)
         run_aside(lambda: self.step(spare, zeros, max_context, shares_prefix))
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.memory):
+        with torch.cuda.graph(graph, pool=self.memory, capture_error_mode=CAPTURE_MODE):
             made = self.step(rows, positions, max_context, shares_prefix)
         return Captured(graph, rows, positions, made)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.forward import ForwardContext
-from quire.runner.graphs import GraphCache, run_aside
+from quire.runner.graphs import CAPTURE_MODE, GraphCache, run_aside
 from quire.runner.prompt_graphs import SIZES as LONE_SIZES
 from quire.runner.prompt_graphs import Inputs, bring
 
@@ -112,6 +112,6 @@ class MixedGraphs:
     def _capture(self, inputs: Inputs, num_singles: int) -> Captured:
         run_aside(lambda: self.step(inputs, num_singles))  # the replay writes the same again
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.decodes.memory):
+        with torch.cuda.graph(graph, pool=self.decodes.memory, capture_error_mode=CAPTURE_MODE):
             queries = self.step(inputs, num_singles)
         return Captured(graph, inputs, queries)

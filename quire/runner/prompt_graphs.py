@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.runner.graphs import GraphCache, run_aside
+from quire.runner.graphs import CAPTURE_MODE, GraphCache, run_aside
 
 SIZES = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)  # beyond, kernels outlast the host
 
@@ -87,6 +87,6 @@ class PromptGraphs:
     def _capture(self, inputs: Inputs, bound: int) -> CapturedPrompt:
         run_aside(lambda: self.step(inputs, bound))  # the replay writes the same again
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.decodes.memory):
+        with torch.cuda.graph(graph, pool=self.decodes.memory, capture_error_mode=CAPTURE_MODE):
             logits = self.step(inputs, bound)
         return CapturedPrompt(graph, inputs, logits)

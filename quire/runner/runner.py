@@ -23,7 +23,7 @@ from quire.forward import Batch, ForwardContext, Tail, Taps
 from quire.grammar.live import LiveMatchers
 from quire.lora.bank import AdapterBank
 from quire.memory.pool import PagePool
-from quire.memory.transfer import PageTransfer
+from quire.memory.transfer import Transfer
 from quire.models.decoder import Decoder
 from quire.runner import rows as bits
 from quire.runner.adapted import adapted_of
@@ -82,7 +82,7 @@ class ModelRunner:
         self.drafter: Drafter | None = None  # likewise, where a model makes drafts
         self.taps: tuple[int, ...] = ()  # layers whose input the drafter reads; likewise
         self.adapters: AdapterBank | None = None  # likewise, where adapters can be added
-        self.transfer: PageTransfer | None = None  # likewise, where pages are kept elsewhere too
+        self.transfer: Transfer | None = None  # likewise, where pages are kept elsewhere too
         self.balancer: Balancer | None = None  # likewise, where experts have second homes
         self.graphs: GraphCache | None = None
         if use_graphs:

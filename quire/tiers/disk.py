@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.errors import NotSupported
-from quire.kv.tier_index import Wanted
+from quire.kv.tier_index import Buffer, Wanted
 from quire.obs.log import log_event
 from quire.tiers.segment import Sealer, Spot, preamble_of, scan
 
@@ -101,27 +101,33 @@ class DiskShelf:
         numbers = [int(path.stem, 16) for path in self._segments if _is_number(path.stem)]
         self._number = max(numbers, default=0)
 
-    def read(self, node: Wanted) -> bytearray | None:
-        """Pages of a node; None: it is not here, or not what was written, and is forgotten."""
+    def read(self, node: Wanted, room: Buffer | None = None) -> Buffer | None:
+        """Pages of a node, in `room` if they fit; None: it is not here, or not what was written,
+        and is forgotten. Several threads may read at once."""
         with self._lock:
             segment, spot = self._index.get(node.key, (None, None))
             if segment is None or spot is None:
                 return None
-            try:
-                data = self._sealer.read(segment.fd, node.key, spot, node.tokens)
-            except OSError as error:
-                log_event("kv_segment_unreadable", severity=logging.WARNING, reason=str(error))
-                data = None
-            if data is None:
+            fd = os.dup(segment.fd)  # the segment may be removed meanwhile
+        try:
+            data = self._sealer.read(fd, node.key, spot, node.tokens, room)
+        except OSError as error:
+            log_event("kv_segment_unreadable", severity=logging.WARNING, reason=str(error))
+            data = None
+        finally:
+            os.close(fd)
+        with self._lock:
+            if data is not None:
+                self._touch(segment)
+            elif self._index.get(node.key, (None,))[0] is segment:
                 self.num_bad += 1
                 del self._index[node.key]
-                return None
-            self._touch(segment)
-            return data
+        return data
 
     def _touch(self, segment: Segment) -> None:
         now = time.time()
-        self._segments.move_to_end(segment.path)
+        if segment.path in self._segments:
+            self._segments.move_to_end(segment.path)
         if now - segment.used > TOUCH_S:
             segment.used = now
             with suppress(OSError):  # only the order after a restart suffers
@@ -129,7 +135,7 @@ class DiskShelf:
 
     # ------------------------------------------------------------ writing
 
-    def write(self, node: Wanted, data: bytearray) -> bool:
+    def write(self, node: Wanted, data: Buffer) -> bool:
         """Append a node; False: it could not be written, and nothing of it is left."""
         if self.is_paused:
             return False
@@ -140,7 +146,7 @@ class DiskShelf:
                 self._pause(error)
                 return False
 
-    def _append(self, node: Wanted, data: bytearray) -> bool:
+    def _append(self, node: Wanted, data: Buffer) -> bool:
         head = self._sealer.record_head(node.key, node.tokens, data)
         length = len(head) + len(node.tokens) + len(data)
         if not self._make_room(length + len(self._preamble)):
@@ -238,7 +244,7 @@ def _claim(folder: Path) -> int:
     return fd
 
 
-def _write_all(fd: int, data: bytes | bytearray) -> None:
+def _write_all(fd: int, data: bytes | Buffer) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -3,17 +3,20 @@
 A node is a key, its token ids and one piece of bytes: its pages of all layer groups. Whoever needs
 one that must not go pins it: a request that is about to load it, the thread that writes it to the
 disk, a lease of another engine. Pinned nodes count towards the limit but are never dropped; with a
-limit of 0 a node lives exactly as long as somebody pins it. Safe to call from several threads.
+limit of 0 a node lives exactly as long as somebody pins it. A node that was brought to the device
+is there as long as somebody pins it, and some are there alone. Safe to call from several threads.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple
 
-from quire.kv.tier_index import Wanted
+from quire.kv.tier_index import Buffer, Landing, Lifted, Stored, Wanted
 
 Owner = int | str  # a request, or the name of something else that needs a node
 
@@ -21,9 +24,25 @@ Owner = int | str  # a request, or the name of something else that needs a node
 @dataclass(slots=True)
 class Kept:
     tokens: bytes
-    data: bytearray
+    data: Buffer | None  # None: it is on the device alone
     origin: str  # the tier it came from: "memory" when it was saved here
+    landing: Landing | None = None  # until which `data` is not complete
+    lifted: Lifted | None = None
     owners: set[Owner] = field(default_factory=set)
+
+    @property
+    def num_bytes(self) -> int:
+        """In memory."""
+        return 0 if self.data is None else len(self.data)
+
+    @property
+    def stored(self) -> Stored:
+        return Stored(self.data, self.landing, self.lifted)
+
+
+class Pinned(NamedTuple):
+    key: bytes
+    stored: Stored
 
 
 class MemoryShelf:
@@ -35,18 +54,29 @@ class MemoryShelf:
         self._lock = threading.Lock()
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._nodes
+        """Whether its bytes are in memory; on the device alone does not count."""
+        kept = self._nodes.get(key)
+        return kept is not None and kept.data is not None
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def put(self, node: Wanted, data: bytearray, owner: Owner | None, origin: str) -> None:
+    def put(
+        self,
+        node: Wanted,
+        data: Buffer | None,
+        owner: Owner | None,
+        origin: str,
+        landing: Landing | None = None,
+    ) -> None:
         """Keep a node, pinned by `owner` if there is one. A node that is here already stays."""
         with self._lock:
             kept = self._nodes.get(node.key)
             if kept is None:
-                kept = self._nodes[node.key] = Kept(node.tokens, data, origin)
-                self.num_bytes += len(data)
+                kept = self._nodes[node.key] = Kept(node.tokens, None, origin)
+            if kept.data is None:
+                kept.data, kept.landing = data, landing
+                self.num_bytes += kept.num_bytes
             if owner is not None:
                 self._pin(owner, node.key, kept)
             self._trim()
@@ -74,10 +104,34 @@ class MemoryShelf:
             for key in list(held) if keys is None else keys:
                 if key in held:
                     held.discard(key)
-                    self._nodes[key].owners.discard(owner)
+                    self._loosen(key, owner)
             if not held:
                 del self._pinned[owner]
             self._trim()
+
+    def _loosen(self, key: bytes, owner: Owner) -> None:
+        kept = self._nodes[key]
+        kept.owners.discard(owner)
+        if not kept.owners:
+            kept.lifted = None
+            if kept.data is None:
+                del self._nodes[key]
+
+    def lift(self, owner: Owner, key: bytes, lifted: Lifted) -> None:
+        """A node that `owner` has pinned is on the device now; nothing happens if it has not."""
+        with self._lock:
+            kept = self._nodes.get(key)
+            if kept is not None and owner in kept.owners:
+                kept.lifted = lifted
+
+    def pinned(self, owner: Owner, nodes: Sequence[Wanted]) -> list[Pinned]:
+        """The first of these nodes, as far as `owner` has pinned them."""
+        with self._lock:
+            held = self._pinned.get(owner, set())
+            return [
+                Pinned(node.key, self._nodes[node.key].stored)
+                for node in takewhile(lambda node: node.key in held, nodes)
+            ]
 
     def get(self, key: bytes) -> Kept:
         """A node that the caller, or a request it works for, has pinned."""
@@ -85,13 +139,13 @@ class MemoryShelf:
 
     def pinned_bytes(self, owner: Owner) -> int:
         with self._lock:
-            return sum(len(self._nodes[key].data) for key in self._pinned.get(owner, ()))
+            return sum(self._nodes[key].num_bytes for key in self._pinned.get(owner, ()))
 
     def _trim(self) -> None:
         """Drop the oldest that nobody needs until the limit holds."""
         if self.num_bytes <= self.limit:
             return
         for key in [key for key, kept in self._nodes.items() if not kept.owners]:
-            self.num_bytes -= len(self._nodes.pop(key).data)
+            self.num_bytes -= self._nodes.pop(key).num_bytes
             if self.num_bytes <= self.limit:
                 return

@@ -53,3 +53,4 @@ class Porter:
                     return
                 task, self._is_busy = self._tasks.popleft(), True
             task()
+            del task  # and what it holds

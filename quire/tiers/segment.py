@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from quire.kv.tier_index import Buffer
+
 MAGIC = b"quire pages 1\n\0\0"
 FINGERPRINT_BYTES, KEY_BYTES, MARK_BYTES = 32, 64, 16
 PREAMBLE_BYTES = len(MAGIC) + FINGERPRINT_BYTES + MARK_BYTES
@@ -53,23 +55,27 @@ class Sealer:
         mark = hmac.digest(self._secret, MAGIC + fingerprint, "sha256")[:MARK_BYTES]
         return MAGIC + fingerprint + mark
 
-    def digest(self, key: bytes, tokens: bytes, data: bytes | bytearray) -> bytes:
+    def digest(self, key: bytes, tokens: bytes, data: bytes | Buffer) -> bytes:
         made = hmac.new(self._secret, key, "sha256")
         made.update(tokens)
         made.update(data)
         return made.digest()
 
-    def record_head(self, key: bytes, tokens: bytes, data: bytes | bytearray) -> bytes:
+    def record_head(self, key: bytes, tokens: bytes, data: bytes | Buffer) -> bytes:
         sealed = self.digest(key, tokens, data)
         head = _HEAD.pack(RECORD, len(tokens), len(data), key, sealed)
         return head + _CRC.pack(zlib.crc32(head))
 
-    def read(self, fd: int, key: bytes, spot: Spot, tokens: bytes) -> bytearray | None:
-        """A record's pages; None: it is not what was written, or of other tokens."""
+    def read(
+        self, fd: int, key: bytes, spot: Spot, tokens: bytes, room: Buffer | None = None
+    ) -> Buffer | None:
+        """A record's pages, in `room` if they fit it exactly; None: it is not what was written, or
+        of other tokens."""
         stored = os.pread(fd, spot.token_bytes, spot.offset)
         if stored != tokens:
             return None
-        data, at = bytearray(spot.data_bytes), 0
+        fits = room is not None and len(room) == spot.data_bytes
+        data, at = room if room is not None and fits else bytearray(spot.data_bytes), 0
         view, begin = memoryview(data), spot.offset + spot.token_bytes
         while at < len(data):
             count = os.preadv(fd, [view[at:]], begin + at)

@@ -1,10 +1,10 @@
 """Tiers: all that is outside the pool as one. Memory of the host in front, behind it a disk.
 
 What is saved goes to memory and, in the background, to the disk; what is fetched is brought into
-memory, where the step that loads it finds it. Reading, writing and checking happen in threads of
-their own (`porter.py`), so that no step waits for a disk. Nothing here knows of tensors: a node is
-a piece of bytes. `kv/transfers.py` is the caller on the side of policy, `memory/transfer.py` on
-that of the pool.
+memory, where the step that loads it finds it, and from there to the device where the pool is on
+one. Reading, writing and checking happen in threads of their own (`porter.py`), so that no step
+waits for a disk. Nothing here knows of tensors: a node is a piece of bytes. `kv/transfers.py` is
+the caller on the side of policy, `memory/transfer.py` on that of the pool.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quire.errors import TransferError
-from quire.kv.tier_index import Wanted
+from quire.kv.tier_index import Buffer, Landing, Lifted, Stored, Wanted
 from quire.obs.log import log_event
 from quire.request import RequestId
 from quire.tiers.disk import DiskShelf
@@ -27,7 +28,8 @@ from quire.tiers.porter import Porter
 from quire.tiers.tempo import Tempo
 
 MAX_STAGED = 1 << 30  # bytes brought for requests that have not started
-MAX_BACKLOG = 256 << 20  # bytes that wait to be written; what comes then is not written
+MAX_BACKLOG = 256 << 20  # bytes that wait to be written, or half of memory; more is not written
+READERS = 4  # threads that read and check what goes to a device
 ITEM = 4  # bytes of a token id
 WRITER = "writer"
 
@@ -41,11 +43,34 @@ class Remote(Protocol):
 
     def pull(
         self, ticket: str, wanted: Sequence[Wanted], is_alive: Callable[[], bool]
-    ) -> list[bytearray]:
+    ) -> Sequence[Buffer | Lifted]:
         """Pages of the first of these nodes, confirmed. Raises TransferError."""
         ...
 
     def close(self) -> None: ...
+
+
+class Rooms(Protocol):
+    """Memory that a device copies from and to (`memory/rooms.py`)."""
+
+    def take(self) -> Buffer | None: ...
+
+    def close(self) -> None: ...
+
+
+class Strip(Protocol):
+    """Memory of the device, where pages wait for their step (`memory/strip.py`)."""
+
+    def bring(self, nodes: Sequence[Stored]) -> Sequence[Lifted]:
+        """Copies of the first of these; returns when they are there."""
+        ...
+
+
+class Device(NamedTuple):
+    """What tiers have on a device."""
+
+    rooms: Rooms
+    strip: Strip
 
 
 @dataclass(slots=True)
@@ -68,17 +93,24 @@ class TierCounts:
 
 class Tiers:
     def __init__(
-        self, memory: MemoryShelf, disk: DiskShelf | None, tempo: Tempo, node_bytes: int
+        self,
+        memory: MemoryShelf,
+        disk: DiskShelf | None,
+        tempo: Tempo,
+        node_bytes: int,
+        device: Device | None = None,
     ) -> None:
+        """`device`: where the pool is, unless it is in memory of the host."""
         self.memory, self.disk, self.tempo = memory, disk, tempo
-        self.node_bytes = node_bytes
+        self.node_bytes, self.device = node_bytes, device
         self.counts = TierCounts()
         self._lock = threading.Lock()
         self._bringing: set[RequestId] = set()
+        self._computing: set[RequestId] = set()  # who is sooner there without what memory has
         self._staged: dict[RequestId, int] = {}  # bytes brought for each
-        self._backlog = 0
+        self._backlog, self._max_backlog = 0, max(MAX_BACKLOG, memory.limit // 2)
         self._reader, self._writer = Porter("kv-reader"), Porter("kv-writer")
-        self._puller = Porter("kv-puller")
+        self._puller, self._lifter = Porter("kv-puller"), Porter("kv-lifter")
         self.remote: Remote | None = None
 
     # ------------------------------------------------------------ as TierIndex
@@ -88,60 +120,85 @@ class Tiers:
 
     def fetch(self, owner: RequestId, wanted: Sequence[Wanted], source: str) -> bool:
         missing = [node for node in wanted if not self.memory.pin(owner, node)]
-        if not missing:
-            return False
-        if source and self.remote is not None:
+        if missing and source and self.remote is not None:
             self._bringing.add(owner)
             self._puller.do(partial(self._pull, self.remote, owner, missing, source))
             return True
-        if self.disk is None:
-            return False
-        num_tokens = sum(len(node.tokens) for node in missing) // ITEM
-        if not self.tempo.is_worth(num_tokens, len(missing) * self.node_bytes):
+        if missing and self.disk is not None:
+            if self._is_worth(wanted, len(missing)):
+                self._bringing.add(owner)
+                self._reader.do(partial(self._bring, owner, missing, wanted))
+                return True
             self.counts.recomputed += 1
+        return self.device is not None and self._begin_lift(owner, wanted)
+
+    def _is_worth(self, wanted: Sequence[Wanted], num_missing: int) -> bool:
+        """Of these nodes, so many are not in memory."""
+        if self.device is None:  # what memory has costs nothing, and says nothing of the rest
+            return self.tempo.is_worth(
+                _tokens(wanted[-num_missing:]), num_missing * self.node_bytes
+            )
+        lifted = len(wanted) * self.node_bytes
+        return self.tempo.is_worth(_tokens(wanted), num_missing * self.node_bytes, lifted)
+
+    def _begin_lift(self, owner: RequestId, wanted: Sequence[Wanted]) -> bool:
+        """Bring the first of these, which are in memory, to the device."""
+        pinned = self.memory.pinned(owner, wanted)
+        if not pinned:
+            return False
+        here = wanted[: len(pinned)]
+        if not self.tempo.is_worth(_tokens(here), 0, len(here) * self.node_bytes):
+            self.counts.recomputed += 1
+            self._computing.add(owner)
             return False
         self._bringing.add(owner)
-        self._reader.do(partial(self._bring, owner, missing))
+        self._lifter.do(partial(self._lift, owner, here))
         return True
 
     def is_bringing(self, owner: RequestId) -> bool:
         return owner in self._bringing
 
     def pin(self, owner: RequestId, wanted: Wanted) -> bool:
-        return self.memory.pin(owner, wanted)
+        return owner not in self._computing and self.memory.pin(owner, wanted)
 
     def let_go(self, owner: RequestId) -> None:
         with self._lock:
             self._bringing.discard(owner)
+            self._computing.discard(owner)
             self._staged.pop(owner, None)
             self.memory.let_go(owner)
 
     # ------------------------------------------------------------ as a PageStore
 
-    def put(self, node: Wanted, data: bytearray) -> None:
+    def room(self) -> Buffer | None:
+        room = None if self.device is None else self.device.rooms.take()
+        self.counts.drops += room is None
+        return room
+
+    def put(self, node: Wanted, data: Buffer, landing: Landing | None = None) -> None:
         """Keep a node; the bytes are ours from now on."""
         self.counts.saves += 1
         disk = self.disk
         if disk is None:
-            self.memory.put(node, data, None, "memory")
-        elif disk.is_paused or self._backlog + len(data) > MAX_BACKLOG:
+            self.memory.put(node, data, None, "memory", landing)
+        elif disk.is_paused or self._backlog + len(data) > self._max_backlog:
             self.counts.drops += 1
-            self.memory.put(node, data, None, "memory")
+            self.memory.put(node, data, None, "memory", landing)
         else:
-            self.memory.put(node, data, WRITER, "memory")
+            self.memory.put(node, data, WRITER, "memory", landing)
             with self._lock:
                 self._backlog += len(data)
-            self._writer.do(partial(self._write, disk, node, data))
+            self._writer.do(partial(self._write, disk, node, data, landing))
 
-    def get(self, key: bytes) -> bytearray:
+    def get(self, key: bytes) -> Stored:
         """The bytes of a node that some request has pinned."""
         kept, counts = self.memory.get(key), self.counts
         counts.loads_disk += kept.origin == "disk"
         counts.loads_memory += kept.origin == "memory"
         counts.loads_remote += kept.origin == "remote"
-        counts.loaded_bytes += len(kept.data)
+        counts.loaded_bytes += self.node_bytes
         kept.origin = "memory"  # for whoever comes next
-        return kept.data
+        return kept.stored
 
     def offer(self, nodes: Sequence[Wanted]) -> str:
         """A ticket for another engine; empty: there is nothing to read, or nobody may."""
@@ -151,49 +208,89 @@ class Tiers:
 
     # ------------------------------------------------------------ threads
 
-    def _bring(self, owner: RequestId, wanted: Sequence[Wanted]) -> None:
+    def _bring(self, owner: RequestId, missing: Sequence[Wanted], wanted: Sequence[Wanted]) -> None:
         """Read a chain, up to what cannot be read."""
         assert self.disk is not None
         while self.is_bringing(owner) and sum(list(self._staged.values())) > MAX_STAGED:
             time.sleep(0.01)  # until one of those that wait has started
-        for node in wanted:
-            begun = time.perf_counter()
-            data = self.disk.read(node)
+        begun, num_bytes = time.perf_counter(), 0
+        for node, data in zip(missing, self._read(self.disk, missing), strict=False):
             if data is None or not self._hand_over(owner, node, data):
                 break
-            self.tempo.read(len(data), time.perf_counter() - begun)
+            num_bytes += len(data)
+        self.tempo.read(num_bytes, time.perf_counter() - begun)
         self.counts.bad = self.disk.num_bad
-        with self._lock:
-            self._bringing.discard(owner)
+        self._lift(owner, wanted)
+
+    def _read(self, disk: DiskShelf, nodes: Sequence[Wanted]) -> Iterator[Buffer | None]:
+        """Their pages one after the other; a device is filled from several threads, since checking
+        digests takes longer than reading."""
+        if self.device is None:
+            yield from map(disk.read, nodes)
+            return
+        rooms = self.device.rooms
+        with ThreadPoolExecutor(READERS, "kv-check") as readers:
+            for at in range(0, len(nodes), 4 * READERS):
+                some = nodes[at : at + 4 * READERS]
+                yield from readers.map(disk.read, some, (rooms.take() for _ in some))
 
     def _pull(
         self, remote: Remote, owner: RequestId, wanted: Sequence[Wanted], ticket: str
     ) -> None:
         """The same from another engine, all of it or nothing."""
+        pages: Sequence[Buffer | Lifted] = []
         try:
             pages = remote.pull(ticket, wanted, lambda: self.is_bringing(owner))
         except TransferError as error:
             self.counts.failed_pulls += 1
             log_event("kv_pull_failed", severity=logging.WARNING, reason=str(error))
-            pages = []
         for node, data in zip(wanted, pages, strict=False):
-            if not self._hand_over(owner, node, data, "remote"):
+            if not self._hand_over(owner, node, self._locked(data), "remote"):
                 break
-        with self._lock:
-            self._bringing.discard(owner)
+        self._lift(owner, wanted)
+
+    def _locked(self, data: Buffer | Lifted) -> Buffer | Lifted:
+        """The same bytes where a device can copy them from, if there is room."""
+        if self.device is None or not isinstance(data, bytearray):
+            return data
+        room = self.device.rooms.take()
+        if room is None:
+            return data
+        room[:] = data
+        return room
 
     def _hand_over(
-        self, owner: RequestId, node: Wanted, data: bytearray, origin: str = "disk"
+        self, owner: RequestId, node: Wanted, data: Buffer | Lifted, origin: str = "disk"
     ) -> bool:
         """False: the request does not wait any more."""
+        bytes_of = data if isinstance(data, (bytearray, memoryview)) else None
         with self._lock:
             if owner not in self._bringing:
                 return False
-            self.memory.put(node, data, owner, origin)
-            self._staged[owner] = self._staged.get(owner, 0) + len(data)
+            self.memory.put(node, bytes_of, owner, origin)
+            if not isinstance(data, (bytearray, memoryview)):
+                self.memory.lift(owner, node.key, data)
+            else:
+                self._staged[owner] = self._staged.get(owner, 0) + len(data)
             return True
 
-    def _write(self, disk: DiskShelf, node: Wanted, data: bytearray) -> None:
+    def _lift(self, owner: RequestId, wanted: Sequence[Wanted]) -> None:
+        """Bring what a request has in memory to the device, as far as there is room: the step that
+        loads it copies the rest. Then the request need not wait any more."""
+        if self.device is not None and self.is_bringing(owner):
+            nodes = self.memory.pinned(owner, wanted)
+            nodes = [node for node in nodes if node.stored.lifted is None]
+            begun = time.perf_counter()
+            rows = self.device.strip.bring([node.stored for node in nodes])
+            self.tempo.lifted(len(rows) * self.node_bytes, time.perf_counter() - begun)
+            for node, row in zip(nodes, rows, strict=False):
+                self.memory.lift(owner, node.key, row)
+        with self._lock:
+            self._bringing.discard(owner)
+
+    def _write(self, disk: DiskShelf, node: Wanted, data: Buffer, landing: Landing | None) -> None:
+        if landing is not None:
+            landing.wait()
         if node.key not in disk:
             if disk.write(node, data):
                 self.counts.writes += 1
@@ -214,15 +311,22 @@ class Tiers:
         """Write what waits to be written, as far as there is time, and give the folder back."""
         self._writer.close(seconds)
         self._reader.close(seconds)
+        self._lifter.close(seconds)
         if self.remote is not None:
             self.remote.close()
         self._puller.close(0.1)
         if self.disk is not None:
             self.disk.close()
             self.disk = None
+        if self.device is not None:
+            self.device.rooms.close()
 
     def as_dict(self) -> dict[str, float]:
         disk_bytes = 0 if self.disk is None else self.disk.num_bytes
         held = {"memory_bytes": self.memory.num_bytes, "disk_bytes": disk_bytes}
         counts = asdict(self.counts) | held | {"backlog_bytes": self._backlog}
         return {f"kv_{name}": value for name, value in counts.items()}
+
+
+def _tokens(nodes: Sequence[Wanted]) -> int:
+    return sum(len(node.tokens) for node in nodes) // ITEM

@@ -13,11 +13,23 @@ from typing import Any
 import pytest
 
 from quire.disagg.sockets import SocketConnector
+from quire.engine.build import Engine
 from quire.engine.lending import ticket_for
 from quire.errors import NotSupported
 from quire.request import Request
 from quire.step import TokenLogprobs
 from tests.tiers.test_engine import alone, engine_of, records, requests
+
+
+def compute(prefill: Engine, request: Request) -> str:
+    """What the engine process does with a request that asks for a ticket."""
+    made = Request.new(request.id, request.tokens, request.params, cache_salt=request.cache_salt)
+    made.kv_lease, made.max_tokens = True, 1
+    prefill.core.add(made)
+    events = []
+    while prefill.core.has_work:
+        events += prefill.core.step()
+    return ticket_for(made, events[-1], prefill)
 
 
 class Apart:
@@ -34,16 +46,7 @@ class Apart:
         self.decode = engine_of(case, kv_role="decode", **peers, **changes)
 
     def compute(self, request: Request) -> str:
-        """What the engine process does with a request that asks for a ticket."""
-        made = Request.new(
-            request.id, request.tokens, request.params, cache_salt=request.cache_salt
-        )
-        made.kv_lease, made.max_tokens = True, 1
-        self.prefill.core.add(made)
-        events = []
-        while self.prefill.core.has_work:
-            events += self.prefill.core.step()
-        return ticket_for(made, events[-1], self.prefill)
+        return compute(self.prefill, request)
 
     def run(self, asked: list[Request]) -> dict[int, list[TokenLogprobs]]:
         for request in asked:

@@ -43,7 +43,7 @@ def test_saved_is_fetched_and_let_go(tmp_path: Path) -> None:
     assert tiers.fetch(ONE, NODES, "")
     wait(tiers, ONE)
     assert all(tiers.pin(ONE, one) for one in NODES)
-    assert [tiers.get(one.key) for one in NODES] == [data_of(i) for i in range(8)]
+    assert [tiers.get(one.key).data for one in NODES] == [data_of(i) for i in range(8)]
     assert tiers.counts.loads_disk == 8
     tiers.let_go(ONE)
     assert len(tiers.memory) == 0

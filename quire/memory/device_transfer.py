@@ -1,0 +1,177 @@
+"""DeviceTransfer: a plan's saves and loads where the pool is on a device, beside the steps.
+
+    saved   the pieces of a page are gathered into a row (pool -> scratch), and rows copied to rooms
+            of the host, both in a lane of their own behind the steps launched so far
+    loaded  rows that were brought to the device before (`strip.py`), or are copied now, are
+            scattered into pages, in the lane that computes
+
+The thread that steps waits for neither. A page that is being saved may get another holder: the step
+that gives it away waits, on the device, until its copy is out. Buffers and rows are held here until
+what reads them is over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.kv.tier_index import Buffer, Landing, PageStore, Stored, Wanted
+from quire.memory.lanes import Lanes, send_ints
+from quire.memory.pool import PagePool
+from quire.memory.strip import Strip, as_tensor
+from quire.memory.transfer import T
+from quire.step import PageLoad, PageSave, StepPlan
+
+
+class Reading(NamedTuple):
+    """Pages that are being copied out, until `mark`."""
+
+    mark: Landing
+    pages: frozenset[int]
+    rooms: Sequence[Buffer]
+
+
+class Piece(NamedTuple):
+    """A page to load, and which of the node's pages it is."""
+
+    group: int
+    page: int
+
+
+class DeviceTransfer:
+    def __init__(
+        self, pool: PagePool, store: PageStore, lanes: Lanes, strip: Strip, chunk: int
+    ) -> None:
+        """`chunk`: nodes that are gathered, or copied to the device, at a time."""
+        self._pool, self._store, self._lanes, self._strip = pool, store, lanes, strip
+        self._chunk, self._device = chunk, pool.data.device
+        size = (chunk, strip.rows.shape[1])
+        self._leaving, self._coming = strip.rows.new_zeros(size), strip.rows.new_zeros(size)
+        self._reading: deque[Reading] = deque()
+        self._loading: deque[tuple[Landing, Sequence[Stored]]] = deque()
+
+    def around(self, plan: StepPlan, stage: Callable[[StepPlan], T]) -> T:
+        self._forget()
+        self.save(plan.saves)
+        self._keep_from(plan)
+        staged = stage(plan)
+        self.load(plan.loads)
+        return staged
+
+    def _forget(self) -> None:
+        while self._reading and self._reading[0].mark.is_over():
+            self._reading.popleft()
+        while self._loading and self._loading[0][0].is_over():
+            self._loading.popleft()
+
+    # ------------------------------------------------------------ saving
+
+    def save(self, saves: Sequence[PageSave]) -> None:
+        if not saves:
+            return
+        self._lanes.saving.after(self._lanes.compute.mark())
+        for some in _chunks(saves, self._chunk):
+            self._save_some(some)
+
+    def _save_some(self, saves: Sequence[PageSave]) -> None:
+        rooms = [room for _ in saves if (room := self._store.room()) is not None]
+        pages = [page for save in saves[: len(rooms)] for page in save.pages]
+        rows = self._leaving[: len(rooms)]  # [nodes, node_bytes]
+
+        def copy() -> None:
+            self._pool.gather(send_ints(pages, self._device), self._as_pages(rows))
+            for room, row in zip(rooms, rows.unbind(), strict=True):
+                as_tensor(room).copy_(row, non_blocking=True)
+
+        if not rooms:
+            return
+        self._lanes.saving.do(copy)
+        mark = self._lanes.saving.mark()
+        self._reading.append(Reading(mark, frozenset(pages), rooms))
+        for save, room in zip(saves, rooms, strict=False):
+            self._store.put(Wanted(save.key, save.tokens), room, mark)
+
+    def _keep_from(self, plan: StepPlan) -> None:
+        """Nothing writes a page before its copy is out. Pages are written by the steps from the one
+        on that puts them in a table, copies to them or loads them."""
+        if not self._reading:
+            return
+        given = {write.page for write in plan.page_writes}
+        given |= {copy.target for copy in plan.page_copies}
+        given |= {load.page for load in plan.loads}
+        for reading in self._reading:
+            if not given.isdisjoint(reading.pages):
+                self._lanes.compute.after(reading.mark)
+
+    # ------------------------------------------------------------ loading
+
+    def load(self, loads: Sequence[PageLoad]) -> None:
+        if not loads:
+            return
+        here: list[tuple[Stored, list[Piece]]] = []
+        there: list[tuple[Stored, list[Piece]]] = []
+        for key, parts in groupby(sorted(loads), attrgetter("key")):
+            stored = self._store.get(key)
+            pieces = [Piece(part.group, part.page) for part in parts]
+            (there if stored.lifted is None else here).append((stored, pieces))
+        for some in _chunks(here, self._chunk):
+            rows = [stored.lifted.index for stored, _ in some if stored.lifted is not None]
+            self._scatter(self._strip.rows, rows, [pieces for _, pieces in some])
+        for some in _chunks(there, self._chunk):
+            self._bring([stored for stored, _ in some])
+            self._scatter(self._coming, range(len(some)), [pieces for _, pieces in some])
+        loaded = [one for one, _ in here + there]
+        self._loading.append((self._lanes.compute.mark(), loaded))
+
+    def _bring(self, nodes: Sequence[Stored]) -> None:
+        """Copy nodes of the host to the first rows of `_coming`; the step waits on the device."""
+        compute, loading = self._lanes.compute, self._lanes.loading
+        loading.after(compute.mark())  # which may still read what was there before
+        for node in nodes:
+            if node.landing is not None and not node.landing.is_over():
+                loading.after(node.landing)
+
+        def copy() -> None:
+            for row, node in zip(self._coming.unbind(), nodes, strict=False):
+                assert node.data is not None, "neither in memory nor on the device"
+                row.copy_(as_tensor(node.data), non_blocking=True)
+
+        loading.do(copy)
+        compute.after(loading.mark())
+
+    def _scatter(
+        self, rows: Tensor, indices: Sequence[int], wanted: Sequence[Sequence[Piece]]
+    ) -> None:
+        """Pages of nodes that lie in these rows go where they are wanted."""
+        num_groups, pool = len(self._pool.groups), self._pool
+        sources = [
+            index * num_groups + piece.group
+            for index, pieces in zip(indices, wanted, strict=True)
+            for piece in pieces
+        ]
+        targets = [piece.page for pieces in wanted for piece in pieces]
+
+        def copy() -> None:
+            numbers = send_ints([*sources, *targets], self._device)
+            chosen, pages = numbers.split(len(sources))
+            wide = self._as_pages(rows).view(pool.widest)
+            found = wide.index_select(0, chosen).view(torch.uint8)  # [pages, page_bytes]
+            pool.scatter(pages, found)
+
+        self._lanes.compute.do(copy)
+
+    def _as_pages(self, rows: Tensor) -> Tensor:
+        """[nodes, node_bytes] -> [nodes * groups, page_bytes]."""
+        return rows.view(-1, self._pool.page_bytes)
+
+
+def _chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some

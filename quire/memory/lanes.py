@@ -1,0 +1,97 @@
+"""Lanes: orders of work on a device, and marks in them that other lanes or threads wait for.
+
+A lane is a CUDA stream. What is done in one lane happens in order; between lanes only `after` says
+what comes first. This file holds all that only a card can prove; `tests/lanes.py` has a twin that
+does its work as late as it may, so that a forgotten `after` shows on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.kv.tier_index import Landing
+
+
+class Lane(Protocol):
+    def do(self, work: Callable[[], None]) -> None:
+        """Launch this when everything before it in the lane is done; returns at once."""
+        ...
+
+    def after(self, mark: Landing) -> None:
+        """What comes next in this lane waits for a mark of another one."""
+        ...
+
+    def mark(self) -> Landing:
+        """The end of what is in the lane now."""
+        ...
+
+
+class Lanes(NamedTuple):
+    """`compute` belongs to the thread that steps, the others to whoever moves pages."""
+
+    compute: Lane
+    saving: Lane
+    loading: Lane
+
+
+class CudaMark:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        # Blocking: a thread that waits sleeps instead of taking the engine's turns.
+        self.event = torch.cuda.Event(blocking=True)
+        self.event.record(stream)
+
+    def is_over(self) -> bool:
+        return bool(self.event.query())
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class CudaLane:
+    def __init__(self, stream: torch.cuda.Stream | None, device: torch.device) -> None:
+        """None: whatever stream the calling thread computes on."""
+        self._stream, self._device = stream, device
+
+    def _now(self) -> torch.cuda.Stream:
+        return self._stream or torch.cuda.current_stream(self._device)
+
+    def do(self, work: Callable[[], None]) -> None:
+        with torch.inference_mode(), torch.cuda.stream(self._now()):
+            work()
+
+    def after(self, mark: Landing) -> None:
+        assert isinstance(mark, CudaMark), f"got {type(mark).__name__} of another kind of lane"
+        self._now().wait_event(mark.event)
+
+    def mark(self) -> CudaMark:
+        return CudaMark(self._now())
+
+
+def cuda_lanes(device: torch.device) -> Lanes:
+    """Copies in both directions at once: the bus has a way for each."""
+    saving, loading = torch.cuda.Stream(device), torch.cuda.Stream(device)
+    return Lanes(CudaLane(None, device), CudaLane(saving, device), CudaLane(loading, device))
+
+
+def send_ints(numbers: list[int], device: torch.device) -> Tensor:
+    """[numbers] int64 on the device, in the lane that calls; nobody waits."""
+    host = torch.tensor(numbers, dtype=torch.int64)
+    if device.type != "cuda":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def register(address: int, num_bytes: int) -> str:
+    """Lock memory of the host in place for copies that nobody waits for; what went wrong, if
+    anything did."""
+    code = torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)
+    return "" if int(code) == 0 else f"cudaHostRegister says {code}"
+
+
+def unregister(address: int) -> None:
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)
