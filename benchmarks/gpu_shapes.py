@@ -2,10 +2,12 @@
 
     python -m benchmarks.gpu_shapes mixtral-8x7b 1x128 32x128 128x128
     python -m benchmarks.gpu_shapes deepseek-v2-lite 1x128 32x128 8x8000
+    python -m benchmarks.gpu_shapes gpt-oss-20b 1x128 32x128 128x128 --quantization mxfp4
 
 A job is requests x tokens of context. A step is (time of 64 tokens - time of 1) / 63, the better of
-two. Prints one JSON line with the floor: the weights that the batch must reach over the memory's
-speed. `gqa-as-v2-lite` is DeepSeek-V2-Lite with four kv heads in place of latents, all else equal.
+two. Prints one JSON line with the floor: the weights that the batch must reach, in the bytes they
+take, over the memory's speed. `gqa-as-v2-lite` is DeepSeek-V2-Lite with four kv heads in place of
+latents, all else equal.
 """
 
 from __future__ import annotations
@@ -68,6 +70,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 768,
         "norm_topk_prob": True,
     },
+    "gpt-oss-20b": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "attention_bias": True,
+    },
     "deepseek-v2-lite": {
         **V2_LITE,
         "architectures": ["DeepseekV2ForCausalLM"],
@@ -93,6 +111,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [0],
     },
 }
+BITS = {"fp8": 8, "fp8-weights": 8, "int8": 8, "mxfp4": 4.25, "rtn-int4-g128": 4.125}  # of a weight
 BANDWIDTH = 4.24e12  # bytes a second, an H200 as measured
 NUM_OUT = 64
 
@@ -136,17 +155,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("jobs", nargs="+", metavar="REQUESTSxCONTEXT")
+    parser.add_argument("--quantization", choices=sorted(BITS), default=None)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps({**COMMON, **SHAPES[args.shape]}))
-        llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=9216, seed=0)
+        llm = LLM(
+            folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=9216,
+            seed=0,
+            quantization=args.quantization,
+        )
     spec, clock = llm._engine.spec, Clock(llm)
     steps = []
     for job in args.jobs:
         requests, context = map(int, job.split("x"))
-        floor = 2e3 * reached(spec, requests) / BANDWIDTH
+        floor = BITS.get(args.quantization, 16) / 8e-3 * reached(spec, requests) / BANDWIDTH
         steps.append({"job": job, **clock.step(requests, context), "weights_ms": round(floor, 2)})
-    record = {"shape": args.shape, "params": spec.num_params, "active": spec.num_active_params}
+    record = {
+        "shape": args.shape,
+        "quantization": args.quantization,
+        "params": spec.num_params,
+        "active": spec.num_active_params,
+    }
     print(json.dumps({**record, "steps": steps}))
 
 
