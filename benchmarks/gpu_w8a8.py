@@ -67,14 +67,17 @@ class Weights:
         if form.dtype == torch.int8:
             self._codes = torch.randint(-127, 128, (size,), dtype=torch.int8, device="cuda")
         else:
-            self._codes = torch.cat(
-                [(torch.randn(size // 16, device="cuda") * 100).to(E4M3) for _ in range(16)]
-            )
+            self._codes = torch.cat([random_e4m3(size // 16) for _ in range(16)])
 
     def of(self, n: int, k: int) -> list[EightBitWeight]:
         count = self._codes.numel() // (n * k)
         pieces = self._codes[: count * n * k].view(count, n, k)
         return [self.form.weight(piece, n == GATED) for piece in pieces]
+
+
+def random_e4m3(count: int) -> Tensor:
+    """None is NaN, which is what torch makes of numbers that are too large."""
+    return (torch.randn(count, device="cuda") * 100).clamp(-448, 448).to(E4M3)
 
 
 def differing(got: Tensor, want: Tensor) -> int:

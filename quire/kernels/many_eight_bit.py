@@ -99,7 +99,7 @@ def _store_half(
     if GROUP == 0:
         x_scale = gl.load(x_scales + m, mask=m < M, other=0.0)
         w_scale = gl.load(scales + n, mask=n < N, other=0.0)
-        total = (total * x_scale[:, None]) * w_scale[None, :]
+        total = (total * w_scale[None, :]) * x_scale[:, None]
     if HAS_BIAS:
         total += gl.load(bias + n, mask=n < N, other=0.0).to(gl.float32)[None, :]
     rounded = total.to(y.dtype.element_ty)

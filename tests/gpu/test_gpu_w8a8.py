@@ -45,7 +45,7 @@ def _weight(name: str, n: int, k: int, paired: bool = False) -> EightBitWeight:
     group = ROUNDINGS[name].group or 0
     codes = torch.randint(-127, 128, (n, k), dtype=torch.int8, device=CUDA)
     if name != "int8":
-        codes = (torch.randn(n, k, device=CUDA) * 60).to(E4M3)
+        codes = (torch.randn(n, k, device=CUDA) * 60).clamp(-448, 448).to(E4M3)
     scales = torch.rand(k // group if group else 1, n, device=CUDA) * 0.001
     return EightBitWeight(codes, scales, group, paired)
 
@@ -127,7 +127,8 @@ def test_rows_are_rounded_as_torch_rounds_them() -> None:
     """Red when the device rounds to eight bits otherwise than the reference."""
     torch.manual_seed(2)
     x = _spread(9, 4096)
-    for dtype, most in ((torch.int8, 127.0), (E4M3, 448.0)):
+    for dtype, largest in ((torch.int8, 127.0), (E4M3, 448.0)):
+        most = torch.tensor(largest, device=CUDA)  # by a number torch multiplies, it does not divide
         got = round_inputs(x, Rounding(dtype))
         top = x.float().abs().amax(1, keepdim=True)
         scaled = x.float() * (most / top)
@@ -166,7 +167,7 @@ def test_inputs_are_read_after_the_kernel_that_writes_them() -> None:
 
 # ------------------------------------------------------------ the engine
 
-PROMPTS = [[7 * i % 97 + 3 for i in range(length)] for length in (1, 5, 40, 300)]
+PROMPTS = [[7 * i % 97 + 3 for i in range(length)] for length in (1, 5, 40, 200)]
 
 
 @pytest.fixture(scope="module")
