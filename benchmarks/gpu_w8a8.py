@@ -142,12 +142,13 @@ def micros_of(calls: list[Callable[[], object]], floor: float) -> float:
     return graph_micros(calls[: max(1, min(len(calls), int(4000 / floor) + 1))])
 
 
-def measure(name: str, weights: list[EightBitWeight], m: int, dense: bool) -> tuple[str, bool]:
+def measure(
+    name: str, weights: list[EightBitWeight], m: int, dense: bool, vendor: VendorEightBit
+) -> tuple[str, bool]:
     form, (n, k) = FORMS[name], weights[0].shape
     gate = "silu" if n == GATED else None
     x = torch.randn(m, k, device="cuda").bfloat16()
     rounded = round_inputs(x, form.rounding)
-    vendor = VendorEightBit()
     kernels = [EightBitLinear(w, form.rounding, None, gate, vendor) for w in weights]
     tile = pick_eight_bit(m, n, multiprocessors(x.device))
     by_tile = [partial(eight_bit_matmul, rounded, w, None, x.dtype, tile, gate) for w in weights]
@@ -210,7 +211,7 @@ def dense_micros(n: int, k: int, x: Tensor, gate: str | None, floor: float) -> f
 
 
 def run(names: list[str], rows: list[int], max_seconds: float, dense: bool) -> int:
-    deadline, wrong = time.monotonic() + max_seconds, 0
+    deadline, wrong, vendor = time.monotonic() + max_seconds, 0, VendorEightBit()
     print(HEADER)
     for name in names:
         weights = Weights(FORMS[name])
@@ -219,7 +220,7 @@ def run(names: list[str], rows: list[int], max_seconds: float, dense: bool) -> i
                 if time.monotonic() > deadline:
                     print("out of time: the table is partial")
                     return wrong
-                text, is_same = measure(name, weights.of(n, k), m, dense)
+                text, is_same = measure(name, weights.of(n, k), m, dense, vendor)
                 wrong += not is_same
                 print(text, flush=True)
     return wrong

@@ -49,7 +49,7 @@ def pick_many(m: int, n: int, widest: int) -> int | None:
     tiles of 64 by 128 are quicker."""
     if widest == WIDE_TILE and -(-m // 128) * -(-n // WIDE_TILE) >= MULTIPROCESSORS // 2:
         return WIDE_TILE
-    # Smaller tiles read so much from L2 that a second round of them takes as long as the first.
+    # A second round of tiles of 64 by 128 takes as long as the first.
     return NARROW_TILE if -(-m // 64) * -(-n // 128) > MULTIPROCESSORS else None
 
 

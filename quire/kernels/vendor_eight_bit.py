@@ -2,8 +2,8 @@
 
 Its slow accumulation is our chain: sums of 128 inputs, added in fp32; then the weight's scale, then
 the input's. As with `vendor_matmul.py` nobody promises that, so each shape is compared on the
-device before a model relies on it. A bias may be added without a rounding of the product; where
-that shows, the library is not asked. It has no gate, and is faster than ours from 129 rows on.
+device before a model relies on it; with a bias too, which may be added before the product is
+rounded. The library has no gate, and is faster than ours from 129 rows on.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class VendorEightBit:
 def _inputs(weight: EightBitWeight) -> RoundedRows:
     """Over several orders of magnitude, so that another order of sums shows."""
     random = torch.Generator(weight.codes.device).manual_seed(0)
-    x = torch.empty(_CHECKED_ROWS[-1], weight.shape[1], device=weight.codes.device)
+    shape, device = (_CHECKED_ROWS[-1], weight.shape[1]), weight.codes.device
+    x = torch.empty(shape, dtype=torch.bfloat16, device=device)
     spread = torch.empty_like(x).normal_(generator=random).exp_()
     return round_inputs(x.normal_(generator=random).mul_(spread), Rounding(weight.codes.dtype))
 

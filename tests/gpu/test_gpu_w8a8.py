@@ -130,7 +130,7 @@ def test_sizes_of_the_streamed_kernel_change_no_bit(name: str) -> None:
 def test_the_library_is_asked_where_it_has_our_bits(name: str, biased: bool) -> None:
     """Red when the check lets other bits pass, or refuses the library where it is what is fast."""
     torch.manual_seed(4)
-    library, n, k = VendorEightBit(), 1024, 2048
+    library, n, k = VendorEightBit(), 4096, 4096
     w = _weight(name, n, k)
     bias = torch.randn(n, device=CUDA).bfloat16() if biased else None
     kernel = EightBitLinear(w, ROUNDINGS[name], bias, None, library)
