@@ -1,9 +1,11 @@
 """Products of eight bits by eight: do they build, are all bits the same, how fast are they?
 
 A line has microseconds of the product that the engine takes (`EightBitLinear`, without rounding its
-inputs), of the rounding, of the tiled kernel, of the vendor's library and of the dense product in
-bf16, and the first one's TB/s of weights and TFLOP/s. 28,672 outputs are gate and up, with their
-gate. `--sweep` times other sizes of the streamed kernel. `--compile-only` needs no GPU.
+inputs), of the rounding, of the tiled kernel, of that for many rows by tiles of 128 and 256 weight
+rows, of the vendor's library and of the dense product in bf16, and the first one's TB/s of weights
+and TFLOP/s. "taken" behind it: the library is what the engine takes. 28,672 outputs are gate and
+up, with their gate. `--sweep` times other sizes of the streamed kernel. `--compile-only` needs no
+GPU.
 
     python -m benchmarks.gpu_w8a8 --max-seconds 60
     python -m benchmarks.gpu_w8a8 --sweep --rows 1,32,64,128
@@ -25,7 +27,13 @@ from torch import Tensor
 from benchmarks.gpu_matmul import ROTATE_BYTES, SHARED_BYTES, become_compiler, graph_micros
 from benchmarks.gpu_packed import SHAPES, Compiling, inspect
 from quire.kernels import eight_bit_matmul as tiled
-from quire.kernels.eight_bit_configs import own_rows, pick_eight_bit_stream
+from quire.kernels.eight_bit_configs import (
+    MOST_EIGHT_BIT_ROWS,
+    NARROW_TILE,
+    WIDE_TILE,
+    own_rows,
+    pick_eight_bit_stream,
+)
 from quire.kernels.eight_bit_matmul import eight_bit_matmul, pick_eight_bit
 from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight
 from quire.kernels.matmul import Layouts, PreparedMatmul
@@ -33,6 +41,7 @@ from quire.kernels.packed_matmul import multiprocessors
 from quire.kernels.rehearsal import rehearsal
 from quire.kernels.round_inputs import RoundedRows, Rounding, round_inputs
 from quire.kernels.stream_configs import StreamConfig
+from quire.kernels.vendor_eight_bit import VendorEightBit
 from quire.ops.eight_bit_linear import EightBitLinear
 
 ROWS = (1, 32, 128, 256, 2048, 8192)
@@ -67,14 +76,17 @@ class Weights:
         if form.dtype == torch.int8:
             self._codes = torch.randint(-127, 128, (size,), dtype=torch.int8, device="cuda")
         else:
-            self._codes = torch.cat(
-                [(torch.randn(size // 16, device="cuda") * 100).to(E4M3) for _ in range(16)]
-            )
+            self._codes = torch.cat([random_e4m3(size // 16) for _ in range(16)])
 
     def of(self, n: int, k: int) -> list[EightBitWeight]:
         count = self._codes.numel() // (n * k)
         pieces = self._codes[: count * n * k].view(count, n, k)
         return [self.form.weight(piece, n == GATED) for piece in pieces]
+
+
+def random_e4m3(count: int) -> Tensor:
+    """None is NaN, which is what torch makes of numbers that are too large."""
+    return (torch.randn(count, device="cuda") * 100).clamp(-448, 448).to(E4M3)
 
 
 def differing(got: Tensor, want: Tensor) -> int:
@@ -120,8 +132,8 @@ def library_bits(x: RoundedRows, w: EightBitWeight, got: Tensor) -> str:
 # ------------------------------------------------------------ the table
 
 HEADER = (
-    f"{'form':>11}{'weight':>14}{'rows':>6}{'us':>9}{'round':>7}{'tiled':>9}{'many':>9}{'library':>9}"
-    f"{'dense':>9}{'TB/s':>7}{'TFLOP/s':>8}"
+    f"{'form':>11}{'weight':>14}{'rows':>6}{'us':>9}{'round':>7}{'tiled':>9}"
+    f"{'x 128':>9}{'x 256':>9}{'library':>9}{'dense':>9}{'TB/s':>7}{'TFLOP/s':>8}"
 )
 
 
@@ -130,12 +142,14 @@ def micros_of(calls: list[Callable[[], object]], floor: float) -> float:
     return graph_micros(calls[: max(1, min(len(calls), int(4000 / floor) + 1))])
 
 
-def measure(name: str, weights: list[EightBitWeight], m: int, dense: bool) -> tuple[str, bool]:
+def measure(
+    name: str, weights: list[EightBitWeight], m: int, dense: bool, vendor: VendorEightBit
+) -> tuple[str, bool]:
     form, (n, k) = FORMS[name], weights[0].shape
     gate = "silu" if n == GATED else None
     x = torch.randn(m, k, device="cuda").bfloat16()
     rounded = round_inputs(x, form.rounding)
-    kernels = [EightBitLinear(w, form.rounding, None, gate) for w in weights]
+    kernels = [EightBitLinear(w, form.rounding, None, gate, vendor) for w in weights]
     tile = pick_eight_bit(m, n, multiprocessors(x.device))
     by_tile = [partial(eight_bit_matmul, rounded, w, None, x.dtype, tile, gate) for w in weights]
     ours = [partial(kernel.multiply, rounded, x.dtype) for kernel in kernels]
@@ -162,6 +176,8 @@ def measure(name: str, weights: list[EightBitWeight], m: int, dense: bool) -> tu
             line, said = line + f"{'-':>9}", str(error).splitlines()[0][:60]
     line += f"{dense_micros(n, k, x, gate, 2 * floor):>9.1f}" if dense else f"{'-':>9}"
     line += f"{n * k / micros / 1e6:>7.2f}{2 * m * n * k / micros / 1e6:>8.0f}"
+    if kernels[0].library is not None and m > MOST_EIGHT_BIT_ROWS:
+        said = f"taken {said}"
     return f"{line}  {f'BITS DIFFER ({wrong})' if wrong else ''} {said}", wrong == 0
 
 
@@ -171,11 +187,19 @@ def measure_many(
     """Of the kernel for many rows, and whether its bits are right."""
     from quire.kernels.many_eight_bit import ManyEightBit
 
-    out = torch.empty_like(want)
-    products = [partial(ManyEightBit(w, None, gate), x, out) for w in weights]
-    products[0]()
-    is_same = torch.equal(out, want)
-    return f"{micros_of(products, floor):>8.1f}{' ' if is_same else '!'}", is_same
+    text, are_same = "", True
+    for tile_n in (NARROW_TILE, WIDE_TILE):
+        out = torch.empty_like(want)
+        kernels = [ManyEightBit(w, None, gate) for w in weights]
+        if tile_n not in kernels[0].tiles:
+            text += f"{'-':>8} "
+            continue
+        products = [partial(kernel, x, out, tile_n) for kernel in kernels]
+        products[0]()
+        is_same = torch.equal(out, want)
+        text += f"{micros_of(products, floor):>8.1f}{' ' if is_same else '!'}"
+        are_same = are_same and is_same
+    return text, are_same
 
 
 def dense_micros(n: int, k: int, x: Tensor, gate: str | None, floor: float) -> float:
@@ -187,7 +211,7 @@ def dense_micros(n: int, k: int, x: Tensor, gate: str | None, floor: float) -> f
 
 
 def run(names: list[str], rows: list[int], max_seconds: float, dense: bool) -> int:
-    deadline, wrong = time.monotonic() + max_seconds, 0
+    deadline, wrong, vendor = time.monotonic() + max_seconds, 0, VendorEightBit()
     print(HEADER)
     for name in names:
         weights = Weights(FORMS[name])
@@ -196,7 +220,7 @@ def run(names: list[str], rows: list[int], max_seconds: float, dense: bool) -> i
                 if time.monotonic() > deadline:
                     print("out of time: the table is partial")
                     return wrong
-                text, is_same = measure(name, weights.of(n, k), m, dense)
+                text, is_same = measure(name, weights.of(n, k), m, dense, vendor)
                 wrong += not is_same
                 print(text, flush=True)
     return wrong
@@ -268,7 +292,7 @@ def compile_all(names: list[str], rows: list[int]) -> int:
     print(f"{'form':>11}{'rows':>6}{'way':>9}{'regs':>6}{'spill':>7}{'shared':>9}{'gmma':>6}")
     for name in names:
         for m in rows:
-            for way in ("tiled", "streamed", "many"):
+            for way in ("tiled", "streamed", "many 128", "many 256"):
                 for gate in (None, "silu"):
                     if (kernel := build(name, m, way, gate)) is None:
                         continue
@@ -294,11 +318,14 @@ def build(name: str, m: int, way: str, gate: str | None) -> Any:
         eight_bit_matmul(x, weight, None, torch.bfloat16, pick_eight_bit(m, n, 132), gate)
         return compiling.made
     out = torch.empty(m, n // 2 if gate else n, dtype=torch.bfloat16)
-    if way == "many":
+    if way.startswith("many"):
         from quire.kernels import many_eight_bit as many
 
+        kernel, tile_n = many.ManyEightBit(weight, None, gate), int(way.split()[1])
+        if tile_n not in kernel.tiles:
+            return None
         compiling = Compiling(many, many.many_eight_bit_kernel)
-        many.ManyEightBit(weight, None, gate)(x, out)
+        kernel(x, out, tile_n)
         return compiling.made
     config = pick_eight_bit_stream(m, n, k)
     if config is None:

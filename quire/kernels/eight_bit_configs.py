@@ -12,9 +12,17 @@ from quire.kernels.eight_bit_weight import CHAIN
 from quire.kernels.matmul_configs import MULTIPROCESSORS
 from quire.kernels.stream_configs import StreamConfig
 
-__all__ = ["MOST_EIGHT_BIT_ROWS", "own_rows", "pick_eight_bit_stream", "takes_many"]
+__all__ = [
+    "MOST_EIGHT_BIT_ROWS",
+    "NARROW_TILE",
+    "WIDE_TILE",
+    "own_rows",
+    "pick_eight_bit_stream",
+    "pick_many",
+]
 
 MOST_EIGHT_BIT_ROWS = 128
+NARROW_TILE, WIDE_TILE = 128, 256  # weight rows
 
 _TILE = 64  # weight rows of the matrix instruction
 _ROW_UNIT, _LEAST_ROWS = 8, 32  # weight rows a program owns: a multiple, and no fewer
@@ -36,9 +44,13 @@ def pick_eight_bit_stream(m: int, n: int, k: int) -> StreamConfig | None:
     return None if rows is None else _staged(rows, block_m, tile, k)
 
 
-def takes_many(m: int, n: int) -> bool:
-    """Whether tiles of 128 by 256 fill half of the chip; smaller ones are quicker if not."""
-    return -(-m // 128) * -(-n // 256) >= MULTIPROCESSORS // 2
+def pick_many(m: int, n: int, widest: int) -> int | None:
+    """Weight rows of a tile of `many_eight_bit.py`, up to `widest`, beside 128 rows of x; None:
+    tiles of 64 by 128 are quicker."""
+    if widest == WIDE_TILE and -(-m // 128) * -(-n // WIDE_TILE) >= MULTIPROCESSORS // 2:
+        return WIDE_TILE
+    # A second round of tiles of 64 by 128 takes as long as the first.
+    return NARROW_TILE if -(-m // 64) * -(-n // 128) > MULTIPROCESSORS else None
 
 
 def _staged(rows: int, block_m: int, tile: int, k: int) -> StreamConfig | None:

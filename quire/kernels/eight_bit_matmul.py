@@ -3,7 +3,8 @@
 Whole numbers are summed exactly, so any tile gives the same bits. Floats are summed 128 inputs at a
 time by the matrix unit, which keeps fewer bits of a sum than fp32 has, and those sums are added in
 fp32 over increasing k, each times its scales where these change along k (groups of 128 inputs): one
-chain, whatever the tile. This kernel runs everywhere and says what the bits are;
+chain, whatever the tile. One scale of a row comes last: (sum times the weight's) times the input's,
+the order of the vendor's library. This kernel runs everywhere and says what the bits are;
 `stream_eight_bit.py` gives the same to few rows on Hopper, sooner. Inputs are rows of
 `round_inputs.py`.
 """
@@ -92,7 +93,7 @@ def _eight_bit_kernel(
     if GROUP == 0:
         x_scale = tl.load(x_scales + offs_m, mask=offs_m < M, other=0)
         w_scale = tl.load(scales + rows)
-        total = (total * x_scale[None, :]) * w_scale[:, None]
+        total = (total * w_scale[:, None]) * x_scale[None, :]
     total = total.T  # [BLOCK_M, BLOCK_N]
     if HAS_BIAS:
         total += tl.load(bias + rows).to(tl.float32)[None, :]

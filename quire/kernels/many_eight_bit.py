@@ -1,9 +1,9 @@
 """Products of many rows, eight bits by eight, on Hopper: one warp copies, two warpgroups multiply.
 
-A program takes tiles of 128 rows of x by 256 of the weight, one after the other; each warpgroup
-has half of the rows. While one adds the sums of a band to its totals, the matrix units work for the
-other. The arithmetic is that of `eight_bit_matmul.py`, band by band, so the bits agree; few rows
-take `stream_eight_bit.py`.
+A program takes tiles of 128 rows of x by 128 or 256 of the weight, one after the other; each
+warpgroup has half of the rows. While one adds the sums of a band to its totals, the matrix units
+work for the other. The arithmetic is that of `eight_bit_matmul.py`, band by band, so the bits
+agree; few rows take `stream_eight_bit.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, wait_for_inputs
+from quire.kernels.eight_bit_configs import NARROW_TILE, WIDE_TILE, pick_many
 from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight
 from quire.kernels.launch import Launcher, alignments, ceil_div
 from quire.kernels.matmul_configs import MULTIPROCESSORS
@@ -30,7 +31,6 @@ from quire.kernels.silu_mul import activated
 __all__ = ["ManyEightBit"]
 
 TILE_M = 128  # rows of x
-HALF_N, HALF_N_GROUPED = 128, 64  # half a tile's weight rows; scales of groups take registers too
 BAND, ROWS = gl.constexpr(CHAIN), gl.constexpr(64)
 STAGES, CONSUMERS = gl.constexpr(4), gl.constexpr(2)
 TOGETHER = gl.constexpr(16)  # tiles of x that share the weight's tiles in L2
@@ -99,7 +99,7 @@ def _store_half(
     if GROUP == 0:
         x_scale = gl.load(x_scales + m, mask=m < M, other=0.0)
         w_scale = gl.load(scales + n, mask=n < N, other=0.0)
-        total = (total * x_scale[:, None]) * w_scale[None, :]
+        total = (total * w_scale[None, :]) * x_scale[:, None]
     if HAS_BIAS:
         total += gl.load(bias + n, mask=n < N, other=0.0).to(gl.float32)[None, :]
     rounded = total.to(y.dtype.element_ty)
@@ -215,20 +215,26 @@ class ManyEightBit:
 
     def __init__(self, weight: EightBitWeight, bias: Tensor | None, gate: str | None) -> None:
         self.weight, self.bias, self.gate = weight, bias, gate
-        self.tile_n = 2 * (HALF_N_GROUPED if weight.group else HALF_N)
-        self._described = _describe(weight.codes, self.tile_n)
+        # Scales of groups take registers too.
+        self.tiles = (NARROW_TILE,) if weight.group else (NARROW_TILE, WIDE_TILE)
+        self._described = {rows: _describe(weight.codes, rows) for rows in self.tiles}
 
-    def __call__(self, x: RoundedRows, out: Tensor) -> None:
+    def pick(self, m: int) -> int | None:
+        """Weight rows of a tile for m rows; None: another kernel is quicker."""
+        return pick_many(m, self.weight.shape[0], self.tiles[-1])
+
+    def __call__(self, x: RoundedRows, out: Tensor, tile_n: int) -> None:
         """x [m, k] -> out [m, n], gated [m, n / 2]."""
         (m, k), (n, num_in) = x.codes.shape, self.weight.shape
         assert x.codes.dtype == self.weight.codes.dtype and k == num_in and k % CHAIN == 0
         assert out.is_contiguous() and x.codes.is_contiguous()
-        m_tiles, n_tiles = ceil_div(m, TILE_M), ceil_div(n, self.tile_n)
+        m_tiles, n_tiles = ceil_div(m, TILE_M), ceil_div(n, tile_n)
         scales, num_groups = self.weight.scales, x.scales.shape[1]
         _launch(
             (min(m_tiles * n_tiles, MULTIPROCESSORS), 1, 1),
             (
-                *(_describe(x.codes, TILE_M), self._described, x.scales, scales, self.bias, out),
+                *(_describe(x.codes, TILE_M), self._described[tile_n]),
+                *(x.scales, scales, self.bias, out),
                 *(m, n, k, num_groups, m_tiles, n_tiles),
             ),
             {
@@ -241,7 +247,7 @@ class ManyEightBit:
             },
             (
                 *(x.codes.dtype, out.dtype, None if self.bias is None else self.bias.dtype),
-                *(n, k, num_groups, alignments(x.scales, scales, self.bias, out)),
+                *(n, k, num_groups, tile_n, alignments(x.scales, scales, self.bias, out)),
             ),
         )
 

@@ -166,7 +166,7 @@ def stream_eight_bit_kernel(
             _ask_inputs(x, ring, m_start, stage, k)
     total = total.to(gl.float32)
     if GROUP == 0:
-        total = (total * x_scale[None, :]) * w_scale[:, None]
+        total = (total * w_scale[:, None]) * x_scale[None, :]
     stride_ym = N if GATE == "" else N // 2
     store_tile(total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
 

@@ -6,12 +6,13 @@ the batch. `int8_inputs.py` is the same in floats, for weights in other forms.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from quire.kernels.eight_bit_configs import takes_many
+from quire.kernels.eight_bit_configs import MOST_EIGHT_BIT_ROWS
 from quire.kernels.eight_bit_matmul import EightBitTile, eight_bit_matmul, pick_eight_bit
 from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight
 from quire.kernels.hopper import has_hopper_kernels
@@ -19,6 +20,7 @@ from quire.kernels.matmul import interleave
 from quire.kernels.packed_matmul import multiprocessors
 from quire.kernels.rehearsal import rehearsal
 from quire.kernels.round_inputs import RoundedRows, Rounding, round_inputs
+from quire.kernels.vendor_eight_bit import VendorEightBit
 from quire.ops.eight_bit_of import EightBitForm, eight_bit_weight
 from quire.quant.weight import Weight
 
@@ -39,12 +41,18 @@ class EightBitLinear:
         rounding: Rounding,
         bias: Tensor | None,
         gate: str | None = None,
+        library: VendorEightBit | None = None,
     ) -> None:
+        """`library`: asked for many rows in bf16 where it has our bits."""
         if gate is not None:
             assert weight.paired
             bias = None if bias is None else interleave(bias)
         self.weight, self.rounding, self.bias, self.gate = weight, rounding, bias, gate
         self.few, self.many = _on_hopper(weight, bias, gate)
+        self.library: VendorEightBit | None = None
+        if library is not None and self.many is not None:
+            ours = partial(self.multiply, dtype=torch.bfloat16)
+            self.library = library if library.may_take(weight, bias, ours) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[m, k] -> [m, n] in x's dtype; gated [m, n / 2]."""
@@ -53,11 +61,13 @@ class EightBitLinear:
     def multiply(self, x: RoundedRows, dtype: torch.dtype) -> Tensor:
         """Rows that somebody has rounded as `rounding` says."""
         m, n = len(x.codes), self.weight.shape[0]
+        if self.library is not None and m > MOST_EIGHT_BIT_ROWS and dtype == torch.bfloat16:
+            return self.library(x, self.weight, self.bias)
         if self.few is not None and m and (config := self.few.pick(m)) is not None:
             self.few(x, out := self._out(x, dtype), config)
             return out
-        if self.many is not None and takes_many(m, n):
-            self.many(x, out := self._out(x, dtype))
+        if self.many is not None and (tile_n := self.many.pick(m)) is not None:
+            self.many(x, out := self._out(x, dtype), tile_n)
             return out
         tile = pick_eight_bit(m, n, multiprocessors(x.codes.device))
         return eight_bit_matmul(x, self.weight, self.bias, dtype, tile, self.gate)
@@ -87,19 +97,18 @@ def difference(weight: Weight, form: EightBitForm, dtype: torch.dtype) -> str | 
     random = torch.Generator(some.codes.device).manual_seed(0)
     shape = (_CHECKED_ROWS[-1], some.shape[1])
     x = torch.randn(shape, generator=random, device=some.codes.device).to(dtype)
+    rounded = round_inputs(x, form.rounding)
     if x.is_cuda:
         with rehearsal():
             for rows in _CHECKED_ROWS:
                 kernel(x[:rows])
-    rounded = round_inputs(x, form.rounding)
+            _by_tiles(kernel, rounded, dtype)
     one = eight_bit_matmul(rounded, some, None, dtype, _ONE_TILE)
     for rows in _CHECKED_ROWS:
         if not torch.equal(kernel(x[:rows]), one[:rows]):
             return f"products of {rows} rows differ"
-    if kernel.many is not None:
-        kernel.many(rounded, out := torch.empty_like(one))
-        if not torch.equal(out, one):
-            return "products of many rows differ"
+    if not all(torch.equal(each, one) for each in _by_tiles(kernel, rounded, dtype)):
+        return "products of many rows differ"
     want = _reference(rounded, some)
     if some.is_int:
         return None if torch.equal(one, want.to(dtype)) else "whole numbers are not summed exactly"
@@ -107,11 +116,23 @@ def difference(weight: Weight, form: EightBitForm, dtype: torch.dtype) -> str | 
     return None if far < _FAR + torch.finfo(dtype).eps else f"sums are {far:.1e} off"
 
 
+def _by_tiles(kernel: EightBitLinear, x: RoundedRows, dtype: torch.dtype) -> list[Tensor]:
+    """By the kernel for many rows, in each of its tiles."""
+    made: list[Tensor] = []
+    if kernel.many is None:
+        return made
+    for tile_n in kernel.many.tiles:
+        out = torch.empty(len(x.codes), kernel.weight.shape[0], dtype=dtype, device=x.codes.device)
+        kernel.many(x, out, tile_n)
+        made.append(out)
+    return made
+
+
 def _reference(x: RoundedRows, weight: EightBitWeight) -> Tensor:
     """fp64; of whole numbers rounded as kernels do after the sum."""
     if weight.is_int:
         sums = (x.codes.double() @ weight.codes.double().T).float()
-        return (sums * x.scales) * weight.scales
+        return (sums * weight.scales) * x.scales
     k = x.codes.shape[1]
     wide = x.scales.repeat_interleave(weight.group or k, 1)[:, :k].double()
     scales = weight.scales.repeat_interleave(weight.group or k, 0)[:k].double()

@@ -21,6 +21,7 @@ from quire.kernels.expand import Scratch, embed_packed
 from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.matmul import Layouts
 from quire.kernels.slabs import Slabs
+from quire.kernels.vendor_eight_bit import VendorEightBit
 from quire.nn.ops import LinearKernel
 from quire.ops.eight_bit_linear import EightBitLinear, difference
 from quire.ops.eight_bit_of import EightBitForm, eight_bit_form, eight_bit_weight
@@ -45,6 +46,7 @@ class PackedForms:
         self.device, self.dtype, self.layouts, self.check = device, dtype, layouts, check
         self.check_eight_bit: CheckEightBit = difference
         self.scratch = Scratch()
+        self.library = VendorEightBit() if dtype == torch.bfloat16 else None
         self.kept: Counter[str] = Counter()  # bytes of weights by their form
         self.refused: dict[str, str] = {}  # forms that are expanded, and why
         self.unstreamed: set[str] = set()  # forms whose streamed kernel fails
@@ -125,7 +127,7 @@ class PackedForms:
             if self._holds(key, lambda: self.check_eight_bit(weight, form, self.dtype)):
                 made = eight_bit_weight(weight, form, gate is not None)
                 self.kept[form.name] += made.num_bytes
-                return EightBitLinear(made, form.rounding, bias, gate)
+                return EightBitLinear(made, form.rounding, bias, gate, self.library)
             self._leave_inputs(form.name, str(self._verdicts[key]))
         kernel = self._part(as_it_is(weight), bias, gate)
         return Int8Inputs(kernel) if weight.inputs == "int8-row" else kernel

@@ -57,7 +57,7 @@ def test_groups_of_a_row_have_scales_of_their_own() -> None:
 def _exact(x: RoundedRows, weight: Coded, bias: Tensor) -> Tensor:
     codes = weight.codes.view(torch.int8).double()
     total = (x.codes.double() @ codes.T).float()
-    return (total * x.scales * weight.scales[:, 0] + bias.float()).half()
+    return ((total * weight.scales[:, 0]) * x.scales + bias.float()).half()
 
 
 @pytest.mark.parametrize("shape", [(70, 128), (40, 288)])

@@ -1,0 +1,84 @@
+"""The vendor's product of eight-bit floats, for rows with a scale each, where it has our bits.
+
+Its slow accumulation is our chain: sums of 128 inputs, added in fp32; then the weight's scale, then
+the input's. As with `vendor_matmul.py` nobody promises that, so each shape is compared on the
+device before a model relies on it; with a bias too, which may be added before the product is
+rounded. The library has no gate, and is faster than ours from 129 rows on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quire.kernels.eight_bit_weight import EightBitWeight
+from quire.kernels.rehearsal import rehearsal
+from quire.kernels.round_inputs import RoundedRows, Rounding, round_inputs
+
+__all__ = ["VendorEightBit"]
+
+_CHECKED_ROWS = (129, 200, 331, 520, 1111, 2048)
+# As for `vendor_matmul.py`: narrow or ragged weights are other kernels' work.
+_LEAST_ROWS, _ROW_UNIT = 512, 64
+
+Product = Callable[[RoundedRows], Tensor]
+
+
+class VendorEightBit:
+    """Shared by the layers of a model: a shape is checked once."""
+
+    def __init__(self) -> None:
+        self._agreed: dict[tuple[object, ...], bool] = {}
+
+    def __call__(self, x: RoundedRows, weight: EightBitWeight, bias: Tensor | None) -> Tensor:
+        """[m, k] -> [m, n] bf16, the only type that it has."""
+        return torch._scaled_mm(
+            *(x.codes, weight.codes.t()),
+            scale_a=x.scales,
+            scale_b=weight.scales,
+            bias=bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=False,
+        )
+
+    def may_take(self, weight: EightBitWeight, bias: Tensor | None, ours: Product) -> bool:
+        """Whether it gives the bits of `ours`, which makes bf16 too, for weights of this shape."""
+        n, _ = weight.shape
+        is_plain = weight.group == 0 and not weight.is_int and not weight.paired
+        if not is_plain or n < _LEAST_ROWS or n % _ROW_UNIT:
+            return False
+        key = (*weight.shape, bias is None)
+        if key not in self._agreed:
+            self._agreed[key] = self._agrees(weight, bias, ours)
+        return self._agreed[key]
+
+    def _agrees(self, weight: EightBitWeight, bias: Tensor | None, ours: Product) -> bool:
+        inputs = _inputs(weight)
+        if weight.codes.is_cuda:
+            with rehearsal():
+                for rows in _CHECKED_ROWS:
+                    ours(_first(inputs, rows))
+        for rows in _CHECKED_ROWS:
+            x = _first(inputs, rows)
+            try:
+                theirs = self(x, weight, bias)
+            except RuntimeError:  # another version, or another device, without such a product
+                return False
+            if not torch.equal(theirs, ours(x)):
+                return False
+        return True
+
+
+def _inputs(weight: EightBitWeight) -> RoundedRows:
+    """Over several orders of magnitude, so that another order of sums shows."""
+    random = torch.Generator(weight.codes.device).manual_seed(0)
+    shape, device = (_CHECKED_ROWS[-1], weight.shape[1]), weight.codes.device
+    x = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    spread = torch.empty_like(x).normal_(generator=random).exp_()
+    return round_inputs(x.normal_(generator=random).mul_(spread), Rounding(weight.codes.dtype))
+
+
+def _first(x: RoundedRows, rows: int) -> RoundedRows:
+    return RoundedRows(x.codes[:rows], x.scales[:rows])
