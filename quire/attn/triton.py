@@ -62,7 +62,7 @@ class TritonAttention:
         page_sizes=frozenset({16, 32, 64, 128, 256}),
         graphs=True,
         prompt_graphs=True,
-        codes={"int8": 1, "fp8": 1, "int4": 2},
+        codes={"int8": 2, "fp8": 2, "int4": 4},
     )
 
     def __init__(

@@ -18,7 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.coded_tile import in_order, load_codes
+from quire.kernels.coded_tile import factors, load_scales, load_words
+from quire.kernels.head_parts import part_pad, zero_parts
 from quire.kernels.splits import Splits, split_count, split_start
 
 LOG2_E = 1.4426950408889634
@@ -81,12 +82,11 @@ def default_config(head_dim: int, dtype: torch.dtype) -> PagedConfig:
 
 
 @triton.jit
-def empty_state(BLOCK_M: tl.constexpr, HEAD_PAD: tl.constexpr):
-    """Softmax state over no keys: row max, row sum, weighted sum of values."""
+def empty_state(BLOCK_M: tl.constexpr, HEAD_PAD: tl.constexpr, BITS: tl.constexpr):
+    """Softmax state over no keys: row max, row sum, weighted sums of values by part."""
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M, 16], tl.float32)  # sixteen equal columns: see attend
-    acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
-    return top, total, acc
+    return top, total, zero_parts(BLOCK_M, HEAD_PAD, BITS)
 
 
 @triton.jit
@@ -112,21 +112,18 @@ def load_tile(
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """(k, v [BLOCK_N, HEAD_PAD], their scales [BLOCK_N]) of positions n, in pages [BLOCK_N].
-
-    Floats have no scales; BITS of a code says that there are some."""
-    k_scale, v_scale = 0.0, 0.0
-    offset = page.to(tl.int64) * PAGE_STRIDE
+    """(k, v) of positions n, in pages [BLOCK_N]: floats [BLOCK_N, HEAD_PAD], or words of codes."""
     if BITS > 0:
         live = n >= 0
         if MASKED:
             live = in_reach(n, oldest, last, WINDOW)
         row = n % PAGE_SIZE
-        k, k_scale = load_codes(keys, offset, row, live, HEAD_DIM, HEAD_PAD, PAGE_SIZE, BITS)
-        v, v_scale = load_codes(values, offset, row, live, HEAD_DIM, HEAD_PAD, PAGE_SIZE, BITS)
+        PART: tl.constexpr = part_pad(HEAD_PAD, BITS)
+        k = load_words(keys, page, row, live, HEAD_DIM, PART, PAGE_STRIDE, BITS)
+        v = load_words(values, page, row, live, HEAD_DIM, PART, PAGE_STRIDE, BITS)
     else:
         dims = tl.arange(0, HEAD_PAD)
-        offset += (n % PAGE_SIZE) * HEAD_DIM
+        offset = page.to(tl.int64) * PAGE_STRIDE + (n % PAGE_SIZE) * HEAD_DIM
         place = offset[:, None] + dims[None, :]
         if MASKED:
             # Slots out of reach hold anything, NaN too, and 0 * NaN would leak into acc.
@@ -139,20 +136,65 @@ def load_tile(
         else:
             k = tl.load(keys + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
             v = tl.load(values + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-    return k, v, k_scale, v_scale
+    return k, v
+
+
+@triton.jit
+def load_page(pages, n, oldest, last, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr):
+    """The pages of positions n, or 0."""
+    return tl.load(pages + n // PAGE_SIZE, mask=in_reach(n, oldest, last, WINDOW), other=0)
+
+
+@triton.jit
+def load_tile_scales(
+    keys, values, page, n, oldest, last,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
+    WINDOW: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """The scales of keys and of values at positions n, in pages [BLOCK_N]; floats have none.
+
+    Too narrow to be copied ahead as tiles are, so who walks asks for them one tile ahead."""
+    k, v = 0.0, 0.0
+    if BITS > 0:
+        live, row = in_reach(n, oldest, last, WINDOW), n % PAGE_SIZE
+        k = load_scales(keys, page, row, live, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, BITS)
+        v = load_scales(values, page, row, live, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, BITS)
+    return k, v
+
+
+@triton.jit
+def _logits(q, k, dtype: tl.constexpr, BITS: tl.constexpr):
+    """[BLOCK_M, BLOCK_N] products of queries and keys, part after part."""
+    parts = factors(k, dtype, BITS)
+    logits = tl.dot(q[0], tl.trans(parts[0]), input_precision="ieee")
+    for i in tl.static_range(1, len(parts)):
+        logits = tl.dot(q[i], tl.trans(parts[i]), logits, input_precision="ieee")
+    return logits
+
+
+@triton.jit
+def _weighed(p, v, acc, decay, dtype: tl.constexpr, BITS: tl.constexpr):
+    """The sums, decayed, and the weighted values of a tile, by part."""
+    parts = factors(v, dtype, BITS)
+    sums = ()
+    for i in tl.static_range(len(parts)):
+        added = tl.dot(p, parts[i], acc[i] * decay[:, None], input_precision="ieee")
+        sums = sums + (added,)  # noqa: RUF005
+    return sums
 
 
 @triton.jit
 def attend_tile(
-    q, tile, ones, top, total, acc, n, positions, scale,
+    q, tile, scales, ones, top, total, acc, n, positions, scale,
     WINDOW: tl.constexpr, CAP_SCALE: tl.constexpr, MASKED: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Extend a state by one tile that `load_tile` gave, at positions n."""
-    k, v, k_scale, v_scale = tile
-    k, v = in_order(k.to(q.dtype), BITS), in_order(v.to(q.dtype), BITS)
-    logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N] unscaled
+    k, v = tile
+    k_scale, v_scale = scales
+    dtype: tl.constexpr = q[0].dtype
+    logits = _logits(q, k, dtype, BITS)  # [BLOCK_M, BLOCK_N] unscaled
     if BITS > 0:
-        logits = logits * k_scale[None, :]
+        logits = logits * k_scale.to(tl.float32)[None, :]
     if CAP_SCALE > 0:
         logits = tanh(logits, CAP_SCALE)
     if MASKED:
@@ -164,17 +206,17 @@ def attend_tile(
     ref = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
     decay = tl.exp2((top - ref) * scale)
     weights = tl.exp2(tl.fma(logits, scale, (ref * -scale)[:, None]))
-    p = weights.to(q.dtype)
-    total = tl.dot(p, ones, total * decay[:, None], input_precision="ieee")
+    p = weights.to(dtype)
+    shares = p
     if BITS > 0:
-        p = (weights * v_scale[None, :]).to(q.dtype)
-    acc = tl.dot(p, v, acc * decay[:, None], input_precision="ieee")
-    return new_top, total, acc
+        shares = (weights * v_scale.to(tl.float32)[None, :]).to(dtype)
+    total = tl.dot(p, ones, total * decay[:, None], input_precision="ieee")
+    return new_top, total, _weighed(shares, v, acc, decay, dtype, BITS)
 
 
 @triton.jit
 def attend(
-    q,  # [BLOCK_M, HEAD_PAD]
+    q,  # [BLOCK_M, HEAD_PAD], by part
     top,
     total,
     acc,
@@ -198,22 +240,33 @@ def attend(
 ):
     """Extend a state by the keys of [first, last). MASKED=False promises that every row sees
     every key of every tile; masking such a tile would change no bit."""
-    ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(q.dtype)
-    # Page ids run one tile ahead of the keys: a load whose address waits for another load would
-    # halve the pipeline. They are read once per token; equal addresses coalesce.
+    ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(q[0].dtype)
+    # Page ids run one tile ahead of the keys, and two ahead of scales, which run one ahead
+    # themselves: a load whose address waits for another load would halve the pipeline. They are
+    # read once per token; equal addresses coalesce.
     n = first + tl.arange(0, BLOCK_N)
-    page = tl.load(pages + n // PAGE_SIZE, mask=in_reach(n, oldest, last, WINDOW), other=0)
+    page = load_page(pages, n, oldest, last, PAGE_SIZE, WINDOW)
+    scales = load_tile_scales(
+        keys, values, page, n, oldest, last, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, WINDOW, BITS
+    )
+    ahead = load_page(pages, n + BLOCK_N, oldest, last, PAGE_SIZE, WINDOW)
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        here = page
-        page = tl.load(pages + (n + BLOCK_N) // PAGE_SIZE, mask=n + BLOCK_N < last, other=0)
+        here, these = page, scales
+        page = load_page(pages, n + BLOCK_N, oldest, last, PAGE_SIZE, WINDOW)
         tile = load_tile(
             keys, values, here, n, oldest, last, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
             WINDOW, MASKED, BITS,
         )  # fmt: skip
+        scales = load_tile_scales(
+            keys, values, ahead, n + BLOCK_N, oldest, last, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE,
+            WINDOW, BITS,
+        )  # fmt: skip
+        ahead = load_page(pages, n + 2 * BLOCK_N, oldest, last, PAGE_SIZE, WINDOW)
         top, total, acc = attend_tile(
-            q, tile, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE, MASKED, BITS
-        )
+            q, tile, these, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE,
+            MASKED, BITS,
+        )  # fmt: skip
     return top, total, acc
 
 
@@ -291,13 +344,13 @@ def attend_split(
     TWO_LOOPS: tl.constexpr,
     BITS: tl.constexpr,  # of a code in the cache; 0: floats
 ):
-    """The state of one split: (top [M], total [M], acc [M, HEAD_PAD]).
+    """The state of one split: (top [M], total [M], acc [M, HEAD_PAD] by part).
 
     TWO_LOOPS walks the keys that need no mask apart: less work a tile, one more pipeline drain.
     """
     oldest, low, inner, high = split_borders(split, full, end, BLOCK_N, SPLIT_SIZE, OCTAVE, WINDOW)
     edge = low
-    top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
+    top, total, acc = empty_state(BLOCK_M, HEAD_PAD, BITS)
     if TWO_LOOPS:
         if WINDOW > 0:
             top, total, acc = attend(
