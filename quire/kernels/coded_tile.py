@@ -59,10 +59,10 @@ def load_scales(
 def factors(tile, dtype: tl.constexpr, BITS: tl.constexpr):
     """The parts of a tile of words as floats, exactly; floats are their own only part."""
     if BITS == 0:
-        made = (tile,)
+        made = tl.tuple([tile])
     elif dtype == tl.float32:
         pairs = float_pairs(tile, tl.bfloat16, BITS)
-        made = ()
+        made = tl.tuple([])
         for i in tl.static_range(len(pairs)):
             made = made + (pairs[i].to(tl.float32),)  # noqa: RUF005
     else:

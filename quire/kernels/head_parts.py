@@ -32,7 +32,7 @@ def load_parts(
 ):  # fmt: skip
     """([BLOCK_M, part] of queries at heads [BLOCK_M]) by part; zeros where they are not kept."""
     PARTS: tl.constexpr = num_parts(BITS)
-    parts = ()
+    parts = tl.tuple([])
     for i in tl.static_range(PARTS):
         place, is_there = _places(i, head, keep, HEAD_DIM, HEAD_PAD, BITS)
         parts = parts + (tl.load(q + place, mask=is_there, other=0.0),)  # noqa: RUF005
@@ -64,7 +64,7 @@ def _places(
 def zero_parts(BLOCK_M: tl.constexpr, HEAD_PAD: tl.constexpr, BITS: tl.constexpr):
     PARTS: tl.constexpr = num_parts(BITS)
     WIDTH: tl.constexpr = part_pad(HEAD_PAD, BITS)
-    parts = ()
+    parts = tl.tuple([])
     for _ in tl.static_range(PARTS):
         zeros = tl.zeros([BLOCK_M, WIDTH], tl.float32)
         parts = parts + (zeros,)  # noqa: RUF005
@@ -74,7 +74,7 @@ def zero_parts(BLOCK_M: tl.constexpr, HEAD_PAD: tl.constexpr, BITS: tl.constexpr
 @triton.jit
 def fold_parts(old, old_weight, new, new_weight):
     """`paged_tile.fold` of sums, part by part."""
-    parts = ()
+    parts = tl.tuple([])
     for i in tl.static_range(len(old)):
         folded = tl.fma(new[i], new_weight[:, None], old[i] * old_weight[:, None])
         parts = parts + (folded,)  # noqa: RUF005
@@ -83,7 +83,7 @@ def fold_parts(old, old_weight, new, new_weight):
 
 @triton.jit
 def divided_parts(parts, total):
-    divided = ()
+    divided = tl.tuple([])
     for i in tl.static_range(len(parts)):
         divided = divided + (parts[i] / total[:, None],)  # noqa: RUF005
     return divided

@@ -20,6 +20,7 @@ from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.head_parts import divided_parts, fold_parts, load_parts, store_parts
 from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_inputs import PagedInputs, SplitGrid
+from quire.kernels.paged_loads import load_page, load_tile, scales_ahead
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
     PagedConfig,
@@ -28,9 +29,6 @@ from quire.kernels.paged_tile import (
     empty_state,
     fold,
     fold_weights,
-    load_page,
-    load_tile,
-    load_tile_scales,
     row_positions,
     split_borders,
     split_span,
@@ -122,19 +120,16 @@ def _walk(
     """(place, top, total, acc) of the last split of a run; earlier splits are stored or folded in.
 
     One loop covers the tiles of all splits, so the loads of the next tiles are always in flight.
-    `page` holds the page ids of the first tile; `paged_tile.attend` says what runs ahead of what.
-    """
+    `page` holds the page ids of the first tile; `attend` says why they run ahead."""
     oldest, low, high = borders
-    BLOCK_M: tl.constexpr = query[0].shape[0]
     ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(query[0].dtype)
-    top, total, acc = empty_state(BLOCK_M, HEAD_PAD, BITS)
-    folded = empty_state(BLOCK_M, HEAD_PAD, BITS)
+    top, total, acc = empty_state(query[0].shape[0], HEAD_PAD, BITS)
+    folded = top, total, acc
     border = split_start(split + 1, SPLIT_SIZE, OCTAVE)
     n = low + tl.arange(0, BLOCK_N)
-    scales = load_tile_scales(
-        keys, values, page, n, oldest, high, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, WINDOW, BITS
+    scales, ahead = scales_ahead(
+        keys, values, pages, page, n, oldest, high, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, WINDOW, BITS
     )
-    ahead = load_page(pages, n + BLOCK_N, oldest, high, PAGE_SIZE, WINDOW)
     for start in range(low, high, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         here, these = page, scales
@@ -143,21 +138,19 @@ def _walk(
             keys, values, here, n, oldest, high, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
             WINDOW, True, BITS,
         )  # fmt: skip
-        scales = load_tile_scales(
-            keys, values, ahead, n + BLOCK_N, oldest, high, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE,
-            WINDOW, BITS,
+        scales, ahead = scales_ahead(
+            keys, values, pages, ahead, n + BLOCK_N, oldest, high, HEAD_DIM, PAGE_SIZE,
+            PAGE_STRIDE, WINDOW, BITS,
         )  # fmt: skip
-        ahead = load_page(pages, n + 2 * BLOCK_N, oldest, high, PAGE_SIZE, WINDOW)
         if start == border:
             split += 1
             border = split_start(split + 1, SPLIT_SIZE, OCTAVE)
             if FOLDS:
                 folded = _fold(folded, (top, total, acc), scale)
             else:
-                sums = tl.max(total, 1)
-                _leave(scratch, part, top, sums, acc, is_row, HEAD_DIM, HEAD_PAD, BITS)
+                _leave(scratch, part, top, tl.max(total, 1), acc, is_row, HEAD_DIM, HEAD_PAD, BITS)
                 part += STATES
-            top, total, acc = empty_state(BLOCK_M, HEAD_PAD, BITS)
+            top, total, acc = empty_state(query[0].shape[0], HEAD_PAD, BITS)
         top, total, acc = attend_tile(
             query, tile, these, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE,
             True, BITS,
@@ -344,7 +337,8 @@ def split_attention(
             "COMPANY_PAD": triton.next_power_of_2(max(1, grid.company)),
             **early_options(),
             "num_warps": config.split.num_warps,
-            "num_stages": _num_stages(grid, kv_heads, head_dim, config),
+            "num_stages": _num_stages(grid, inputs, config),
+            "maxnreg": config.split.max_registers or None,
         },
         (
             inputs.kind, q.dtype, alignments(q, inputs.sinks), inputs.table_stride,
@@ -353,13 +347,15 @@ def split_attention(
     )  # fmt: skip
 
 
-def _num_stages(grid: SplitGrid, kv_heads: int, head_dim: int, config: PagedConfig) -> int:
+def _num_stages(grid: SplitGrid, inputs: PagedInputs, config: PagedConfig) -> int:
     """Stages of the pipeline: one more where one or two programs share a multiprocessor.
 
-    In larger grids its memory would cost a multiprocessor its third program."""
+    In larger grids its memory would cost a multiprocessor its third program, and codes their
+    fourth."""
+    kv_heads, _, head_dim = inputs.heads
     programs = grid.num_tiles * kv_heads
     is_few = grid.folds and config.programs // 2 < programs <= 2 * config.programs
-    has_room = head_dim <= WIDEST_WALK and _is_large_chip()
+    has_room = inputs.coded is None and head_dim <= WIDEST_WALK and _is_large_chip()
     return config.split.num_stages + (is_few and has_room)
 
 

@@ -12,14 +12,15 @@ Nothing here is launched: see `paged_split.py` and `paged_prefill.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.coded_tile import factors, load_scales, load_words
-from quire.kernels.head_parts import part_pad, zero_parts
+from quire.kernels.coded_tile import factors
+from quire.kernels.head_parts import zero_parts
+from quire.kernels.paged_loads import load_page, load_tile, scales_ahead
 from quire.kernels.splits import Splits, split_count, split_start
 
 LOG2_E = 1.4426950408889634
@@ -41,6 +42,7 @@ class Launch:
     block_m: int  # query rows of a program: tokens x query heads of one kv head
     num_warps: int
     num_stages: int
+    max_registers: int = 0  # of a thread; 0: as many as it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,21 @@ class PagedConfig:
     programs: int = 256  # two to a multiprocessor of an H200
     folds: bool = True  # a lane that has a tile to itself folds its splits, and nothing is merged
     octave: int = 0  # splits while the position doubles (decides bits too); 0: one size for all
+    # Of codes: half the bytes and twice the work a byte, so more programs to a multiprocessor.
+    coded_split: Launch | None = None  # None: as floats
+    coded_programs: int = 256
 
     @property
     def splits(self) -> Splits:
         return Splits(self.split_size, self.octave)
+
+    @property
+    def for_codes(self) -> PagedConfig:
+        """The same tiles and splits, launched as pages of codes want it. Wider tiles than usual,
+        of many query heads to a kv head, want more registers and are launched as for floats."""
+        if self.coded_split is None or self.coded_split.block_m != self.split.block_m:
+            return self
+        return replace(self, split=self.coded_split, programs=self.coded_programs)
 
     def __post_init__(self) -> None:
         assert self.split_size % self.block_n == 0, f"{self.split_size=} {self.block_n=}"
@@ -78,7 +91,12 @@ def default_config(head_dim: int, dtype: torch.dtype) -> PagedConfig:
         return PagedConfig(64, 512, Launch(64, 8, 2), Launch(64, 8, 2), octave=OCTAVE)
     # A 16-row split tile reads at 4.0-4.2 TB/s on an H200 where 64 rows reach 3.0-3.3; its narrow
     # matrix instruction gives the bits of the wide one (`benchmarks/gpu_attention.py` checks).
-    return PagedConfig(64, 512, Launch(16, 4, 3), Launch(128, 8, 3), octave=OCTAVE)
+    # With 128 registers four programs of codes fit a multiprocessor, at the price of 24 bytes that
+    # spill.
+    return PagedConfig(
+        64, 512, Launch(16, 4, 3), Launch(128, 8, 3), octave=OCTAVE,
+        coded_split=Launch(16, 4, 3, max_registers=128), coded_programs=512,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -107,62 +125,6 @@ def tanh(products, CAP_SCALE: tl.constexpr):
 
 
 @triton.jit
-def load_tile(
-    keys, values, page, n, oldest, last,
-    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, BITS: tl.constexpr,
-):  # fmt: skip
-    """(k, v) of positions n, in pages [BLOCK_N]: floats [BLOCK_N, HEAD_PAD], or words of codes."""
-    if BITS > 0:
-        live = n >= 0
-        if MASKED:
-            live = in_reach(n, oldest, last, WINDOW)
-        row = n % PAGE_SIZE
-        PART: tl.constexpr = part_pad(HEAD_PAD, BITS)
-        k = load_words(keys, page, row, live, HEAD_DIM, PART, PAGE_STRIDE, BITS)
-        v = load_words(values, page, row, live, HEAD_DIM, PART, PAGE_STRIDE, BITS)
-    else:
-        dims = tl.arange(0, HEAD_PAD)
-        offset = page.to(tl.int64) * PAGE_STRIDE + (n % PAGE_SIZE) * HEAD_DIM
-        place = offset[:, None] + dims[None, :]
-        if MASKED:
-            # Slots out of reach hold anything, NaN too, and 0 * NaN would leak into acc.
-            live = in_reach(n, oldest, last, WINDOW)[:, None] & (dims < HEAD_DIM)[None, :]
-            k = tl.load(keys + place, mask=live, other=0.0)
-            v = tl.load(values + place, mask=live, other=0.0)
-        elif HEAD_DIM == HEAD_PAD:
-            k = tl.load(keys + place)
-            v = tl.load(values + place)
-        else:
-            k = tl.load(keys + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-            v = tl.load(values + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-    return k, v
-
-
-@triton.jit
-def load_page(pages, n, oldest, last, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr):
-    """The pages of positions n, or 0."""
-    return tl.load(pages + n // PAGE_SIZE, mask=in_reach(n, oldest, last, WINDOW), other=0)
-
-
-@triton.jit
-def load_tile_scales(
-    keys, values, page, n, oldest, last,
-    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
-    WINDOW: tl.constexpr, BITS: tl.constexpr,
-):  # fmt: skip
-    """The scales of keys and of values at positions n, in pages [BLOCK_N]; floats have none.
-
-    Too narrow to be copied ahead as tiles are, so who walks asks for them one tile ahead."""
-    k, v = 0.0, 0.0
-    if BITS > 0:
-        live, row = in_reach(n, oldest, last, WINDOW), n % PAGE_SIZE
-        k = load_scales(keys, page, row, live, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, BITS)
-        v = load_scales(values, page, row, live, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, BITS)
-    return k, v
-
-
-@triton.jit
 def _logits(q, k, dtype: tl.constexpr, BITS: tl.constexpr):
     """[BLOCK_M, BLOCK_N] products of queries and keys, part after part."""
     parts = factors(k, dtype, BITS)
@@ -176,7 +138,7 @@ def _logits(q, k, dtype: tl.constexpr, BITS: tl.constexpr):
 def _weighed(p, v, acc, decay, dtype: tl.constexpr, BITS: tl.constexpr):
     """The sums, decayed, and the weighted values of a tile, by part."""
     parts = factors(v, dtype, BITS)
-    sums = ()
+    sums = tl.tuple([])
     for i in tl.static_range(len(parts)):
         added = tl.dot(p, parts[i], acc[i] * decay[:, None], input_precision="ieee")
         sums = sums + (added,)  # noqa: RUF005
@@ -220,11 +182,11 @@ def attend(
     top,
     total,
     acc,
-    keys,  # this kv head in page 0
-    values,
+    keys,
+    values,  # this kv head in page 0
     pages,  # this sequence's row of the page table
     first,
-    last,  # positions [first, last), first on a tile border
+    last,  # positions, first on a tile border
     positions,  # [BLOCK_M] of the query rows
     oldest,  # no row sees a key before this position; unread unless WINDOW
     scale,  # from logits to powers of two
@@ -241,15 +203,13 @@ def attend(
     """Extend a state by the keys of [first, last). MASKED=False promises that every row sees
     every key of every tile; masking such a tile would change no bit."""
     ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(q[0].dtype)
-    # Page ids run one tile ahead of the keys, and two ahead of scales, which run one ahead
-    # themselves: a load whose address waits for another load would halve the pipeline. They are
-    # read once per token; equal addresses coalesce.
+    # Page ids run one tile ahead of what they find: a load whose address waits for another load
+    # would halve the pipeline. They are read once per token; equal addresses coalesce.
     n = first + tl.arange(0, BLOCK_N)
     page = load_page(pages, n, oldest, last, PAGE_SIZE, WINDOW)
-    scales = load_tile_scales(
-        keys, values, page, n, oldest, last, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, WINDOW, BITS
+    scales, ahead = scales_ahead(
+        keys, values, pages, page, n, oldest, last, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, WINDOW, BITS
     )
-    ahead = load_page(pages, n + BLOCK_N, oldest, last, PAGE_SIZE, WINDOW)
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         here, these = page, scales
@@ -258,27 +218,15 @@ def attend(
             keys, values, here, n, oldest, last, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
             WINDOW, MASKED, BITS,
         )  # fmt: skip
-        scales = load_tile_scales(
-            keys, values, ahead, n + BLOCK_N, oldest, last, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE,
-            WINDOW, BITS,
+        scales, ahead = scales_ahead(
+            keys, values, pages, ahead, n + BLOCK_N, oldest, last, HEAD_DIM, PAGE_SIZE,
+            PAGE_STRIDE, WINDOW, BITS,
         )  # fmt: skip
-        ahead = load_page(pages, n + 2 * BLOCK_N, oldest, last, PAGE_SIZE, WINDOW)
         top, total, acc = attend_tile(
             q, tile, these, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE,
             MASKED, BITS,
         )  # fmt: skip
     return top, total, acc
-
-
-@triton.jit
-def in_reach(n, oldest, last, WINDOW: tl.constexpr):
-    """True where position n may be read.
-
-    Pages behind the window were given back, and their table entries are stale."""
-    reach = n < last
-    if WINDOW > 0:
-        reach &= n >= oldest
-    return reach
 
 
 @triton.jit
