@@ -1,6 +1,7 @@
 """Decode attention over caches of codes beside bf16: microseconds, GB/s and how much faster.
 
     python -m benchmarks.gpu_kv_cache                   # under a minute, one JSON line at the end
+    python -m benchmarks.gpu_kv_cache --launches        # every form with every launch of a list
     python -m benchmarks.gpu_kv_cache --compile-only    # no GPU needed
 
 Without a GPU the split and prefill kernels of every form are compiled for an H200, and what the
@@ -13,7 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ import torch
 from benchmarks.gpu_attention import (
     DEVICE,
     DIM,
+    DTYPE,
     KV_BYTES,
     KV_HEADS,
     ON_GPU,
@@ -34,47 +37,63 @@ from benchmarks.gpu_attention import (
 from benchmarks.gpu_matmul import become_compiler
 from benchmarks.gpu_packed import Compiling, inspect
 from quire.attn.backend import LayerCache
+from quire.attn.triton import TritonAttention
 from quire.kernels import paged_prefill, paged_split
 from quire.kernels.paged_inputs import Coded, PagedInputs, SplitGrid
 from quire.kernels.paged_tile import default_config
 from quire.kv.forms import CODED, CacheForm
 
-LENGTHS = (8192, 32768) if ON_GPU else (40, 80)
-SEQUENCES = 8 if ON_GPU else 2
+SHAPES = ((8, 8192), (8, 32768), (64, 4096)) if ON_GPU else ((2, 40), (2, 80))
+# Of the split kernel over codes: stages, registers of a thread (0: as many as it takes), programs.
+LAUNCHES = ((3, 128, 512), (4, 128, 384), (3, 0, 384), (4, 0, 384), (3, 0, 256))
 KERNELS = ("lanes", "folds", "prefill")  # of splits: with states to merge, and without
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--compile-only", action="store_true", help="compile for an H200 and stop")
-    if parser.parse_args().compile_only:
+    parser.add_argument("--launches", action="store_true", help="try every launch of a list")
+    given = parser.parse_args()
+    if given.compile_only:
         show_compiled()
     else:
-        print(json.dumps(measured()))
+        print(json.dumps(measured(LAUNCHES if given.launches else LAUNCHES[:0])))
 
 
 # ------------------------------------------------------------ timing
 
 
 @torch.inference_mode()
-def measured() -> dict[str, dict[str, dict[str, float]]]:
-    """What each form takes, by shape and form; `times` is how much faster than plain bf16."""
+def measured(launches: Sequence[tuple[int, int, int]]) -> dict[str, dict[str, dict[str, float]]]:
+    """What each form takes, by shape and form; `times` is how much faster than plain bf16.
+
+    As the backend launches it, and with every launch of the list."""
     torch.manual_seed(0)
     caches = dict(kinds())
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for length in LENGTHS:
-        shape = f"{SEQUENCES} x {length}"
-        batches = make_batches([length] * SEQUENCES, 1, copies=8)
+    for num_seqs, length in SHAPES:
+        shape = f"{num_seqs} x {length}"
+        batches = make_batches([length] * num_seqs, 1, copies=8)
         rows = found[shape] = {}
         for name, (cache, token_bytes) in caches.items():
-            us = time_attention(default_backend(), cache, batches, length)
-            rows[name] = {
-                "us": round(us, 1),
-                "GB/s": round(SEQUENCES * length * token_bytes / us / 1e3),
-                "times": round(rows.get("plain", {"us": us})["us"] / us, 2),
-            }
-            print(f"{shape:>10} {name:>5} {rows[name]}", flush=True)
+            backends = {name: default_backend()}
+            if name != "plain":
+                backends |= {f"{name} {launch}": launched(*launch) for launch in launches}
+            for title, backend in backends.items():
+                us = time_attention(backend, cache, batches, length)
+                rows[title] = {
+                    "us": round(us, 1),
+                    "GB/s": round(num_seqs * length * token_bytes / us / 1e3),
+                    "times": round(rows.get("plain", {"us": us})["us"] / us, 2),
+                }
+                print(f"{shape:>10} {title:>20} {rows[title]}", flush=True)
     return found
+
+
+def launched(stages: int, registers: int, programs: int) -> TritonAttention:
+    base = default_config(DIM, DTYPE)
+    split = replace(base.split, num_stages=stages, max_registers=registers)
+    return TritonAttention(DTYPE, replace(base, coded_split=split, coded_programs=programs))
 
 
 def kinds() -> Iterator[tuple[str, tuple[LayerCache, int]]]:
@@ -109,6 +128,8 @@ def build(form: CacheForm | None, kernel: str) -> Any:
     q = torch.empty(1, heads, dim, dtype=dtype)
     config, inputs = default_config(dim, dtype), outlined(form, kv_heads, dim, dtype)
     tiles = torch.zeros(1, 3, dtype=torch.int32)
+    if form is not None:
+        config = config.for_codes
     if kernel == "prefill":
         compiling = Compiling(paged_prefill, paged_prefill._prefill_kernel)
         paged_prefill.prefill_attention(q, inputs, tiles, config, q)

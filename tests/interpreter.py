@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tests import assembly
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.language import float32 as fp32
@@ -61,15 +63,24 @@ if not torch.cuda.is_available():
     interpreter._convert_float = _convert_with_rounding
     interpreter.InterpreterBuilder.create_dot = _dot_of_floats
 
-    class _Moved(NamedTuple):
+    class _Made(NamedTuple):
         values: list[Any]
 
         def get_result(self, index: int) -> Any:
             return self.values[index]
 
-    def _moved(self: Any, text: str, constraints: str, values: list[Any], *rest: Any) -> _Moved:
-        """Assembly from one register to another: the only kind that kernels have."""
-        assert text == "mov.b32 $0, $1;" and len(values) == 1, f"{text=}"
-        return _Moved(values)
+    def _assembled(
+        self: Any, text: str, constraints: str, values: list[Any], types: list[Any], *rest: Any
+    ) -> _Made:
+        """Two numbers of 16 bits in a register, neighbours in a row."""
+        (words,) = values
+        registers = np.ascontiguousarray(words.data).view(np.uint32)
+        made = assembly.run(text, [registers], len(types))
+        handles = []
+        for x, kind in zip(made, types, strict=True):
+            dtype = np.float16 if kind.scalar.is_fp16() else np.uint16
+            bits = np.ascontiguousarray(x).view(dtype)
+            handles.append(interpreter.TensorHandle(bits, kind.scalar))
+        return _Made(handles)
 
-    interpreter.InterpreterBuilder.create_inline_asm = _moved
+    interpreter.InterpreterBuilder.create_inline_asm = _assembled

@@ -62,7 +62,7 @@ class TritonAttention:
         page_sizes=frozenset({16, 32, 64, 128, 256}),
         graphs=True,
         prompt_graphs=True,
-        codes={"int8": 1, "fp8": 1, "int4": 2},
+        codes={"int8": 2, "fp8": 2, "int4": 4},
     )
 
     def __init__(
@@ -194,9 +194,12 @@ class TritonAttention:
         assert isinstance(plan, TritonPlan)
         assert q.dtype == self.dtype, f"{q.dtype=} {self.dtype=}"
         batch, coded = plan.batch, CodedPages.of(cache, spec)
-        keys, values = (cache.keys, cache.values) if coded is None else coded.pages
+        keys, values, config, split = cache.keys, cache.values, plan.config, plan.split
         if coded is not None:
+            keys, values = coded.pages
             q = coded.codes.turned_queries(q)
+            config = config.for_codes
+            split = split and _shared_out(split, spec, config)
         inputs = PagedInputs(
             keys,
             values,
@@ -212,12 +215,12 @@ class TritonAttention:
         )
         out = torch.empty_like(q)  # [tokens, heads, dim]
         if plan.prefill_tiles is not None:
-            self._prefill(q, inputs, plan.prefill_tiles, plan.config, out)
-        if plan.split is not None:
-            if plan.split.company:
-                shared_attention(q, inputs, plan.split, plan.config)
-            self._split(q, inputs, plan.split, plan.config, out)
-            merge_splits(inputs, plan.split, plan.config, out)
+            self._prefill(q, inputs, plan.prefill_tiles, config, out)
+        if split is not None:
+            if split.company:
+                shared_attention(q, inputs, split, config)
+            self._split(q, inputs, split, config, out)
+            merge_splits(inputs, split, config, out)
         return out if coded is None else coded.codes.turned_back(out)
 
     def _prefill(
@@ -298,6 +301,14 @@ def lanes_of(programs: int, max_splits: int, config: PagedConfig) -> int:
     if config.folds and programs >= config.programs * (1 if longest <= SHORT_WALK else 2):
         return fewest
     return max(fewest, 1 + config.folds, config.programs // max(1, programs))
+
+
+def _shared_out(grid: SplitGrid, spec: AttnSpec, config: PagedConfig) -> SplitGrid:
+    """As many lanes as another configuration wants; what is planned for one lane stays so."""
+    if grid.lanes == 1 or grid.company:
+        return grid
+    lanes = lanes_of(grid.num_tiles * spec.num_kv_heads, grid.max_splits, config)
+    return replace(grid, lanes=max(grid.lanes, min(grid.max_splits, lanes)))
 
 
 def _widened(config: PagedConfig, group: int) -> PagedConfig:

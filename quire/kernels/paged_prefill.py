@@ -12,6 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
+from quire.kernels.head_parts import (
+    divided_parts,
+    fold_parts,
+    load_parts,
+    store_parts,
+    zero_parts,
+)
 from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_inputs import PagedInputs
 from quire.kernels.paged_split import tile_span
@@ -67,19 +74,17 @@ def _prefill_kernel(
     end = position + tokens
 
     r = tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, HEAD_PAD)
-    keep = (r // GROUP < tokens)[:, None] & (dims < HEAD_DIM)[None, :]
+    is_row = r // GROUP < tokens
     # Row r is query head r % GROUP of token r // GROUP.
     head = (token + r // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + r % GROUP
-    place = head[:, None] * HEAD_DIM + dims[None, :]
-    query = tl.load(q + place, mask=keep, other=0.0)
+    query = load_parts(q, head, is_row, HEAD_DIM, HEAD_PAD, BITS)
 
     row = tl.load(rows + seq)
     pages = page_table + row.to(tl.int64) * table_stride
     head_offset = kv_head * HEAD_STRIDE
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
+    acc = zero_parts(BLOCK_M, HEAD_PAD, BITS)
     positions = row_positions(position, end, BLOCK_M, GROUP, WINDOW)
     first_split, num_splits = split_span(position, end, SPLIT_SIZE, OCTAVE, WINDOW)
     for split in range(num_splits):
@@ -90,10 +95,10 @@ def _prefill_kernel(
         )  # fmt: skip
         top, old_weight, new_weight = fold_weights(top, split_top, scale)
         total = fold(total, old_weight, split_total, new_weight)
-        acc = fold(acc, old_weight[:, None], split_acc, new_weight[:, None])
+        acc = fold_parts(acc, old_weight, split_acc, new_weight)
     if HAS_SINKS:
         total = with_sink(total, top, tl.load(sinks + kv_head * GROUP + r % GROUP), scale)
-    tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
+    store_parts(out, head, is_row, divided_parts(acc, total), HEAD_DIM, HEAD_PAD, BITS)
 
 
 _launch = Launcher(_prefill_kernel)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
+from quire.kernels.head_parts import load_parts, store_parts
 from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_inputs import PagedInputs, SplitGrid
 from quire.kernels.paged_split import sharers
@@ -87,11 +88,9 @@ def _shared_kernel(
     own = tl.load(page_table + row * table_stride + column, mask=is_row, other=-1)
     is_row = is_row & (own == page)
 
-    dims = tl.arange(0, HEAD_PAD)
-    keep = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     head = seq.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + r % GROUP
-    query = tl.load(q + head[:, None] * HEAD_DIM + dims[None, :], mask=keep, other=0.0)
-    top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
+    query = load_parts(q, head, is_row, HEAD_DIM, HEAD_PAD, BITS)
+    top, total, acc = empty_state(BLOCK_M, HEAD_PAD, BITS)
     head_offset = kv_head * HEAD_STRIDE
     top, total, acc = attend(
         query, top, total, acc, keys + head_offset, values + head_offset, pages,
@@ -100,7 +99,7 @@ def _shared_kernel(
     )  # fmt: skip
     part = (seq.to(tl.int64) * max_splits + split) * (KV_HEADS * GROUP) + kv_head * GROUP
     part += r % GROUP
-    tl.store(acc_scratch + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=keep)
+    store_parts(acc_scratch, part, is_row, acc, HEAD_DIM, HEAD_PAD, BITS)
     tl.store(sums_scratch + part * 2, top, mask=is_row)
     tl.store(sums_scratch + part * 2 + 1, tl.max(total, 1), mask=is_row)
 

@@ -17,8 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
+from quire.kernels.head_parts import divided_parts, fold_parts, load_parts, store_parts
 from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_inputs import PagedInputs, SplitGrid
+from quire.kernels.paged_loads import load_page, load_tile, scales_ahead
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
     PagedConfig,
@@ -27,8 +29,6 @@ from quire.kernels.paged_tile import (
     empty_state,
     fold,
     fold_weights,
-    in_reach,
-    load_tile,
     row_positions,
     split_borders,
     split_span,
@@ -86,68 +86,86 @@ def sharers(
 
 
 @triton.jit
-def _leave(scratch, part, top, total, acc, is_row, keep, HEAD_DIM: tl.constexpr):
+def _leave(
+    scratch, part, top, total, acc, is_row,
+    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
     """Store a split's state for `merge_splits.py`; part [BLOCK_M] are its rows in scratch."""
     acc_scratch, sums_scratch = scratch
-    dims = tl.arange(0, acc.shape[1])
-    tl.store(acc_scratch + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=keep)
+    store_parts(acc_scratch, part, is_row, acc, HEAD_DIM, HEAD_PAD, BITS)
     tl.store(sums_scratch + part * 2, top, mask=is_row)
     tl.store(sums_scratch + part * 2 + 1, total, mask=is_row)
 
 
 @triton.jit
-def _answer(out, top, total, acc, sink, keep, scale, HAS_SINKS: tl.constexpr):
+def _answer(
+    out, head, top, total, acc, sink, is_row, scale,
+    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, BITS: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
     """Write what merging would write: the weight of a single split is exactly 1."""
     if HAS_SINKS:
         total = with_sink(total, top, tl.load(sink), scale)
-    tl.store(out, (acc / total[:, None]).to(out.dtype.element_ty), mask=keep)
+    parts = divided_parts(acc, total)
+    store_parts(out, head, is_row, parts, HEAD_DIM, HEAD_PAD, BITS)
 
 
 @triton.jit
 def _walk(
     query, keys, values, pages, page, split, borders, positions, scale, scratch, part, is_row,
-    keep, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
-    BLOCK_N: tl.constexpr, SPLIT_SIZE: tl.constexpr, OCTAVE: tl.constexpr, STATES: tl.constexpr,
-    WINDOW: tl.constexpr, CAP_SCALE: tl.constexpr, FOLDS: tl.constexpr, BITS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT_SIZE: tl.constexpr,
+    OCTAVE: tl.constexpr, STATES: tl.constexpr, WINDOW: tl.constexpr, CAP_SCALE: tl.constexpr,
+    FOLDS: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """(place, top, total, acc) of the last split of a run; earlier splits are stored or folded in.
 
     One loop covers the tiles of all splits, so the loads of the next tiles are always in flight.
-    `page` holds the page ids of the first tile."""
+    `page` holds the page ids of the first tile; `attend` says why they run ahead."""
     oldest, low, high = borders
-    BLOCK_M: tl.constexpr = query.shape[0]
-    HEAD_PAD: tl.constexpr = query.shape[1]
-    ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(query.dtype)
-    top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
-    folded_top, folded_total, folded_acc = empty_state(BLOCK_M, HEAD_PAD)
+    ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(query[0].dtype)
+    top, total, acc = empty_state(query[0].shape[0], HEAD_PAD, BITS)
+    folded = top, total, acc
     border = split_start(split + 1, SPLIT_SIZE, OCTAVE)
+    n = low + tl.arange(0, BLOCK_N)
+    scales, ahead = scales_ahead(
+        keys, values, pages, page, n, oldest, high, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, WINDOW, BITS
+    )
     for start in range(low, high, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        here = page
-        page = tl.load(pages + (n + BLOCK_N) // PAGE_SIZE, mask=n + BLOCK_N < high, other=0)
+        here, these = page, scales
+        page = load_page(pages, n + BLOCK_N, oldest, high, PAGE_SIZE, WINDOW)
         tile = load_tile(
             keys, values, here, n, oldest, high, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
             WINDOW, True, BITS,
+        )  # fmt: skip
+        scales, ahead = scales_ahead(
+            keys, values, pages, ahead, n + BLOCK_N, oldest, high, HEAD_DIM, PAGE_SIZE,
+            PAGE_STRIDE, WINDOW, BITS,
         )  # fmt: skip
         if start == border:
             split += 1
             border = split_start(split + 1, SPLIT_SIZE, OCTAVE)
             if FOLDS:
-                folded_top, old, new = fold_weights(folded_top, top, scale)
-                folded_total = fold(folded_total, old[:, None], total, new[:, None])
-                folded_acc = fold(folded_acc, old[:, None], acc, new[:, None])
+                folded = _fold(folded, (top, total, acc), scale)
             else:
-                _leave(scratch, part, top, tl.max(total, 1), acc, is_row, keep, HEAD_DIM)
+                _leave(scratch, part, top, tl.max(total, 1), acc, is_row, HEAD_DIM, HEAD_PAD, BITS)
                 part += STATES
-            top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
+            top, total, acc = empty_state(query[0].shape[0], HEAD_PAD, BITS)
         top, total, acc = attend_tile(
-            query, tile, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE, True, BITS
-        )
+            query, tile, these, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE,
+            True, BITS,
+        )  # fmt: skip
     if FOLDS:
-        top, old, new = fold_weights(folded_top, top, scale)
-        total = fold(folded_total, old[:, None], total, new[:, None])
-        acc = fold(folded_acc, old[:, None], acc, new[:, None])
+        top, total, acc = _fold(folded, (top, total, acc), scale)
     return part, top, tl.max(total, 1), acc  # the columns are equal, so max picks, not reduces
+
+
+@triton.jit
+def _fold(folded, state, scale):
+    """The state of the splits so far with that of the next one."""
+    top, old, new = fold_weights(folded[0], state[0], scale)
+    total = fold(folded[1], old[:, None], state[1], new[:, None])
+    return top, total, fold_parts(folded[2], old, state[2], new)
 
 
 @triton.jit(do_not_specialize=["num_seqs", "max_splits"], do_not_specialize_on_alignment=INDEX_ARGS)
@@ -210,19 +228,16 @@ def _split_kernel(
     high = tl.minimum(split_start(first_split + stop, SPLIT_SIZE, OCTAVE), end)
     pages = page_table + row.to(tl.int64) * table_stride
     n = low + tl.arange(0, BLOCK_N)
-    page = tl.load(pages + n // PAGE_SIZE, mask=in_reach(n, oldest, high, WINDOW), other=0)
+    page = load_page(pages, n, oldest, high, PAGE_SIZE, WINDOW)
     wait_for_last(EARLY)  # nothing that the chain writes was read so far
     if (split >= stop) if WALKS else (lane >= num_splits):
         return
 
     r = tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, HEAD_PAD)
     is_row = r // GROUP < tokens
-    keep = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     # Row r is query head r % GROUP of token r // GROUP.
     head = (token + r // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + r % GROUP
-    place = head[:, None] * HEAD_DIM + dims[None, :]
-    query = tl.load(q + place, mask=keep, other=0.0)
+    query = load_parts(q, head, is_row, HEAD_DIM, HEAD_PAD, BITS)
     sink = sinks + kv_head * GROUP + r % GROUP
     keys += kv_head * HEAD_STRIDE
     values += kv_head * HEAD_STRIDE
@@ -234,13 +249,15 @@ def _split_kernel(
         part = first_part + split * STATES
         part, top, total, acc = _walk(
             query, keys, values, pages, page, first_split + split, (oldest, low, high),
-            positions, scale, scratch, part, is_row, keep, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE,
+            positions, scale, scratch, part, is_row, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
             BLOCK_N, SPLIT_SIZE, OCTAVE, STATES, WINDOW, CAP_SCALE, FOLDS, BITS,
         )  # fmt: skip
         if FOLDS or num_splits == 1:
-            _answer(out + place, top, total, acc, sink, keep, scale, HAS_SINKS)
+            _answer(
+                out, head, top, total, acc, sink, is_row, scale, HEAD_DIM, HEAD_PAD, BITS, HAS_SINKS
+            )
         else:
-            _leave(scratch, part, top, total, acc, is_row, keep, HEAD_DIM)
+            _leave(scratch, part, top, total, acc, is_row, HEAD_DIM, HEAD_PAD, BITS)
     else:
         for own in range(lane, num_splits, lanes):
             is_ours = True
@@ -258,10 +275,23 @@ def _split_kernel(
                     SPLIT_SIZE, OCTAVE, WINDOW, CAP_SCALE, False, BITS,
                 )  # fmt: skip
                 if num_splits == 1:
-                    _answer(out + place, top, total, acc, sink, keep, scale, HAS_SINKS)
+                    _answer(
+                        out,
+                        head,
+                        top,
+                        total,
+                        acc,
+                        sink,
+                        is_row,
+                        scale,
+                        HEAD_DIM,
+                        HEAD_PAD,
+                        BITS,
+                        HAS_SINKS,
+                    )
                 else:
                     part = first_part + own * STATES
-                    _leave(scratch, part, top, total, acc, is_row, keep, HEAD_DIM)
+                    _leave(scratch, part, top, total, acc, is_row, HEAD_DIM, HEAD_PAD, BITS)
 
 
 _launch = Launcher(_split_kernel)
@@ -307,7 +337,8 @@ def split_attention(
             "COMPANY_PAD": triton.next_power_of_2(max(1, grid.company)),
             **early_options(),
             "num_warps": config.split.num_warps,
-            "num_stages": _num_stages(grid, kv_heads, head_dim, config),
+            "num_stages": _num_stages(grid, inputs, config),
+            "maxnreg": config.split.max_registers or None,
         },
         (
             inputs.kind, q.dtype, alignments(q, inputs.sinks), inputs.table_stride,
@@ -316,13 +347,15 @@ def split_attention(
     )  # fmt: skip
 
 
-def _num_stages(grid: SplitGrid, kv_heads: int, head_dim: int, config: PagedConfig) -> int:
+def _num_stages(grid: SplitGrid, inputs: PagedInputs, config: PagedConfig) -> int:
     """Stages of the pipeline: one more where one or two programs share a multiprocessor.
 
-    In larger grids its memory would cost a multiprocessor its third program."""
+    In larger grids its memory would cost a multiprocessor its third program, and codes their
+    fourth."""
+    kv_heads, _, head_dim = inputs.heads
     programs = grid.num_tiles * kv_heads
     is_few = grid.folds and config.programs // 2 < programs <= 2 * config.programs
-    has_room = head_dim <= WIDEST_WALK and _is_large_chip()
+    has_room = inputs.coded is None and head_dim <= WIDEST_WALK and _is_large_chip()
     return config.split.num_stages + (is_few and has_room)
 
 

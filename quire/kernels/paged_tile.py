@@ -12,13 +12,15 @@ Nothing here is launched: see `paged_split.py` and `paged_prefill.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.coded_tile import in_order, load_codes
+from quire.kernels.coded_tile import factors
+from quire.kernels.head_parts import zero_parts
+from quire.kernels.paged_loads import load_page, load_tile, scales_ahead
 from quire.kernels.splits import Splits, split_count, split_start
 
 LOG2_E = 1.4426950408889634
@@ -40,6 +42,7 @@ class Launch:
     block_m: int  # query rows of a program: tokens x query heads of one kv head
     num_warps: int
     num_stages: int
+    max_registers: int = 0  # of a thread; 0: as many as it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,21 @@ class PagedConfig:
     programs: int = 256  # two to a multiprocessor of an H200
     folds: bool = True  # a lane that has a tile to itself folds its splits, and nothing is merged
     octave: int = 0  # splits while the position doubles (decides bits too); 0: one size for all
+    # Of codes: half the bytes and twice the work a byte, so more programs to a multiprocessor.
+    coded_split: Launch | None = None  # None: as floats
+    coded_programs: int = 256
 
     @property
     def splits(self) -> Splits:
         return Splits(self.split_size, self.octave)
+
+    @property
+    def for_codes(self) -> PagedConfig:
+        """The same tiles and splits, launched as pages of codes want it. Wider tiles than usual,
+        of many query heads to a kv head, want more registers and are launched as for floats."""
+        if self.coded_split is None or self.coded_split.block_m != self.split.block_m:
+            return self
+        return replace(self, split=self.coded_split, programs=self.coded_programs)
 
     def __post_init__(self) -> None:
         assert self.split_size % self.block_n == 0, f"{self.split_size=} {self.block_n=}"
@@ -77,16 +91,20 @@ def default_config(head_dim: int, dtype: torch.dtype) -> PagedConfig:
         return PagedConfig(64, 512, Launch(64, 8, 2), Launch(64, 8, 2), octave=OCTAVE)
     # A 16-row split tile reads at 4.0-4.2 TB/s on an H200 where 64 rows reach 3.0-3.3; its narrow
     # matrix instruction gives the bits of the wide one (`benchmarks/gpu_attention.py` checks).
-    return PagedConfig(64, 512, Launch(16, 4, 3), Launch(128, 8, 3), octave=OCTAVE)
+    # With 128 registers four programs of codes fit a multiprocessor, at the price of 24 bytes that
+    # spill.
+    return PagedConfig(
+        64, 512, Launch(16, 4, 3), Launch(128, 8, 3), octave=OCTAVE,
+        coded_split=Launch(16, 4, 3, max_registers=128), coded_programs=512,
+    )  # fmt: skip
 
 
 @triton.jit
-def empty_state(BLOCK_M: tl.constexpr, HEAD_PAD: tl.constexpr):
-    """Softmax state over no keys: row max, row sum, weighted sum of values."""
+def empty_state(BLOCK_M: tl.constexpr, HEAD_PAD: tl.constexpr, BITS: tl.constexpr):
+    """Softmax state over no keys: row max, row sum, weighted sums of values by part."""
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M, 16], tl.float32)  # sixteen equal columns: see attend
-    acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
-    return top, total, acc
+    return top, total, zero_parts(BLOCK_M, HEAD_PAD, BITS)
 
 
 @triton.jit
@@ -107,52 +125,38 @@ def tanh(products, CAP_SCALE: tl.constexpr):
 
 
 @triton.jit
-def load_tile(
-    keys, values, page, n, oldest, last,
-    HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    PAGE_STRIDE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, BITS: tl.constexpr,
-):  # fmt: skip
-    """(k, v [BLOCK_N, HEAD_PAD], their scales [BLOCK_N]) of positions n, in pages [BLOCK_N].
+def _logits(q, k, dtype: tl.constexpr, BITS: tl.constexpr):
+    """[BLOCK_M, BLOCK_N] products of queries and keys, part after part."""
+    parts = factors(k, dtype, BITS)
+    logits = tl.dot(q[0], tl.trans(parts[0]), input_precision="ieee")
+    for i in tl.static_range(1, len(parts)):
+        logits = tl.dot(q[i], tl.trans(parts[i]), logits, input_precision="ieee")
+    return logits
 
-    Floats have no scales; BITS of a code says that there are some."""
-    k_scale, v_scale = 0.0, 0.0
-    offset = page.to(tl.int64) * PAGE_STRIDE
-    if BITS > 0:
-        live = n >= 0
-        if MASKED:
-            live = in_reach(n, oldest, last, WINDOW)
-        row = n % PAGE_SIZE
-        k, k_scale = load_codes(keys, offset, row, live, HEAD_DIM, HEAD_PAD, PAGE_SIZE, BITS)
-        v, v_scale = load_codes(values, offset, row, live, HEAD_DIM, HEAD_PAD, PAGE_SIZE, BITS)
-    else:
-        dims = tl.arange(0, HEAD_PAD)
-        offset += (n % PAGE_SIZE) * HEAD_DIM
-        place = offset[:, None] + dims[None, :]
-        if MASKED:
-            # Slots out of reach hold anything, NaN too, and 0 * NaN would leak into acc.
-            live = in_reach(n, oldest, last, WINDOW)[:, None] & (dims < HEAD_DIM)[None, :]
-            k = tl.load(keys + place, mask=live, other=0.0)
-            v = tl.load(values + place, mask=live, other=0.0)
-        elif HEAD_DIM == HEAD_PAD:
-            k = tl.load(keys + place)
-            v = tl.load(values + place)
-        else:
-            k = tl.load(keys + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-            v = tl.load(values + place, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-    return k, v, k_scale, v_scale
+
+@triton.jit
+def _weighed(p, v, acc, decay, dtype: tl.constexpr, BITS: tl.constexpr):
+    """The sums, decayed, and the weighted values of a tile, by part."""
+    parts = factors(v, dtype, BITS)
+    sums = tl.tuple([])
+    for i in tl.static_range(len(parts)):
+        added = tl.dot(p, parts[i], acc[i] * decay[:, None], input_precision="ieee")
+        sums = sums + (added,)  # noqa: RUF005
+    return sums
 
 
 @triton.jit
 def attend_tile(
-    q, tile, ones, top, total, acc, n, positions, scale,
+    q, tile, scales, ones, top, total, acc, n, positions, scale,
     WINDOW: tl.constexpr, CAP_SCALE: tl.constexpr, MASKED: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Extend a state by one tile that `load_tile` gave, at positions n."""
-    k, v, k_scale, v_scale = tile
-    k, v = in_order(k.to(q.dtype), BITS), in_order(v.to(q.dtype), BITS)
-    logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [BLOCK_M, BLOCK_N] unscaled
+    k, v = tile
+    k_scale, v_scale = scales
+    dtype: tl.constexpr = q[0].dtype
+    logits = _logits(q, k, dtype, BITS)  # [BLOCK_M, BLOCK_N] unscaled
     if BITS > 0:
-        logits = logits * k_scale[None, :]
+        logits = logits * k_scale.to(tl.float32)[None, :]
     if CAP_SCALE > 0:
         logits = tanh(logits, CAP_SCALE)
     if MASKED:
@@ -164,25 +168,25 @@ def attend_tile(
     ref = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
     decay = tl.exp2((top - ref) * scale)
     weights = tl.exp2(tl.fma(logits, scale, (ref * -scale)[:, None]))
-    p = weights.to(q.dtype)
-    total = tl.dot(p, ones, total * decay[:, None], input_precision="ieee")
+    p = weights.to(dtype)
+    shares = p
     if BITS > 0:
-        p = (weights * v_scale[None, :]).to(q.dtype)
-    acc = tl.dot(p, v, acc * decay[:, None], input_precision="ieee")
-    return new_top, total, acc
+        shares = (weights * v_scale.to(tl.float32)[None, :]).to(dtype)
+    total = tl.dot(p, ones, total * decay[:, None], input_precision="ieee")
+    return new_top, total, _weighed(shares, v, acc, decay, dtype, BITS)
 
 
 @triton.jit
 def attend(
-    q,  # [BLOCK_M, HEAD_PAD]
+    q,  # [BLOCK_M, HEAD_PAD], by part
     top,
     total,
     acc,
-    keys,  # this kv head in page 0
-    values,
+    keys,
+    values,  # this kv head in page 0
     pages,  # this sequence's row of the page table
     first,
-    last,  # positions [first, last), first on a tile border
+    last,  # positions, first on a tile border
     positions,  # [BLOCK_M] of the query rows
     oldest,  # no row sees a key before this position; unread unless WINDOW
     scale,  # from logits to powers of two
@@ -198,34 +202,31 @@ def attend(
 ):
     """Extend a state by the keys of [first, last). MASKED=False promises that every row sees
     every key of every tile; masking such a tile would change no bit."""
-    ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(q.dtype)
-    # Page ids run one tile ahead of the keys: a load whose address waits for another load would
-    # halve the pipeline. They are read once per token; equal addresses coalesce.
+    ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(q[0].dtype)
+    # Page ids run one tile ahead of what they find: a load whose address waits for another load
+    # would halve the pipeline. They are read once per token; equal addresses coalesce.
     n = first + tl.arange(0, BLOCK_N)
-    page = tl.load(pages + n // PAGE_SIZE, mask=in_reach(n, oldest, last, WINDOW), other=0)
+    page = load_page(pages, n, oldest, last, PAGE_SIZE, WINDOW)
+    scales, ahead = scales_ahead(
+        keys, values, pages, page, n, oldest, last, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, WINDOW, BITS
+    )
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        here = page
-        page = tl.load(pages + (n + BLOCK_N) // PAGE_SIZE, mask=n + BLOCK_N < last, other=0)
+        here, these = page, scales
+        page = load_page(pages, n + BLOCK_N, oldest, last, PAGE_SIZE, WINDOW)
         tile = load_tile(
             keys, values, here, n, oldest, last, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
             WINDOW, MASKED, BITS,
         )  # fmt: skip
+        scales, ahead = scales_ahead(
+            keys, values, pages, ahead, n + BLOCK_N, oldest, last, HEAD_DIM, PAGE_SIZE,
+            PAGE_STRIDE, WINDOW, BITS,
+        )  # fmt: skip
         top, total, acc = attend_tile(
-            q, tile, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE, MASKED, BITS
-        )
+            q, tile, these, ones, top, total, acc, n, positions, scale, WINDOW, CAP_SCALE,
+            MASKED, BITS,
+        )  # fmt: skip
     return top, total, acc
-
-
-@triton.jit
-def in_reach(n, oldest, last, WINDOW: tl.constexpr):
-    """True where position n may be read.
-
-    Pages behind the window were given back, and their table entries are stale."""
-    reach = n < last
-    if WINDOW > 0:
-        reach &= n >= oldest
-    return reach
 
 
 @triton.jit
@@ -291,13 +292,13 @@ def attend_split(
     TWO_LOOPS: tl.constexpr,
     BITS: tl.constexpr,  # of a code in the cache; 0: floats
 ):
-    """The state of one split: (top [M], total [M], acc [M, HEAD_PAD]).
+    """The state of one split: (top [M], total [M], acc [M, HEAD_PAD] by part).
 
     TWO_LOOPS walks the keys that need no mask apart: less work a tile, one more pipeline drain.
     """
     oldest, low, inner, high = split_borders(split, full, end, BLOCK_N, SPLIT_SIZE, OCTAVE, WINDOW)
     edge = low
-    top, total, acc = empty_state(BLOCK_M, HEAD_PAD)
+    top, total, acc = empty_state(BLOCK_M, HEAD_PAD, BITS)
     if TWO_LOOPS:
         if WINDOW > 0:
             top, total, acc = attend(

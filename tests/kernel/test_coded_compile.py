@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_products_sum_in_one_order() -> None:
     """Red when Triton gives operands made from codes another order than floats have, by which
-    decode would not have the bits of prefill, and when decode spills."""
+    decode would not have the bits of prefill, and when decode spills much."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "benchmarks.gpu_kv_cache", "--compile-only"]
     run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
@@ -24,4 +24,5 @@ def test_products_sum_in_one_order() -> None:
     assert {row[0] for row in rows} == {"plain", "int8", "fp8", "int4"}
     for form, kernel, _, spilled, _, widths in rows:
         assert widths == "2", (form, kernel)
-        assert int(spilled) == 0 or kernel == "prefill", (form, kernel)
+        most = 0 if form == "plain" else 32  # bytes that a fourth program is worth
+        assert int(spilled) <= most or kernel == "prefill", (form, kernel)

@@ -1,0 +1,74 @@
+"""The few PTX instructions that kernels use, run on arrays of registers.
+
+The interpreter knows no assembly. Registers of two 16-bit numbers are uint32 arrays here, and every
+instruction does what the PTX manual says of it; sums are rounded once, from fp64.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint32]
+
+
+def run(text: str, inputs: list[Words], num_outputs: int) -> list[Words]:
+    """The output registers of a block of assembly."""
+    registers = {f"${num_outputs + i}": x for i, x in enumerate(inputs)}
+    for line in re.sub(r"[{}]", "", text).split(";"):
+        if not line.strip() or line.split()[0] == ".reg":
+            continue
+        name, rest = line.strip().split(None, 1)
+        target, *sources = [part.strip() for part in rest.split(",")]
+        values = [registers[s] if s in registers else np.uint32(int(s, 0)) for s in sources]
+        registers[target] = np.asarray(OPS[name](*values), np.uint32)
+    shape = inputs[0].shape
+    return [np.broadcast_to(registers[f"${i}"], shape) for i in range(num_outputs)]
+
+
+def _lop3(a: Words, b: Words, c: Words, table: np.uint32) -> Words:
+    made = np.zeros_like(a | b | c)
+    for i in range(8):  # bit i of the table: what becomes of the bits (a, b, c) = i
+        if int(table) >> i & 1:
+            term = [x if i >> place & 1 else ~x for x, place in ((a, 2), (b, 1), (c, 0))]
+            made |= term[0] & term[1] & term[2]
+    return made
+
+
+def _in_pairs(of: Callable[[Words], Words], back: Callable[[Words], Words]) -> Callable[..., Words]:
+    def fma(a: Words, b: Words, c: Words) -> Words:
+        halves = []
+        for shift in (0, 16):
+            x, y, z = (
+                of((np.asarray(part) >> shift) & 0xFFFF).astype(np.float64) for part in (a, b, c)
+            )
+            halves.append(back(x * y + z))
+        return halves[0] | halves[1] << 16
+
+    return fma
+
+
+def _of_bf16(bits: Words) -> Words:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _to_bf16(x: Words) -> Words:
+    bits = x.astype(np.float32).view(np.uint32)
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+OPS: dict[str, Callable[..., Words]] = {
+    "mov.b32": lambda a: a,
+    "and.b32": lambda a, b: a & b,
+    "shl.b32": lambda a, b: a << b,
+    "shr.b32": lambda a, b: a >> b,
+    "lop3.b32": _lop3,
+    "fma.rn.bf16x2": _in_pairs(_of_bf16, _to_bf16),
+    "fma.rn.f16x2": _in_pairs(
+        lambda bits: bits.astype(np.uint16).view(np.float16),
+        lambda x: x.astype(np.float16).view(np.uint16).astype(np.uint32),
+    ),
+}
