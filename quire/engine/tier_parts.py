@@ -21,7 +21,6 @@ from quire.args_check import has_tiers
 from quire.config import Decision, EngineArgs
 from quire.disagg.connector import Mover
 from quire.disagg.inline import InlineMover
-from quire.disagg.ipc_mover import IpcMover
 from quire.disagg.sockets import SocketConnector
 from quire.engine.core import EngineCore
 from quire.engine.device_place import DevicePlace, open_place
@@ -61,6 +60,8 @@ def _ipc(sealer: Sealer, node_bytes: int, place: DevicePlace | None) -> Mover:
             "got kv_transport='ipc' on cpu: it is between engines on one GPU; leave it at 'sockets'"
         )
     from quire.memory.shared_strip import SharedStrip  # of CUDA alone
+
+    from quire.disagg.ipc_mover import IpcMover  # msgspec comes with `quire[serve]`
 
     return IpcMover(
         sealer, node_bytes, SharedStrip(place.strip), f"{platform.node()}/{os.getpid()}"
