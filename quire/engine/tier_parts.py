@@ -59,9 +59,8 @@ def _ipc(sealer: Sealer, node_bytes: int, place: DevicePlace | None) -> Mover:
         raise NotSupported(
             "got kv_transport='ipc' on cpu: it is between engines on one GPU; leave it at 'sockets'"
         )
-    from quire.memory.shared_strip import SharedStrip  # of CUDA alone
-
     from quire.disagg.ipc_mover import IpcMover  # msgspec comes with `quire[serve]`
+    from quire.memory.shared_strip import SharedStrip  # of CUDA alone
 
     return IpcMover(
         sealer, node_bytes, SharedStrip(place.strip), f"{platform.node()}/{os.getpid()}"

@@ -161,23 +161,6 @@ def test_importing_quire_is_light() -> None:
     assert imported_by("import quire") & HEAVY == set()
 
 
-BESIDE_THE_CORE = (
-    "granian",
-    "h11",
-    "llguidance",
-    "msgspec",
-    "prometheus_client",
-    "rich",
-    "uvicorn",
-)
-
-
-def test_the_engine_needs_none_of_what_serves() -> None:
-    """Red when a module that every engine imports reaches for a package of an extra."""
-    statement = "import quire.llm, quire.engine.build, quire.bench.suite_child"
-    assert imported_by(statement) & set(BESIDE_THE_CORE) == set()
-
-
 def test_policy_is_free_of_torch() -> None:
     """Red when a torch-free module, or anything it imports, starts to import torch or triton."""
     unwanted = {"torch", "triton", "transformers"}
