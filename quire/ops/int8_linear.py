@@ -23,15 +23,23 @@ _CHECKED_ROWS = (1, 17, 33, 65, 129)  # every tile of `pick_eight_bit`
 
 
 class Int8Linear:
+    pairs = False
+
     def __init__(self, slabs: Slabs, bias: Tensor | None, gate: str | None = None) -> None:
         self.slabs, self.bias, self.gate = slabs, bias, gate
 
     def __call__(self, x: Tensor) -> Tensor:
         """[m, k] -> [m, n] in x's dtype; gated [m, n / 2]."""
+        out = self._product(x, x.dtype)
+        return silu_mul(out, self.gate) if self.gate else out
+
+    def sums(self, x: Tensor) -> Tensor:
+        return self._product(x, torch.float32)
+
+    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         tile = pick_eight_bit(len(x), self.slabs.shape[0], multiprocessors(x.device))
         rounded = round_inputs(x, torch.int8)
-        out = eight_bit_matmul(rounded, self.slabs, self.bias, x.dtype, tile)
-        return silu_mul(out, self.gate) if self.gate else out
+        return eight_bit_matmul(rounded, self.slabs, self.bias, dtype, tile)
 
 
 def can_multiply(weight: Weight, slabs: Slabs) -> bool:

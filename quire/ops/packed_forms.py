@@ -20,8 +20,8 @@ from quire.kernels.expand import Scratch, embed_packed
 from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.matmul import Layouts
 from quire.kernels.slabs import Slabs
-from quire.nn.ops import LinearKernel
-from quire.ops.int8_inputs import Int8Inputs
+from quire.nn.ops import SumKernel
+from quire.ops.int8_inputs import Int8SumInputs
 from quire.ops.int8_linear import Int8Linear, can_multiply, difference
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.packed_check import failure_of, why_not
@@ -46,9 +46,7 @@ class PackedForms:
         self.refused: dict[str, str] = {}  # forms that are expanded, and why
         self._verdicts: dict[object, str | None] = {}
 
-    def linear(
-        self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None
-    ) -> LinearKernel:
+    def linear(self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None) -> SumKernel:
         """Parts one below the other; those that are alike are one product."""
         parts = joined([self.ready(weight) for weight in weights])
         if len(parts) == 1:
@@ -107,7 +105,7 @@ class PackedForms:
         self.kept[str(self.dtype).removeprefix("torch.")] += tensor.numel() * tensor.element_size()
         return tensor
 
-    def _part(self, weight: Weight, bias: Tensor | None, gate: str | None) -> LinearKernel:
+    def _part(self, weight: Weight, bias: Tensor | None, gate: str | None) -> SumKernel:
         if weight.inputs == "int8-row":
             return self._rounded(weight, bias, gate)
         slabs = self.slabs(weight, gate, streams=True)
@@ -115,7 +113,7 @@ class PackedForms:
             return MatmulLinear(self.expanded(weight), bias, self.layouts, gate)
         return PackedLinear(slabs, bias, self.layouts, self.scratch, self.dtype, gate)
 
-    def _rounded(self, weight: Weight, bias: Tensor | None, gate: str | None) -> LinearKernel:
+    def _rounded(self, weight: Weight, bias: Tensor | None, gate: str | None) -> SumKernel:
         """Inputs are rounded to int8: whole numbers throughout where there is such a product."""
         slabs = slabs_of(weight)
         if slabs is not None and can_multiply(weight, slabs):
@@ -124,7 +122,7 @@ class PackedForms:
             if self._holds(key, slabs.form.name, check, self._refuse):
                 self.kept[slabs.form.name] += slabs.num_bytes
                 return Int8Linear(slabs, bias, gate)
-        return Int8Inputs(self._part(as_it_is(weight), bias, gate))
+        return Int8SumInputs(self._part(as_it_is(weight), bias, gate))
 
     def _refuse_stream(self, form: str, why: str) -> None:
         warnings.warn(

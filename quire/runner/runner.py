@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,8 +24,9 @@ from quire.lora.bank import AdapterBank
 from quire.memory.pool import PagePool
 from quire.memory.transfer import PageTransfer
 from quire.models.decoder import Decoder
+from quire.nn.linear import Adapted
 from quire.runner import rows as bits
-from quire.runner.adapted import adapted_of
+from quire.runner.adapted import adapted_of, recorded_of
 from quire.runner.balancer import Balancer
 from quire.runner.drafts import Drafter
 from quire.runner.gather import StepShape, decode_batches, fed_batches, ragged_batches
@@ -34,7 +36,7 @@ from quire.runner.mixed_graphs import MOST_PROMPTS, MixedGraphs, MixedSize, Quer
 from quire.runner.pending import Draw, PendingStep
 from quire.runner.pooling import Pools
 from quire.runner.prompt_graphs import Inputs, PromptGraphs
-from quire.runner.prompt_parts import PromptReader, prompt_parts
+from quire.runner.prompt_parts import PromptReader, prompt_parts, prompt_score
 from quire.runner.rows import RequestRows, needs_of
 from quire.runner.sampling import sample_inputs
 from quire.runner.states import Forwarded, Launched, StepRead, StepStates
@@ -42,13 +44,13 @@ from quire.runner.tail import min_dropped, sampled_batch
 from quire.runner.tapes import Tapes
 from quire.runner.tree_rest import settle
 from quire.runner.upload import IntArray, Uploader
-from quire.sample.inputs import SampledLogprobs, TokenMask
-from quire.sample.logprobs import prompt_logprobs
+from quire.sample.inputs import TokenMask
 from quire.sample.ops import sample_ops_of
 from quire.sample.sampler import Sampler
 from quire.step import Pending, StepPlan, Work
 
-PROMPT_LOGPROB_CHUNK = 256  # positions whose logits exist at once
+if TYPE_CHECKING:  # CPU installs need no triton
+    from quire.runner.adapted_graphs import AdaptedGraphs
 
 
 class ModelRunner:
@@ -79,19 +81,18 @@ class ModelRunner:
         self.drafter: Drafter | None = None  # likewise, where a model makes drafts
         self.taps: tuple[int, ...] = ()  # layers whose input the drafter reads; likewise
         self.adapters: AdapterBank | None = None  # likewise, where adapters can be added
+        self.adapted_graphs: AdaptedGraphs | None = None  # likewise, where they are on a GPU
         self.transfer: PageTransfer | None = None  # likewise, where pages are kept elsewhere too
         self.balancer: Balancer | None = None  # likewise, where experts have second homes
         self.graphs: GraphCache | None = None
         if use_graphs:
-            self.graphs = GraphCache(
-                self.decode_logits, rows.max_rows, rows.max_len, spare_row=rows.max_rows
-            )
+            spare = rows.max_rows
+            self.graphs = GraphCache(self.decode_logits, rows.max_rows, rows.max_len, spare)
         self.prompt_graphs: PromptGraphs | None = None
+        self.mixed_graphs: MixedGraphs | None = None
         if self.graphs is not None and backend.caps.prompt_graphs:
             fewest = prompt_planner(backend).fewest_tokens(spec)
             self.prompt_graphs = PromptGraphs(self.prompt_logits, self.graphs, fewest)
-        self.mixed_graphs: MixedGraphs | None = None
-        if self.graphs is not None and backend.caps.prompt_graphs:
             self.mixed_graphs = MixedGraphs(self.mixed_queries, self.graphs)
 
     @torch.inference_mode()
@@ -109,13 +110,10 @@ class ModelRunner:
         drafts = self._make_drafts(plan, sent)
         made: Tensor | Callable[[], Forwarded]
         if self.graphs is not None and shape.is_padded_decode:
-            made = self.graphs.replay(
-                sent["rows"],
-                sent["positions"],
-                int(shape.context_lens.max()),
-                plan.shares_prefix,
-            )
-            made = made[: shape.num_real]
+            graphs = self.graphs if self.adapted_graphs is None else self.adapted_graphs.of(shape)
+            longest = int(shape.context_lens.max())
+            fed = (sent["rows"], sent["positions"], longest, plan.shares_prefix)
+            made = graphs.replay(*fed)[: shape.num_real]
             if len(shape.sampled) < shape.num_real:  # someone fed a prompt's last-but-one token
                 made = made[sent["sample_index"]]
         elif self.prompt_graphs is not None and "tiles" in sent:
@@ -217,7 +215,7 @@ class ModelRunner:
         work = plan.works[0]
         new = [needs_of(a.params) for a in plan.admissions if a.row == work.row]
         reads_hidden = bool(new[0] & bits.HIDDEN) if new else self.rows.reads_hidden(plan.works)
-        if not work.sample or work.num_drafts or reads_hidden:
+        if not work.sample or work.num_drafts or reads_hidden or self.rows.uses_adapters(plan):
             return 0
         return self.prompt_graphs.size_for(work.num_tokens, work.start + work.num_tokens)
 
@@ -234,7 +232,7 @@ class ModelRunner:
 
     def _mixed_size(self, plan: StepPlan) -> MixedSize | None:
         """What to pad a step of prompts and decodes to; None: there is no graph for it."""
-        if self.mixed_graphs is None:
+        if self.mixed_graphs is None or self.rows.uses_adapters(plan):
             return None
         lens = [work.num_tokens for work in plan.works]
         longest = max(work.start + work.num_tokens for work in plan.works)
@@ -264,7 +262,7 @@ class ModelRunner:
     def _on_tape(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:
         assert self.tapes is not None
         has_tail = self.has_tail(plan, shape)
-        adapted = adapted_of(self.adapters, self.rows, shape)
+        adapted = recorded_of(self.adapters, self.rows, shape)
         (hidden,) = self.tapes.run(self.batches(shape, sent), sent, has_tail, adapted)
         return Forwarded(hidden, self.tapes.streams(shape.num_tokens), has_tail)
 
@@ -283,7 +281,8 @@ class ModelRunner:
         if every is not None:
             if self.rows.reads_hidden(plan.works):
                 asked = (plan.works, shape, self.rows, every)
-                prompts = prompt_parts(*asked, self._prompt_logprobs, self.prompt_reader)
+                score = prompt_score(self.model.logits, self.sampler.ops.best)
+                prompts = prompt_parts(*asked, score, self.prompt_reader)
                 made = StepRead(every, prompts, self.pools.take(shape, every))
             if self.tapes is None or len(shape.sampled) < shape.num_tokens:
                 made = made._replace(sampled=every[sent["sample_index"]])
@@ -295,10 +294,6 @@ class ModelRunner:
     def _keep(self, works: tuple[Work, ...], shape: StepShape, states: StepStates) -> None:
         if self.drafter is not None and self.drafter.reads(works) is not None:
             self.drafter.keep(works, shape, states)
-
-    def _prompt_logprobs(self, states: Tensor, targets: Tensor, num: int) -> SampledLogprobs:
-        chunk, best = PROMPT_LOGPROB_CHUNK, self.sampler.ops.best
-        return prompt_logprobs(states, targets, self.model.logits, num, chunk, best)
 
     def has_tail(self, plan: StepPlan, shape: StepShape) -> bool:
         num_dropped = shape.num_tokens - len(shape.sampled)
@@ -353,12 +348,18 @@ class ModelRunner:
         return Queries(ctx, *self.model.queries(ctx))
 
     def decode_logits(
-        self, row_ids: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
+        self,
+        row_ids: Tensor,
+        positions: Tensor,
+        max_context: int,
+        shares_prefix: bool,
+        adapted: Adapted | None = None,
     ) -> Tensor:
-        bound = np.full(row_ids.shape[0], max_context, dtype=np.int32)
-        size = self.spec.page_size
-        batches = decode_batches(self.rows, row_ids, positions, size, bound, shares_prefix)
-        return self.model.logits(self.model.forward(self.planned(batches, max_context)))
+        lens = np.full(row_ids.shape[0], max_context, dtype=np.int32)
+        fed = (self.rows, row_ids, positions, self.spec.page_size)
+        batches = decode_batches(*fed, lens, shares_prefix)
+        ctx = replace(self.planned(batches, max_context), adapted=adapted)
+        return self.model.logits(self.model.forward(ctx))
 
     def prompt_logits(self, sent: Inputs, max_context: int) -> Tensor:
         """Of a padded prompt. Everything derives from the upload, so a graph can capture it."""
