@@ -1,9 +1,10 @@
 """The second half of what adapters add: B times the ranks, onto sums, before they are rounded.
 
 y = round(sums + B (scale * h)), and the gate from rounded numbers as products themselves apply it.
-The chains of `low_rank_shrink.py` are added in their order, then ranks in theirs, in fp32 without
-the matrix unit. A row without an adapter is only rounded and gated, so it has the bits of a product
-that no adapter touched. A program reads its rows of B before it waits for its inputs.
+The chains of `low_rank_shrink.py` are added in their order. The matrix unit multiplies by B, always
+for tiles of 16 rows; what it is given of h keeps 22 bits, far more than are left after rounding. A
+row without an adapter is only rounded and gated, so it has the bits of a product that no adapter
+touched. A program reads its rows of B before it waits for its inputs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind
-from quire.kernels.low_rank_places import RANKS, Places, place_at, tile_at
+from quire.kernels.low_rank_places import RANKS, TILE, Places, place_at, tile_at
 from quire.kernels.silu_mul import activated
 
 __all__ = ["MOST_PARTS", "low_rank_expand", "low_rank_gate"]
@@ -28,10 +29,9 @@ _BLOCK_PAIRS = 64
 
 
 @triton.jit
-def _high_tile(high, dtype: tl.constexpr, n, size, rank, r):
-    """[outputs, RANKS] of B, fp32; zeros where there are none."""
-    cells = high.to(tl.pointer_type(dtype)) + n.to(tl.int64)[:, None] * rank
-    cells += (r + tl.arange(0, RANKS))[None, :]
+def _high_tile(high, n, size, rank, r):
+    """[outputs, RANKS] of B; zeros where there are none."""
+    cells = high + n.to(tl.int64)[:, None] * rank + (r + tl.arange(0, RANKS))[None, :]
     return tl.load(cells, mask=(n < size)[:, None] & (r < rank), other=0.0)
 
 
@@ -47,17 +47,19 @@ def _ranks_of(h_rows, live, r, num_ranks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _added(
-    total, first, high, dtype: tl.constexpr, n, size, rank, scale, h_rows, live, num_ranks,
+    total, first, high, n, size, rank, scale, h_rows, live, num_ranks,
     CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """total plus B (scale * h); `first` is B's first tile."""
+    # Numbers of 16 bits are exact in tf32, so the three products of tf32x3 lose nothing of B.
+    HOW: tl.constexpr = "ieee" if first.dtype == tl.float32 else "tf32x3"
     if rank > 0:
         low = _ranks_of(h_rows, live, 0, num_ranks, CHUNKS) * scale
-        delta = tl.dot(low, first.to(tl.float32).T, input_precision="ieee")
+        delta = tl.dot(low, first.to(tl.float32).T, input_precision=HOW)
         for r in tl.range(RANKS, rank, RANKS):
             low = _ranks_of(h_rows, live, r, num_ranks, CHUNKS) * scale
-            tile = _high_tile(high, dtype, n, size, rank, r)
-            delta = tl.dot(low, tile.to(tl.float32).T, delta, input_precision="ieee")
+            tile = _high_tile(high, n, size, rank, r)
+            delta = tl.dot(low, tile.to(tl.float32).T, delta, input_precision=HOW)
         total += delta
     return total
 
@@ -66,7 +68,7 @@ def _added(
 def _expand_kernel(
     sums,  # [M, N] f32
     h,  # [M, PARTS, CHUNKS, num_ranks] f32
-    tiles, table, slot_stride,
+    tiles, origin, table, slot_stride,
     y,  # [M, N]
     N, size_0, size_1, size_2, num_ranks,
     PARTS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
@@ -85,7 +87,8 @@ def _expand_kernel(
     n = block * BLOCK + tl.arange(0, BLOCK)
     dtype: tl.constexpr = y.dtype.element_ty
     _, high, rank, scale = place_at(table, slot, slot_stride, part)
-    first = _high_tile(high, dtype, n, size, rank, 0)
+    high = origin + high
+    first = _high_tile(high, n, size, rank, 0)
     wait_for_last(EARLY)
 
     live = rows >= 0
@@ -94,7 +97,7 @@ def _expand_kernel(
     inside = live[:, None] & (n < size)[None, :]
     total = tl.load(sums + cells, mask=inside, other=0.0)
     h_rows = h + (rows * PARTS + part) * (CHUNKS * num_ranks)
-    total = _added(total, first, high, dtype, n, size, rank, scale, h_rows, live, num_ranks, CHUNKS)
+    total = _added(total, first, high, n, size, rank, scale, h_rows, live, num_ranks, CHUNKS)
     tl.store(y + cells, total.to(dtype), mask=inside)
 
 
@@ -102,7 +105,7 @@ def _expand_kernel(
 def _gate_kernel(
     sums,  # [M, 2 * N] f32: gate | up, or in pairs
     h,  # [M, 2, CHUNKS, num_ranks] f32
-    tiles, table, slot_stride,
+    tiles, origin, table, slot_stride,
     y,  # [M, N]
     N, num_ranks,
     PAIRS: tl.constexpr, GATE: tl.constexpr,
@@ -114,8 +117,9 @@ def _gate_kernel(
     dtype: tl.constexpr = y.dtype.element_ty
     _, gate_high, gate_rank, gate_scale = place_at(table, slot, slot_stride, 0)
     _, up_high, up_rank, up_scale = place_at(table, slot, slot_stride, 1)
-    gate_first = _high_tile(gate_high, dtype, n, N, gate_rank, 0)
-    up_first = _high_tile(up_high, dtype, n, N, up_rank, 0)
+    gate_high, up_high = origin + gate_high, origin + up_high
+    gate_first = _high_tile(gate_high, n, N, gate_rank, 0)
+    up_first = _high_tile(up_high, n, N, up_rank, 0)
     wait_for_last(EARLY)
 
     live = rows >= 0
@@ -123,18 +127,20 @@ def _gate_kernel(
     inside = live[:, None] & (n < N)[None, :]
     begin = sums + rows[:, None] * (2 * N)
     if PAIRS:
-        gate = tl.load(begin + 2 * n[None, :], mask=inside, other=0.0)
-        up = tl.load(begin + 2 * n[None, :] + 1, mask=inside, other=0.0)
+        pair = tl.program_id(0) * 2 * BLOCK + tl.arange(0, 2 * BLOCK)
+        cells = begin + pair[None, :]
+        both = tl.load(cells, mask=live[:, None] & (pair < 2 * N)[None, :], other=0.0)
+        gate, up = both.reshape(TILE, BLOCK, 2).split()
     else:
         gate = tl.load(begin + n[None, :], mask=inside, other=0.0)
         up = tl.load(begin + N + n[None, :], mask=inside, other=0.0)
     h_rows = h + rows * (2 * CHUNKS * num_ranks)
     gate = _added(
-        gate, gate_first, gate_high, dtype, n, N, gate_rank, gate_scale, h_rows, live, num_ranks,
+        gate, gate_first, gate_high, n, N, gate_rank, gate_scale, h_rows, live, num_ranks,
         CHUNKS,
     )  # fmt: skip
     up = _added(
-        up, up_first, up_high, dtype, n, N, up_rank, up_scale, h_rows + CHUNKS * num_ranks, live,
+        up, up_first, up_high, n, N, up_rank, up_scale, h_rows + CHUNKS * num_ranks, live,
         num_ranks, CHUNKS,
     )  # fmt: skip
     gated = activated(gate.to(dtype), GATE) * up.to(dtype).to(tl.float32)
@@ -151,15 +157,15 @@ def low_rank_expand(sums: Tensor, h: Tensor, tiles: Tensor, places: Places, out:
     _check(sums, out)
     if m == 0:
         return out
-    table, slot_stride = places.kernel_args()
+    origin, table, slot_stride = places.kernel_args()
     padded = (*sizes, 0, 0)[:MOST_PARTS]
     _launch_expand(
         (sum(ceil_div(size, _BLOCK_N) for size in sizes), len(tiles), 1),
-        (sums, h, tiles, table, slot_stride, out, n, *padded, h.shape[3]),
+        (sums, h, tiles, origin, table, slot_stride, out, n, *padded, h.shape[3]),
         {"PARTS": len(sizes), **_constants(h, _BLOCK_N)},
         (
             *(out.dtype, sizes, int_kind(slot_stride)),
-            alignments(sums, h, tiles, table, out),
+            alignments(sums, h, tiles, origin, table, out),
         ),
     )
     return out
@@ -174,18 +180,24 @@ def low_rank_gate(
     _check(sums, out)
     if m == 0:
         return out
-    table, slot_stride = places.kernel_args()
+    origin, table, slot_stride = places.kernel_args()
     _launch_gate(
         (ceil_div(n, _BLOCK_PAIRS), len(tiles), 1),
-        (sums, h, tiles, table, slot_stride, out, n, h.shape[3]),
+        (sums, h, tiles, origin, table, slot_stride, out, n, h.shape[3]),
         {"PAIRS": pairs, "GATE": gate, **_constants(h, _BLOCK_PAIRS)},
-        (out.dtype, n, int_kind(slot_stride), alignments(sums, h, tiles, table, out)),
+        (out.dtype, n, int_kind(slot_stride), alignments(sums, h, tiles, origin, table, out)),
     )
     return out
 
 
 def _constants(h: Tensor, block: int) -> Mapping[str, object]:
-    return {"CHUNKS": h.shape[2], "BLOCK": block, **early_options(), "num_warps": 4}
+    return {
+        "CHUNKS": h.shape[2],
+        "BLOCK": block,
+        **early_options(),
+        "num_warps": 4,
+        "num_stages": 1,
+    }
 
 
 def _check(sums: Tensor, out: Tensor) -> None:

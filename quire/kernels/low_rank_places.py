@@ -1,7 +1,8 @@
 """Where a step's adapters lie: a table by slot, and tiles of rows that share a slot.
 
-An adapter's A and B of one product are anywhere in the device's memory. The table holds their
-addresses, so adapters come and go, of any rank, while a captured graph reads the same table. Rows
+An adapter's A and B of one product are anywhere in the device's memory. The table says where, as
+the distance from one tensor, so that compilers know how addresses are aligned. Adapters come and
+go, of any rank, while a captured graph reads the same table. Rows
 of a step are sorted into tiles of TILE rows with one slot each. `low_rank_shrink.py` and
 `low_rank_expand.py` read both.
 """
@@ -17,7 +18,7 @@ from torch import Tensor
 __all__ = ["PLACE", "RANKS", "TILE", "Places", "place_at", "shrink_shape", "tile_at"]
 
 TILE = tl.constexpr(16)  # rows of a tile
-PLACE = tl.constexpr(4)  # int64 of one A and B: addresses of both, rank, bits of the fp32 scale
+PLACE = tl.constexpr(4)  # int64 of one A and B: places of both, rank, bits of the fp32 scale
 RANKS = tl.constexpr(16)  # ranks are padded to a multiple of this many
 
 _CHUNK = 256  # inputs of one chain at least
@@ -27,14 +28,15 @@ _MOST_CHUNKS = 32
 class Places(NamedTuple):
     """The adapters of one product."""
 
+    origin: Tensor  # of the weights' dtype; both are so many numbers behind it, or before
     table: Tensor  # [slots, linears, parts, PLACE] int64, of all products; slot 0 is no adapter
     linear: int
     sizes: tuple[int, ...]  # outputs of each part
     num_ranks: int  # the most that an adapter has here
 
-    def kernel_args(self) -> tuple[Tensor, int]:
-        """The first slot's parts, and how far the next slot's are."""
-        return self.table[0, self.linear], self.table.stride(0)
+    def kernel_args(self) -> tuple[Tensor, Tensor, int]:
+        """(origin, the first slot's parts, how far the next slot's are)"""
+        return self.origin, self.table[0, self.linear], self.table.stride(0)
 
 
 def shrink_shape(num_in: int) -> tuple[int, int]:
@@ -59,7 +61,7 @@ def tile_at(tiles, tile):
 
 @triton.jit
 def place_at(table, slot, slot_stride, part):
-    """(address of A, address of B, rank, scale)"""
+    """(place of A, place of B, rank, scale)"""
     place = table + slot.to(tl.int64) * slot_stride + part * PLACE
     low, high = tl.load(place), tl.load(place + 1)
     rank = tl.load(place + 2).to(tl.int32)

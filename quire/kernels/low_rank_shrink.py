@@ -23,7 +23,7 @@ __all__ = ["low_rank_shrink"]
 @triton.jit
 def _shrink_kernel(
     x,  # [M, K]
-    tiles, table, slot_stride,
+    tiles, origin, table, slot_stride,
     h,  # [M, parts, CHUNKS, num_ranks] f32
     K, stride_x, num_ranks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
@@ -35,23 +35,22 @@ def _shrink_kernel(
     ranks = tl.arange(0, RANKS)
     k = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = k < K
-    cells = low.to(tl.pointer_type(x.dtype.element_ty)) + ranks[:, None] * K + k[None, :]
+    cells = origin + low + ranks[:, None] * K + k[None, :]
     a = tl.load(cells, mask=inside[None, :] & (rank > 0), other=0.0)  # [RANKS, CHUNK]
     wait_for_last(EARLY)
 
     if rank > 0:
         live = (rows >= 0)[:, None]
-        rows = tl.maximum(rows, 0).to(tl.int64)
-        x_tile = tl.load(
-            x + rows[:, None] * stride_x + k[None, :], mask=live & inside[None, :], other=0.0
-        )
-        part_of_h = part * CHUNKS + chunk
-        h_rows = h + (rows * (tl.num_programs(2) * CHUNKS) + part_of_h) * num_ranks
+        at = tl.maximum(rows, 0).to(tl.int64)
+        x_cells = x + at[:, None] * stride_x + k[None, :]
+        x_tile = tl.load(x_cells, mask=live & inside[None, :], other=0.0)
+        of_row = tl.num_programs(2) * CHUNKS
+        h_rows = h + (at * of_row + part * CHUNKS + chunk) * num_ranks
         low_cells = h_rows[:, None] + ranks[None, :]
         tl.store(low_cells, tl.dot(x_tile, a.T, input_precision="ieee"), mask=live)
         for r in tl.range(RANKS, rank, RANKS):
-            a = tl.load(cells + r * K, mask=inside[None, :], other=0.0)
-            tl.store(low_cells + r, tl.dot(x_tile, a.T, input_precision="ieee"), mask=live)
+            more = tl.load(cells + r * K, mask=inside[None, :], other=0.0)
+            tl.store(low_cells + r, tl.dot(x_tile, more.T, input_precision="ieee"), mask=live)
 
 
 _launch = Launcher(_shrink_kernel)
@@ -69,19 +68,21 @@ def low_rank_shrink(x: Tensor, tiles: Tensor, places: Places) -> Tensor:
     h = torch.empty(shape, dtype=torch.float32, device=x.device)
     if m == 0:
         return h
-    table, slot_stride = places.kernel_args()
+    origin, table, slot_stride = places.kernel_args()
+    assert origin.dtype == x.dtype, f"{origin.dtype=} {x.dtype=}"
     _launch(
         (len(tiles), chunks, parts),
-        (x, tiles, table, slot_stride, h, k, x.stride(0), places.num_ranks),
+        (x, tiles, origin, table, slot_stride, h, k, x.stride(0), places.num_ranks),
         {
             "CHUNK": chunk,
             "CHUNKS": chunks,
             **early_options(),
             "num_warps": 4,
+            "num_stages": 1,
         },
         (
             *(x.dtype, k, int_kind(x.stride(0)), int_kind(slot_stride)),
-            alignments(x, tiles, table, h),
+            alignments(x, tiles, origin, table, h),
         ),
     )
     return h

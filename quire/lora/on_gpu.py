@@ -41,6 +41,7 @@ class GpuAdapters:
         self._linears = {linear: i for i, linear in enumerate(linears_of(model).values())}
         shape = (1 + num_slots, len(self._linears), MOST_PARTS, PLACE.value)
         self._table = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self._origin = torch.zeros(RANKS.value, dtype=self.dtype, device=self.device)
         self._held: dict[int, Tensor] = {}
         self._places: dict[Linear, Places] = {}
         self.version = 0
@@ -91,20 +92,22 @@ class GpuAdapters:
     ) -> None:
         """Into a linear's rows [parts, PLACE], for every part that the pair's columns cover."""
         scale = int(np.float32(piece.pair.scale).view(np.int32))
-        address, begin = memory.data_ptr(), 0
+        away = memory.data_ptr() - self._origin.data_ptr()
+        assert away % (RANKS.value * self.dtype.itemsize) == 0, f"{away} bytes between them"
+        first, begin = away // self.dtype.itemsize, 0
         for part, size in enumerate(linear.parts.values()):
             if columns[0] <= begin and begin + size <= columns[1]:
                 high = piece.high + (begin - columns[0]) * piece.rank
-                of_number = self.dtype.itemsize
-                low_at, high_at = (address + of_number * at for at in (piece.low, high))
-                rows[part] = (low_at, high_at, piece.rank, scale)
+                rows[part] = (first + piece.low, first + high, piece.rank, scale)
             begin += size
 
     def _widen(self, linear: Linear, rank: int) -> None:
         known = self._places.get(linear)
         if known is None or known.num_ranks < rank:
             sizes = tuple(linear.parts.values())
-            self._places[linear] = Places(self._table, self._linears[linear], sizes, rank)
+            self._places[linear] = Places(
+                self._origin, self._table, self._linears[linear], sizes, rank
+            )
             self.version += 1
 
 

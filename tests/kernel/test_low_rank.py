@@ -47,6 +47,7 @@ class Case:
             return (torch.randn(shape, generator=random) / 8).to(DEVICE, dtype)
 
         self.sizes, self.dtype, self.num_in = tuple(sizes), dtype, num_in
+        self.origin = torch.zeros(16, dtype=dtype, device=DEVICE)
         self.of: dict[tuple[int, int], LowRanks] = {}
         table = torch.zeros(1 + len(ranks), 3, 3, PLACE.value, dtype=torch.int64)
         for slot, of_slot in enumerate(ranks, 1):
@@ -58,10 +59,13 @@ class Case:
                 low[rank:], high[:, rank:] = 0, 0
                 self.of[slot, part] = LowRanks(low, high, rank, scale)
                 bits = int(np.float32(scale).view(np.int32))
-                entry = (low.data_ptr(), high.data_ptr(), padded, bits)
+                entry = (self.place(low), self.place(high), padded, bits)
                 table[slot, 1, part] = torch.tensor(entry)
         most = max((-(-rank // 16) * 16 for of in ranks for rank in of), default=16) or 16
-        self.places = Places(table.to(DEVICE), 1, self.sizes, most)
+        self.places = Places(self.origin, table.to(DEVICE), 1, self.sizes, most)
+
+    def place(self, weight: Tensor) -> int:
+        return (weight.data_ptr() - self.origin.data_ptr()) // weight.element_size()
 
     def inputs(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
         random = torch.Generator().manual_seed(seed)
