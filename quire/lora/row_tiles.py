@@ -45,6 +45,24 @@ class RowTiles(NamedTuple):
             first = last
         return RowTiles(np.concatenate(made) if made else tiles_of(slots), tuple(blocks))
 
+    def padded(self) -> Tiles:
+        """As many tiles as rows, where `padded_blocks` says: a block has no more of its own."""
+        made = np.full((self.blocks[-1].end, 1 + TILE), -1, dtype=np.int32)
+        made[:, 0] = 0
+        for begin, _, first, last in self.blocks:
+            made[begin : begin + last - first] = self.tiles[first:last]
+        return made
+
+
+def padded_blocks(num_rows: int) -> tuple[Block, ...]:
+    """
+    >>> padded_blocks(3)
+    (Block(begin=0, end=3, first=0, last=3),)
+    """
+    begins = range(0, num_rows, BLOCK_ROWS)
+    bounds = ((begin, min(begin + BLOCK_ROWS, num_rows)) for begin in begins)
+    return tuple(Block(*bound, *bound) for bound in bounds)
+
 
 def tiles_of(slots: Slots) -> Tiles:
     order = np.argsort(slots, kind="stable")

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from quire.kernels.low_rank_places import TILE
 from quire.lora.bank import AdapterBank
 from quire.lora.on_gpu import GpuAdapters
-from quire.lora.row_tiles import BLOCK_ROWS, Block
+from quire.lora.row_tiles import TILE, padded_blocks
 from quire.lora.step_on_gpu import GpuStep
 from quire.nn.linear import Adapted
 from quire.runner.adapted import numbers_of
@@ -47,7 +45,7 @@ class AdaptedGraphs:
         assert bank.on_gpu is not None, "graphs of a CPU"
         self._decode, self._bank, self._rows, self._plain = decode, bank, rows, plain
         self._adapters: GpuAdapters = bank.on_gpu
-        shape = (plain.sizes[-1], 1 + TILE.value)
+        shape = (plain.sizes[-1], 1 + TILE)
         self._tiles = torch.zeros(shape, dtype=torch.int32, device=self._adapters.device)
         self._graphs, self._version = self._new(), self._adapters.version
 
@@ -58,23 +56,16 @@ class AdaptedGraphs:
             return self._plain
         if self._version != self._adapters.version:
             self._graphs, self._version = self._new(), self._adapters.version
-        found = self._bank.tiles(numbers).tiles
-        # A step has no more tiles than rows; those behind its own are of nobody's rows.
-        padded = np.full((len(numbers), found.shape[1]), -1, dtype=np.int32)
-        padded[:, 0] = 0
-        padded[: len(found)] = found
-        host = torch.from_numpy(padded).pin_memory()
-        self._tiles[: len(padded)].copy_(host, non_blocking=True)
+        host = torch.from_numpy(self._bank.tiles(numbers).padded()).pin_memory()
+        self._tiles[: len(host)].copy_(host, non_blocking=True)
         return self._graphs
 
     def logits(
         self, row_ids: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
     ) -> Tensor:
         """What a graph captures."""
-        num_rows = len(row_ids)
-        assert num_rows <= BLOCK_ROWS, f"{num_rows} rows in a graph"
-        whole = Block(0, num_rows, 0, num_rows)
-        adapted = GpuStep(self._adapters, self._tiles[:num_rows], (whole,))
+        blocks = padded_blocks(len(row_ids))
+        adapted = GpuStep(self._adapters, self._tiles[: len(row_ids)], blocks)
         return self._decode(row_ids, positions, max_context, shares_prefix, adapted)
 
     def _new(self) -> GraphCache:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from quire.kernels.low_rank_expand import low_rank_expand, low_rank_gate
-from quire.kernels.low_rank_places import PLACE, TILE, Places, shrink_shape
+from quire.kernels.low_rank_places import PLACE, Places, shrink_shape
 from quire.kernels.low_rank_shrink import low_rank_shrink
 from quire.kernels.silu_mul import silu_mul
 from quire.lora import row_tiles
-from quire.lora.row_tiles import RowTiles, tiles_of
+from quire.lora.row_tiles import RowTiles, padded_blocks, tiles_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -166,11 +166,8 @@ def test_padded_tiles_and_no_rows() -> None:
     """A captured graph has as many tiles as rows, most of them empty; a step may have no rows."""
     case = Case(64, (48,), [[16]], torch.bfloat16)
     x, sums = case.inputs(5)
-    tiles = np.full((5, 1 + TILE.value), -1, dtype=np.int32)
-    tiles[:, 0] = 0
-    found = tiles_of(np.asarray([1, 0, 1, 1, 0]))
-    tiles[: len(found)] = found
-    sent = torch.from_numpy(tiles).to(DEVICE)
+    sent = torch.from_numpy(RowTiles.of(np.asarray([1, 0, 1, 1, 0])).padded()).to(DEVICE)
+    assert len(sent) == 5
     h = low_rank_shrink(x, sent, case.places)
     got = low_rank_expand(sums, h, sent, case.places, torch.empty_like(x[:, :48]).contiguous())
     assert torch.equal(got, case.add(x, sums, [1, 0, 1, 1, 0]))
@@ -202,5 +199,12 @@ def test_every_row_is_in_one_tile() -> None:
                 own = [block.begin + row for row in rows if row >= 0]
                 assert own and all(slots[row] == slot for row in own)
                 seen += own
-            assert block.last - block.first <= block.end - block.begin
         assert sorted(seen) == list(range(count))
+        if count == 0:
+            continue
+        padded = made.padded()
+        for own, block in zip(made.blocks, padded_blocks(count), strict=True):
+            tiles = padded[block.first : block.last].tolist()
+            num = own.last - own.first
+            assert tiles[:num] == made.tiles[own.first : own.last].tolist()
+            assert all(tile == [0] + [-1] * (len(tile) - 1) for tile in tiles[num:])
