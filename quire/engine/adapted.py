@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 from quire.config import Decision, EngineArgs
 from quire.lora.adapters import Adapters, Facts
 from quire.lora.bank import AdapterBank
+from quire.lora.folder import WEIGHTS
 from quire.memory.sizing import size_text
 from quire.models.names import Target
+from quire.runner.captured import decoded
+from quire.runner.graphs import SHORTEST_CONTEXT
 from quire.runner.runner import ModelRunner
+from quire.runner.warmup import SOME
 
 if TYPE_CHECKING:
     from quire.engine.rank_group import RankGroup
+    from quire.runner.adapted_graphs import AdaptedGraphs
 
 
 class GroupBank:
@@ -40,13 +49,37 @@ def open_adapters(
     group: RankGroup | None = None,
 ) -> Adapters:
     """With those that were asked for at start. Raises CheckpointError or NotSupported."""
-    runner.adapters = AdapterBank(runner.model, names, args.max_loras)
+    own = runner.adapters = AdapterBank(runner.model, names, args.max_loras)
     if runner.tapes is not None:
-        runner.tapes.adapters = runner.adapters.recorded
-    bank = runner.adapters if group is None else GroupBank(runner.adapters, group)
-    adapters = Adapters(bank, args.max_loras)
+        runner.tapes.adapters = own.recorded
+    if own.on_gpu is not None and runner.graphs is not None:
+        from quire.runner.adapted_graphs import AdaptedGraphs  # CPU installs need no triton
+
+        graphs = AdaptedGraphs(partial(decoded, runner), own, runner.rows, runner.graphs)
+        runner.adapted_graphs = graphs
+        own.on_first = partial(_compile, runner, graphs)
+    adapters = Adapters(own if group is None else GroupBank(own, group), args.max_loras)
     for name, path in (args.lora or {}).items():
         entry = adapters.load(name, path)
         why = f"rank {entry.facts.rank}, {size_text(entry.facts.num_bytes)} of {entry.path}"
         decisions.append(Decision("adapter", name, why))
     return adapters
+
+
+def adapter_bytes(args: EngineArgs) -> int:
+    """What those that were asked for at start take of a GPU, to be set aside before the cache is
+    sized. Whoever cannot be read is named later, when it is."""
+    files = (Path(path).expanduser() / WEIGHTS for path in (args.lora or {}).values())
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _compile(runner: ModelRunner, graphs: AdaptedGraphs) -> None:
+    """The kernels of decodes with adapters, side by side, for a few rows and for some more."""
+    from quire.kernels.rehearsal import rehearsal
+
+    rows, device = runner.rows, runner.model.device
+    bound = min(SHORTEST_CONTEXT, rows.max_len)
+    with torch.inference_mode(), torch.cuda.device(device), rehearsal():
+        for size in sorted({1, min(SOME, rows.max_rows)}):
+            spare = torch.full((size,), rows.max_rows, dtype=torch.int32, device=device)
+            graphs.step(spare, torch.zeros_like(spare), bound, shares_prefix=False)

@@ -18,7 +18,7 @@ from quire.attn.proof import proved_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.dist.ranks import Ranks
 from quire.dist.stages import stage_layers
-from quire.engine.adapted import open_adapters
+from quire.engine.adapted import adapter_bytes, open_adapters
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
 from quire.engine.copies import open_copies
 from quire.engine.core import EngineCore
@@ -119,7 +119,8 @@ def build_engine(
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
     decisions = _first_decisions(config, name, cpu, ops, cache)
-    runs = Runs(model, backend, cache, rows, _largest_share(whole, ranks.stage.count))
+    share = _largest_share(whole, ranks.stage.count)
+    runs = Runs(model, backend, cache, rows, share, adapter_bytes(args))
     pages = seat.num_pages(partial(_size_pool, args, config, runs, parts.page_bytes, decisions))
     pool = PagePool(backend, heads, cache, pages, device)
     use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
@@ -271,6 +272,7 @@ class Runs(NamedTuple):
     cache: CacheSpec
     rows: RequestRows
     page_bytes: int  # of a page, on the stage that keeps most of it
+    adapter_bytes: int  # that a GPU must keep free
 
 
 def _largest_share(whole: CacheSpec, num_stages: int) -> int:
@@ -285,7 +287,7 @@ def _size_pool(
     """Run the largest step for real, then give the cache what is left.
 
     A page holds `draft_bytes` of another model, which drafts, as well."""
-    model, backend, cache, rows, page_bytes = runs
+    model, backend, cache, rows, page_bytes, of_adapters = runs
     device, sched, page_bytes = model.device, config.sched, page_bytes + draft_bytes
     inflight = max_inflight(sched, device, model.stage.count)
     needs = PageNeeds(cache.page_size, cache.groups.windows, inflight)
@@ -297,7 +299,7 @@ def _size_pool(
 
     if device.type == "cuda":
         compile_ahead(model, backend, cache, rows, sched.max_num_batched_tokens)
-        weights = torch.cuda.memory_allocated(device)
+        weights = torch.cuda.memory_allocated(device) + of_adapters
         reset_peak(device)
         step = step_bytes()
         torch.cuda.empty_cache()

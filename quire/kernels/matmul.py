@@ -120,6 +120,17 @@ class PreparedMatmul:
         bind(layout, x, w, bias, out, self._descriptor(layout.config)).run()
         return out
 
+    def sums(self, x: Tensor) -> Tensor:
+        """[m, k] -> [m, n] in fp32: what is rounded once and gated elsewhere, pairs as they lie."""
+        m, stream = len(x), self._stream
+        out = torch.empty(m, self.w.shape[0], dtype=torch.float32, device=x.device)
+        is_plain = x.is_contiguous() and x.data_ptr() % 16 == 0
+        portions = stream.pick(m) if stream is not None and is_plain and m else None
+        if stream is not None and portions is not None:
+            stream(x, out, portions)
+            return out
+        return matmul(x, self.w, self.bias, out)
+
     def _descriptor(self, config: TileConfig) -> TensorDescriptor | None:
         if not config.tma:
             return None
@@ -155,7 +166,7 @@ def matmul(
 ) -> Tensor:
     """x [m, k] @ w [n, k].T + bias [n] -> [m, n] in x's dtype, summed in fp32.
 
-    The bits of a row depend on that row, w and bias alone.
+    The bits of a row depend on that row, w and bias alone. An fp32 `out` gets the sums.
     """
     if out is None:
         width = w.shape[0] // 2 if gate else w.shape[0]
@@ -176,7 +187,8 @@ def plan_matmul(
     """The launch behind `matmul`."""
     m, k = x.shape
     assert w.shape[1] == k and k % 16 == 0, f"got x {tuple(x.shape)}, w {tuple(w.shape)}"
-    assert x.dtype == w.dtype == out.dtype, f"got {x.dtype}, {w.dtype}, {out.dtype}"
+    assert x.dtype == w.dtype, f"got {x.dtype}, {w.dtype}"
+    assert out.dtype == x.dtype or (out.dtype == torch.float32 and not gate), f"got {out.dtype}"
     assert x.stride(1) == w.stride(1) == out.stride(1) == 1, "rows must be contiguous"
     layout = _layout(m, w, bias, config, _alignment(x) and _alignment(w), gate)
     return bind(layout, x, w, bias, out, None)
@@ -202,7 +214,7 @@ def bind(
     return KernelCall(
         layout,
         (x_rows, w_rows, bias, out, m, n, k, *strides),
-        (x.dtype, kind_of_bias, n, k, strides, alignments(x, w, out, bias)),
+        (x.dtype, out.dtype, kind_of_bias, n, k, strides, alignments(x, w, out, bias)),
     )
 
 

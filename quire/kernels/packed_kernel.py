@@ -81,7 +81,7 @@ def packed_kernel(
     KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
     FIELDS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SCALES: tl.constexpr,
     OFFSETS: tl.constexpr, SUPER: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr,
-    LANES: tl.constexpr, PLAIN: tl.constexpr,
+    LANES: tl.constexpr, PLAIN: tl.constexpr, PAIRED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr,
     TAIL: tl.constexpr,  # the last step is a shorter one
     EVEN_K: tl.constexpr,
@@ -103,7 +103,7 @@ def packed_kernel(
     wait_for_inputs(EARLY)
     acc = packed_sum(
         x_rows, live, (codes, scales, supers, offsets, zeros), values, rows, N, K, num_scale_rows,
-        KIND, LOW, HIGH, WIDTH, FIELDS, GROUP, ROWS, GATE != "",
+        KIND, LOW, HIGH, WIDTH, FIELDS, GROUP, ROWS, PAIRED,
         SCALES, OFFSETS, SUPER, ZERO, ZEROS, PLAIN,
         BLOCK_M, BLOCK_N, UNROLL, TAIL, EVEN_K,
     )  # fmt: skip

@@ -84,7 +84,8 @@ def packed_matmul(
     *,
     gate: str | None = None,
 ) -> Tensor:
-    """x [m, k] -> [m, n] in x's dtype, gated [m, n / 2]. `out` may be some columns of a tensor."""
+    """x [m, k] -> [m, n] in x's dtype, gated [m, n / 2]. `out` may be some columns of a tensor; in
+    fp32 it gets the sums."""
     m, n = len(x), slabs.shape[0]
     if out is None:
         out = torch.empty(m, n // 2 if gate else n, dtype=x.dtype, device=x.device)
@@ -116,6 +117,7 @@ def plan_packed(
         ),
         options={
             **slabs.constants,
+            "PAIRED": slabs.paired,
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
             "UNROLL": unroll,
@@ -128,7 +130,7 @@ def plan_packed(
             "num_stages": tile.num_stages,
         },
         kind=(
-            *(x.dtype, None if bias is None else bias.dtype, strides),
+            *(x.dtype, out.dtype, None if bias is None else bias.dtype, strides),
             *(*slabs.kind, alignments(x, bias, out)),
         ),
     )

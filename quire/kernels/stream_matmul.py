@@ -174,8 +174,9 @@ class StreamMatmul:
         return pick_stream(m, *self.w.shape, self.gate is not None)
 
     def __call__(self, x: Tensor, out: Tensor, config: StreamConfig) -> None:
-        """x [m, k] -> out [m, n], gated [m, n / 2]."""
+        """x [m, k] -> out [m, n], gated [m, n / 2]. An fp32 `out` [m, n] gets the sums, ungated."""
         (m, k), n = x.shape, self.w.shape[0]
+        gate = self.gate if out.dtype == x.dtype else None
         assert x.dtype == self.w.dtype and k == self.w.shape[1], f"{x.dtype=} {x.shape=}"
         assert x.is_contiguous() and out.stride(1) == 1, f"{x.stride()=} {out.stride()=}"
         assert n % config.rows == 0 and k % config.block_k == 0, f"{n=} {k=} {config=}"
@@ -199,12 +200,12 @@ class StreamMatmul:
                 "STAGES": config.num_stages,
                 "AHEAD": config.num_ahead,
                 "HAS_BIAS": self.bias is not None,
-                "GATE": self.gate or "",
+                "GATE": gate or "",
                 **early_options(),
                 "num_warps": min(8, config.tile // 16),  # a warpgroup for 64 or 128 rows
             },
             (
-                x.dtype, None if self.bias is None else self.bias.dtype, n, k,
+                x.dtype, out.dtype, None if self.bias is None else self.bias.dtype, n, k,
                 alignments(out, self.bias), int_kind(out.stride(0)),
             ),
         )  # fmt: skip

@@ -289,7 +289,7 @@ class StreamPacked:
         torch.cuda.current_stream(slabs.codes.device).synchronize()
 
     def __call__(self, x: Tensor, out: Tensor, config: StreamPackedConfig) -> None:
-        """x [m, k] -> out [m, n], gated [m, n / 2]."""
+        """x [m, k] -> out [m, n], gated [m, n / 2]. An fp32 `out` [m, n] gets the sums, ungated."""
         _launch(*self.plan(x, out, config))
 
     def pick(self, m: int) -> StreamPackedConfig:
@@ -302,6 +302,7 @@ class StreamPacked:
         """What `Launcher` takes."""
         (m, k), (n, num_in), form = x.shape, self.slabs.shape, self.slabs.form
         of_step = 2 * WIDTH.value * config.slabs
+        gate = self.gate if out.dtype == x.dtype else None
         assert k == num_in and x.is_contiguous() and out.stride(1) == 1, f"{x.shape=} {k=}"
         assert n % config.rows == 0 and k % of_step == 0, f"{n=} {k=} {config=}"
         # Every copy must be waited for, or it outlives the program.
@@ -325,12 +326,13 @@ class StreamPacked:
                 "STAGES": config.num_stages,
                 "AHEAD": config.num_ahead,
                 "HAS_BIAS": self.bias is not None,
-                "GATE": self.gate or "",
+                "GATE": gate or "",
                 **early_options(),
                 "num_warps": max(4, config.tile // 16),
             },
             (
-                x.dtype, None if self.bias is None else self.bias.dtype, n, k, config.slabs,
+                *(x.dtype, out.dtype, None if self.bias is None else self.bias.dtype),
+                *(n, k, config.slabs),
                 alignments(out, self.bias, self.words), int_kind(out.stride(0)),
             ),
         )  # fmt: skip

@@ -1,23 +1,30 @@
 """AdapterBank: the adapters whose weights are in memory, by number.
 
 It reads what it is told to read and forgets what it is told to forget; who that is, `adapters.py`
-decides. Each has a slot in the tables of recorded steps, where the engine records any.
+decides. Each has a slot in the tables of recorded steps, where the engine records any, or in those
+of a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from quire.lora.adapters import Facts
 from quire.lora.folder import read_adapter
-from quire.lora.placed import Adapter, check_model, place
+from quire.lora.placed import Adapter, check_model, fitted, place
 from quire.lora.recorded import RecordedAdapters
+from quire.lora.row_tiles import RowTiles
 from quire.lora.step import Numbers, StepAdapters
 from quire.models.decoder import Decoder
 from quire.models.names import Target
 from quire.ops.native_ops import NativeOps
+
+if TYPE_CHECKING:
+    from quire.lora.on_gpu import GpuAdapters
 
 
 class AdapterBank:
@@ -31,13 +38,30 @@ class AdapterBank:
         self.recorded: RecordedAdapters | None = None
         if isinstance(model.ops, NativeOps):
             self.recorded = RecordedAdapters(model, num_slots)
+        self.on_gpu: GpuAdapters | None = None
+        if model.device.type == "cuda":
+            from quire.lora.on_gpu import GpuAdapters  # CPU installs need no triton
+
+            self.on_gpu = GpuAdapters(model, num_slots)
+        self.on_first: Callable[[], None] | None = None  # set by the engine; called once
 
     def put(self, number: int, path: str) -> Facts:
-        """Read a folder. Raises CheckpointError or NotSupported."""
+        """Read a folder. Raises CheckpointError, NotSupported or Overloaded."""
         check_model(self._model)
+        slot = self._free[-1]
         with torch.inference_mode():
-            placed = place(read_adapter(path), self._model, self._names)
-        self._adapters[number] = adapter = placed._replace(slot=self._free.pop())
+            folder = read_adapter(path)
+            found = fitted(folder, self._model, self._names)
+            if self.on_gpu is not None:
+                num_bytes = self.on_gpu.put(slot, found)
+                adapter = Adapter({}, folder.digest, folder.rank, num_bytes, slot)
+            else:
+                adapter = place(folder, self._model, found)._replace(slot=slot)
+        self._adapters[number] = adapter
+        self._free.pop()
+        if self.on_first is not None:
+            self.on_first()
+            self.on_first = None
         if self.recorded is not None:
             self.recorded.put(adapter)
         return Facts(adapter.digest, adapter.rank, adapter.num_bytes)
@@ -47,7 +71,15 @@ class AdapterBank:
         self._free.append(adapter.slot)
         if self.recorded is not None:
             self.recorded.drop(adapter)
+        if self.on_gpu is not None:
+            self.on_gpu.drop(adapter.slot)
 
     def step(self, rows: Numbers, drawn: Numbers) -> StepAdapters:
         """The adapter of each row of a step, and of each that a token is drawn from; 0: none."""
         return StepAdapters(self._adapters, rows, drawn)
+
+    def tiles(self, rows: Numbers) -> RowTiles:
+        """Rows of a step sorted by their adapters, for a GPU."""
+        numbers, places = np.unique(rows, return_inverse=True)
+        slots = [self._adapters[number].slot if number else 0 for number in numbers.tolist()]
+        return RowTiles.of(np.asarray(slots, dtype=np.int64)[places])

@@ -1,9 +1,9 @@
 """An adapter on a model: for each Linear it adapts, what its products get added.
 
 Parts of a fused weight (q|k|v, gate|up) share the input, so their A's are stacked to one product;
-each part's B adds to its own columns. Both products run in fp32 through the device's own table of
-operations, so a row's bits depend on that row alone. `bank.py` keeps adapters, `step.py` applies
-those of a step.
+each part's B adds to its own columns. On a CPU both products run in fp32 through the device's own
+table of operations, so a row's bits depend on that row alone. `bank.py` keeps adapters, `step.py`
+applies those of a step. `on_gpu.py` has the weights of a GPU's.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from quire.ops.native_ops import NativeOps
 from quire.quant.weight import Dense
 
 Columns = tuple[int, int]  # from the first to behind the last
+Pairs = Mapping[Columns, LowRank]  # by the columns of a product that they add to
 
 
 class Part(NamedTuple):
@@ -40,8 +41,7 @@ class Part(NamedTuple):
 class Delta:
     """What one adapter adds to the products of one Linear."""
 
-    def __init__(self, pairs: Mapping[Columns, LowRank], ops: Ops) -> None:
-        """`pairs` by the columns they add to."""
+    def __init__(self, pairs: Pairs, ops: Ops) -> None:
         downs = [_kept(pair.shrink, ops) for pair in pairs.values()]
         wide = downs[0].dtype if len({down.dtype for down in downs}) == 1 else torch.float32
         self.shrink = ops.linear([Dense(torch.cat([down.to(wide) for down in downs]))], None)
@@ -72,12 +72,23 @@ class Adapter(NamedTuple):
     digest: bytes
     rank: int
     num_bytes: int
-    slot: int = 0  # in the tables of recorded steps
+    slot: int = 0  # in the tables of recorded steps and of GPUs
 
 
-def place(folder: AdapterFolder, model: Decoder, names: Mapping[str, Target]) -> Adapter:
-    """Raises CheckpointError for a module that does not fit, NotSupported for one not done."""
+def place(folder: AdapterFolder, model: Decoder, found: Mapping[Linear, Pairs]) -> Adapter:
+    """`found`: what `fitted` found of the folder."""
     assert model.ops is not None, "an adapter before the weights"
+    deltas = {linear: Delta(pairs, model.ops) for linear, pairs in found.items()}
+    sizes = (t.numel() * t.element_size() for p in folder.modules.values() for t in p.tensors)
+    return Adapter(deltas, folder.digest, folder.rank, sum(sizes))
+
+
+def fitted(
+    folder: AdapterFolder, model: Decoder, names: Mapping[str, Target]
+) -> dict[Linear, Pairs]:
+    """What adds to each linear of this rank, by the columns of its product.
+
+    Raises CheckpointError for a module that does not fit, NotSupported for one not done."""
     linears, found = linears_of(model), dict[Linear, dict[Columns, LowRank]]()
     # What is wrong with a module is found on every stage, not only where its layer is.
     everybody = linears if model.stage.is_only else linears_of(model.of_all_stages())
@@ -100,19 +111,17 @@ def place(folder: AdapterFolder, model: Decoder, names: Mapping[str, Target]) ->
             raise CheckpointError(f"{folder.path}: {module} is there under two names")
         own[columns] = _own_outputs(pair, linear, target.part)
     ours = set(linears.values())
-    deltas = {linear: Delta(pairs, model.ops) for linear, pairs in found.items() if linear in ours}
-    sizes = (t.numel() * t.element_size() for p in folder.modules.values() for t in p.tensors)
-    return Adapter(deltas, folder.digest, folder.rank, sum(sizes))
+    return {linear: pairs for linear, pairs in found.items() if linear in ours}
 
 
 def check_model(model: Decoder) -> None:
     """Whether any adapter can be added to its products. Raises NotSupported."""
-    if model.device.type != "cpu":
+    if model.device.type not in ("cpu", "cuda"):
         raise NotSupported(
-            f"got an adapter on {model.device.type}: low-rank terms are added on CPUs only so far;"
-            " merge the adapter into the model, or use device='cpu'"
+            f"got an adapter on {model.device.type}: low-rank terms are added on CPUs and CUDA;"
+            " merge the adapter into the model"
         )
-    if model.dtype != torch.float32:
+    if model.device.type == "cpu" and model.dtype != torch.float32:
         raise NotSupported(
             f"got an adapter with dtype {model.dtype}: low-rank terms are added in fp32, before"
             " results are rounded; leave dtype out"

@@ -38,7 +38,10 @@ class RecordedAdapters:
         for linear in adapter.deltas:
             self._tables[linear].drop(adapter.slot)
 
-    def add(self, linear: Linear, x: Tensor, y: Tensor) -> Tensor:
+    def multiply(self, linear: Linear, x: Tensor) -> Tensor:
+        return linear.changed(x, lambda y: self._record(linear, x, y))
+
+    def _record(self, linear: Linear, x: Tensor, y: Tensor) -> Tensor:
         self._tables[linear].record(cast("Any", x), cast("Any", y))
         assert isinstance(y, Rows)
         return y

@@ -38,7 +38,10 @@ class StepAdapters:
             found.append((self._adapters[number], index))
         return found
 
-    def add(self, linear: Linear, x: Tensor, y: Tensor) -> Tensor:
+    def multiply(self, linear: Linear, x: Tensor) -> Tensor:
+        return linear.changed(x, lambda y: self._add(linear, x, y))
+
+    def _add(self, linear: Linear, x: Tensor, y: Tensor) -> Tensor:
         for adapter, rows in self._runs:
             delta = adapter.deltas.get(linear)
             if delta is not None:

@@ -5,7 +5,7 @@ The slot is filled once the weights are loaded, by the table of the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
 import torch
@@ -19,8 +19,8 @@ from quire.nn.parameter import Kept, Parameter
 class Adapted(Protocol):
     """The adapters of a step's rows; `lora/step.py` has them."""
 
-    def add(self, linear: Linear, x: Tensor, y: Tensor) -> Tensor:
-        """The product y [tokens, out] of x with what each row's adapter adds to it."""
+    def multiply(self, linear: Linear, x: Tensor) -> Tensor:
+        """What the linear makes of x, with what each row's adapter adds before the gate."""
         ...
 
     def of_tail(self) -> Adapted:
@@ -77,10 +77,12 @@ class Linear:
 
     def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
         assert self.kernel is not None, "Linear used before its weight was loaded"
-        if adapted is None:
-            return self.kernel(x)
+        return self.kernel(x) if adapted is None else adapted.multiply(self, x)
+
+    def changed(self, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """The product of x, changed before the gate. On devices where it can be had alone."""
+        assert self.kernel is not None and self.ops is not None
         if self.gate is None:
-            return adapted.add(self, x, self.kernel(x))
-        assert self.ops is not None
+            return change(self.kernel(x))
         product = cast("GatedKernel", self.kernel).kernel
-        return self.ops.gate(adapted.add(self, x, product(x)), self.gate)
+        return self.ops.gate(change(product(x)), self.gate)

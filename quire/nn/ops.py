@@ -30,6 +30,16 @@ class GatedKernel(LinearKernel, Protocol):
     kernel: LinearKernel
 
 
+class SumKernel(LinearKernel, Protocol):
+    """A product whose sums can be had before they are rounded once and gated."""
+
+    pairs: bool  # outputs are gate, up, gate, up ...; otherwise as the weight's rows
+
+    def sums(self, x: Tensor) -> Tensor:
+        """[tokens, in] -> [tokens, out] in fp32, the bias added, without the gate."""
+        ...
+
+
 class Table(Protocol):
     def __call__(self, ids: Tensor) -> Tensor:
         """[tokens] -> [tokens, width]: rows of a weight."""

@@ -30,7 +30,7 @@ from quire.nn.ops import (
     Visits,
 )
 from quire.ops.expert_loop import add_ranks
-from quire.ops.int8_inputs import Int8Inputs
+from quire.ops.int8_inputs import Int8SumInputs
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.packed_experts import PackedExperts, are_packed, rows_of
 from quire.ops.packed_forms import PackedForms, PackedTable, as_it_is, has_order
@@ -57,7 +57,7 @@ class CudaOps:
         if all(isinstance(weight, Dense) for weight in weights):
             floats = tensor_of([self.packed.ready(weight) for weight in weights])
             kernel = MatmulLinear(floats, bias, self._layouts, gate)
-            return Int8Inputs(kernel) if weights[0].inputs == "int8-row" else kernel
+            return Int8SumInputs(kernel) if weights[0].inputs == "int8-row" else kernel
         return self.packed.linear(weights, bias, gate)
 
     def table(self, weight: Weight) -> Table:

@@ -48,6 +48,7 @@ class EightBitLinear:
             assert weight.paired
             bias = None if bias is None else interleave(bias)
         self.weight, self.rounding, self.bias, self.gate = weight, rounding, bias, gate
+        self.pairs = weight.paired
         self.few, self.many = _on_hopper(weight, bias, gate)
         self.library: VendorEightBit | None = None
         if library is not None and self.many is not None:
@@ -71,6 +72,12 @@ class EightBitLinear:
             return out
         tile = pick_eight_bit(m, n, multiprocessors(x.codes.device))
         return eight_bit_matmul(x, self.weight, self.bias, dtype, tile, self.gate)
+
+    def sums(self, x: Tensor) -> Tensor:
+        """[m, k] -> [m, n] in fp32, without the gate: of the kernel that takes any."""
+        tile = pick_eight_bit(len(x), self.weight.shape[0], multiprocessors(x.device))
+        rounded = round_inputs(x, self.rounding)
+        return eight_bit_matmul(rounded, self.weight, self.bias, torch.float32, tile)
 
     def _out(self, x: RoundedRows, dtype: torch.dtype) -> Tensor:
         width = self.weight.shape[0] // (2 if self.gate else 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.nn.ops import LinearKernel
+from quire.nn.ops import LinearKernel, SumKernel
 
 LEAST, MOST = -128.0, 127.0
 SMALLEST = 1e-5  # the least maximum of a row that is assumed, so that nothing divides by zero
@@ -29,3 +29,14 @@ class Int8Inputs:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.kernel(round_rows(x))
+
+
+class Int8SumInputs(Int8Inputs):
+    """The same of a kernel whose sums can be had: `SumKernel`."""
+
+    def __init__(self, kernel: SumKernel) -> None:
+        super().__init__(kernel)
+        self.summed, self.pairs = kernel, kernel.pairs
+
+    def sums(self, x: Tensor) -> Tensor:
+        return self.summed.sums(round_rows(x))

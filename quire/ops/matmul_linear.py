@@ -14,7 +14,11 @@ class MatmulLinear:
         if gate is not None:
             weight = interleave(weight)
             bias = None if bias is None else interleave(bias)
+        self.pairs = gate is not None
         self.product = PreparedMatmul(weight, bias, layouts, gate)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.product(x)
+
+    def sums(self, x: Tensor) -> Tensor:
+        return self.product.sums(x)

@@ -22,10 +22,10 @@ from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.matmul import Layouts
 from quire.kernels.slabs import Slabs
 from quire.kernels.vendor_eight_bit import VendorEightBit
-from quire.nn.ops import LinearKernel
+from quire.nn.ops import SumKernel
 from quire.ops.eight_bit_linear import EightBitLinear, difference
 from quire.ops.eight_bit_of import EightBitForm, eight_bit_form, eight_bit_weight
-from quire.ops.int8_inputs import Int8Inputs
+from quire.ops.int8_inputs import Int8SumInputs
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.packed_check import failure_of, why_not
 from quire.ops.packed_experts import ExpertRows, ExpertSlabs
@@ -53,9 +53,7 @@ class PackedForms:
         self.unrounded: dict[str, str] = {}  # forms whose inputs stay floats, and why
         self._verdicts: dict[object, str | None] = {}
 
-    def linear(
-        self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None
-    ) -> LinearKernel:
+    def linear(self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None) -> SumKernel:
         """Parts one below the other; those that are alike are one product."""
         parts = joined([self.ready(weight) for weight in weights])
         if len(parts) == 1:
@@ -110,7 +108,7 @@ class PackedForms:
         self.kept[str(self.dtype).removeprefix("torch.")] += tensor.numel() * tensor.element_size()
         return tensor
 
-    def _part(self, weight: Weight, bias: Tensor | None, gate: str | None) -> LinearKernel:
+    def _part(self, weight: Weight, bias: Tensor | None, gate: str | None) -> SumKernel:
         if weight.inputs != "float":
             return self._rounded(weight, bias, gate)
         slabs = self.slabs(weight, gate, streams=True)
@@ -118,7 +116,7 @@ class PackedForms:
             return MatmulLinear(self.expanded(weight), bias, self.layouts, gate)
         return PackedLinear(slabs, bias, self.layouts, self.scratch, self.dtype, gate)
 
-    def _rounded(self, weight: Weight, bias: Tensor | None, gate: str | None) -> LinearKernel:
+    def _rounded(self, weight: Weight, bias: Tensor | None, gate: str | None) -> SumKernel:
         """Eight bits by eight where there is such a product; else the weight alone is packed."""
         form = eight_bit_form(weight)
         if form is not None:
@@ -130,7 +128,7 @@ class PackedForms:
                 return EightBitLinear(made, form.rounding, bias, gate, self.library)
             self._leave_inputs(form.name, str(self._verdicts[key]))
         kernel = self._part(as_it_is(weight), bias, gate)
-        return Int8Inputs(kernel) if weight.inputs == "int8-row" else kernel
+        return Int8SumInputs(kernel) if weight.inputs == "int8-row" else kernel
 
     def _refuse_stream(self, form: str, why: str) -> None:
         if form in self.unstreamed:

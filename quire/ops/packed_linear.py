@@ -19,7 +19,7 @@ from quire.kernels.packed_matmul import packed_matmul
 from quire.kernels.silu_mul import silu_mul
 from quire.kernels.slabs import Slabs
 from quire.kernels.vendor_matmul import is_faster, vendor_matmul
-from quire.nn.ops import LinearKernel
+from quire.nn.ops import SumKernel
 
 if TYPE_CHECKING:
     from quire.kernels.stream_packed import StreamPacked
@@ -43,7 +43,7 @@ class PackedLinear:
             assert slabs.paired
             bias = None if bias is None else interleave(bias)
         self.slabs, self.bias, self.layouts, self.scratch = slabs, bias, layouts, scratch
-        self.gate = gate
+        self.gate, self.pairs = gate, gate is not None
         self.stream = _streamed(slabs, self.bias, gate)
         num_out, num_in = slabs.shape
         scratch.reserve(num_out * num_in, dtype, slabs.codes.device)
@@ -55,13 +55,27 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[m, k] -> [m, n], in x's dtype; gated [m, n / 2]."""
-        if self.slabs.order is not None:
-            x = x.index_select(1, self.slabs.order)
+        x = self._ordered(x)
         if len(x) >= EXPAND_ROWS:
             return self._expanded(x)
         if self.stream is None:
             return packed_matmul(x, self.slabs, self.bias, gate=self.gate)
         return stream(self.stream, x)
+
+    def sums(self, x: Tensor) -> Tensor:
+        """[m, k] -> [m, n] in fp32."""
+        x = self._ordered(x)
+        out = torch.empty(len(x), self.slabs.shape[0], dtype=torch.float32, device=x.device)
+        if len(x) >= EXPAND_ROWS:
+            w = expand(self.slabs, self.scratch.view(self.slabs.shape))
+            return matmul(x, w, self.bias, out)
+        if self.stream is None:
+            return packed_matmul(x, self.slabs, self.bias, out)
+        return stream(self.stream, x, out)
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        """With inputs in the order of the slabs' columns."""
+        return x if self.slabs.order is None else x.index_select(1, self.slabs.order)
 
     def _expanded(self, x: Tensor) -> Tensor:
         (n, k), m = self.slabs.shape, len(x)
@@ -83,10 +97,11 @@ def _streamed(slabs: Slabs, bias: Tensor | None, gate: str | None) -> StreamPack
     return StreamPacked(slabs, bias, gate)
 
 
-def stream(product: StreamPacked, x: Tensor) -> Tensor:
-    """[m, k] -> [m, n], gated [m, n / 2]."""
+def stream(product: StreamPacked, x: Tensor, out: Tensor | None = None) -> Tensor:
+    """[m, k] -> [m, n], gated [m, n / 2]. An fp32 `out` [m, n] gets the sums, ungated."""
     m, n = len(x), product.slabs.shape[0]
-    out = torch.empty(m, n // 2 if product.gate else n, dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(m, n // 2 if product.gate else n, dtype=x.dtype, device=x.device)
     if m > 0:
         x = (
             x
@@ -100,9 +115,14 @@ def stream(product: StreamPacked, x: Tensor) -> Tensor:
 class PartsLinear:
     """Parts in different forms, one below the other, and the gate after them."""
 
-    def __init__(self, parts: Sequence[LinearKernel], gate: str | None) -> None:
+    pairs = False
+
+    def __init__(self, parts: Sequence[SumKernel], gate: str | None) -> None:
         self.parts, self.gate = parts, gate
 
     def __call__(self, x: Tensor) -> Tensor:
         out = torch.cat([part(x) for part in self.parts], 1)
         return silu_mul(out, self.gate) if self.gate else out
+
+    def sums(self, x: Tensor) -> Tensor:
+        return torch.cat([part.sums(x) for part in self.parts], 1)

@@ -6,6 +6,7 @@ Host numbers are bounds that the graph is keyed by. `graphs.py`, `prompt_graphs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from quire.attn.backend import prompt_planner
 from quire.forward import ForwardContext, Tail, Taps
+from quire.nn.linear import Adapted
 from quire.runner.gather import decode_batches, fed_batches
 from quire.runner.graphs import Decoded
 from quire.runner.mixed_graphs import Queries
@@ -23,13 +25,18 @@ if TYPE_CHECKING:
 
 
 def decoded(
-    runner: ModelRunner, row_ids: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
+    runner: ModelRunner,
+    row_ids: Tensor,
+    positions: Tensor,
+    max_context: int,
+    shares_prefix: bool,
+    adapted: Adapted | None = None,
 ) -> Decoded:
     """Of a step of few tokens, each a sequence that ends with it."""
     bound = np.full(row_ids.shape[0], max_context, dtype=np.int32)
     size = runner.spec.page_size
     batches = decode_batches(runner.rows, row_ids, positions, size, bound, shares_prefix)
-    ctx = runner.planned(batches, max_context)
+    ctx = replace(runner.planned(batches, max_context), adapted=adapted)
     hidden = runner.model.forward(ctx)
     return Decoded(runner.model.logits(hidden), hidden, ctx.taps.taken() if ctx.taps else ())
 

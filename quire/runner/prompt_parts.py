@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -12,13 +13,24 @@ from quire.runner.gather import StepShape
 from quire.runner.pending import PromptPart
 from quire.runner.rows import PROMPT_LOGPROBS, RequestRows
 from quire.sample.inputs import SampledLogprobs
+from quire.sample.logprobs import prompt_logprobs
 from quire.step import Work
+
+if TYPE_CHECKING:
+    from quire.sample.logprobs import BestOf
 
 # Whose prompt, its first position here, hidden states [positions, hidden] (good until the next
 # step) and the tokens that follow them [positions].
 PromptReader = Callable[[RequestId, int, Tensor, Tensor], None]
 # Hidden states [positions, hidden], the tokens that follow them, and how many logprobs of each.
 PromptScore = Callable[[Tensor, Tensor, int], SampledLogprobs]
+
+CHUNK = 256  # positions whose logits exist at once
+
+
+def prompt_score(head: Callable[[Tensor], Tensor], best: BestOf) -> PromptScore:
+    """`head`: from hidden states to logits."""
+    return lambda states, targets, num: prompt_logprobs(states, targets, head, num, CHUNK, best)
 
 
 def prompt_parts(

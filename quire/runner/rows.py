@@ -89,6 +89,11 @@ class RequestRows:
         new = {admission.row: admission.num_prompt for admission in plan.admissions}
         return any(work.start < new.get(work.row, self.num_prompt(work.row)) for work in plan.works)
 
+    def uses_adapters(self, plan: StepPlan) -> bool:
+        """Whether anybody who is fed has an adapter; those who enter now are asked in the plan."""
+        new = {admission.row: admission.adapter for admission in plan.admissions}
+        return any(new.get(work.row, self.adapters[work.row]) for work in plan.works)
+
     def reads_hidden(self, works: tuple[Work, ...]) -> bool:
         """Whether a request whose row is already set needs hidden states in this step."""
         needs = np.bitwise_or.reduce(self.needs[[w.row for w in works]])

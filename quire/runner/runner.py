@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from quire.memory.pool import PagePool
 from quire.memory.transfer import Transfer
 from quire.models.decoder import Decoder
 from quire.runner import rows as bits
-from quire.runner.adapted import adapted_of
+from quire.runner.adapted import adapted_of, recorded_of
 from quire.runner.balancer import Balancer
 from quire.runner.captured import decoded, mixed_queries, prompt_logits
 from quire.runner.drafts import Drafter
@@ -37,7 +38,7 @@ from quire.runner.mixed_graphs import MOST_PROMPTS, MixedGraphs, MixedSize, Quer
 from quire.runner.pending import Draw, PendingStep
 from quire.runner.pooling import Pools
 from quire.runner.prompt_graphs import PromptGraphs
-from quire.runner.prompt_parts import PromptReader, prompt_parts
+from quire.runner.prompt_parts import PromptReader, prompt_parts, prompt_score
 from quire.runner.rows import RequestRows, needs_of
 from quire.runner.sampling import sample_inputs
 from quire.runner.states import Forwarded, Launched, StepRead, StepStates
@@ -45,13 +46,13 @@ from quire.runner.tail import min_dropped, sampled_batch
 from quire.runner.tapes import Tapes
 from quire.runner.tree_rest import settle
 from quire.runner.upload import IntArray, Uploader
-from quire.sample.inputs import SampledLogprobs, TokenMask
-from quire.sample.logprobs import prompt_logprobs
+from quire.sample.inputs import TokenMask
 from quire.sample.ops import sample_ops_of
 from quire.sample.sampler import Sampler
 from quire.step import Pending, StepPlan, Work
 
-PROMPT_LOGPROB_CHUNK = 256  # positions whose logits exist at once
+if TYPE_CHECKING:  # CPU installs need no triton
+    from quire.runner.adapted_graphs import AdaptedGraphs
 
 
 class ModelRunner:
@@ -82,6 +83,7 @@ class ModelRunner:
         self.drafter: Drafter | None = None  # likewise, where a model makes drafts
         self.taps: tuple[int, ...] = ()  # layers whose input the drafter reads; likewise
         self.adapters: AdapterBank | None = None  # likewise, where adapters can be added
+        self.adapted_graphs: AdaptedGraphs | None = None  # likewise, where they are on a GPU
         self.transfer: Transfer | None = None  # likewise, where pages are kept elsewhere too
         self.balancer: Balancer | None = None  # likewise, where experts have second homes
         self.graphs: GraphCache | None = None
@@ -89,11 +91,10 @@ class ModelRunner:
             sizes = rows.max_rows, rows.max_len
             self.graphs = GraphCache(partial(decoded, self), *sizes, spare_row=rows.max_rows)
         self.prompt_graphs: PromptGraphs | None = None
+        self.mixed_graphs: MixedGraphs | None = None
         if self.graphs is not None and backend.caps.prompt_graphs:
             fewest = prompt_planner(backend).fewest_tokens(spec)
             self.prompt_graphs = PromptGraphs(partial(prompt_logits, self), self.graphs, fewest)
-        self.mixed_graphs: MixedGraphs | None = None
-        if self.graphs is not None and backend.caps.prompt_graphs:
             self.mixed_graphs = MixedGraphs(partial(mixed_queries, self), self.graphs)
 
     @torch.inference_mode()
@@ -211,7 +212,7 @@ class ModelRunner:
         work = plan.works[0]
         new = [needs_of(a.params) for a in plan.admissions if a.row == work.row]
         reads_hidden = bool(new[0] & bits.HIDDEN) if new else self.rows.reads_hidden(plan.works)
-        if not work.sample or work.num_drafts or reads_hidden:
+        if not work.sample or work.num_drafts or reads_hidden or self.rows.uses_adapters(plan):
             return 0
         return self.prompt_graphs.size_for(work.num_tokens, work.start + work.num_tokens)
 
@@ -228,7 +229,7 @@ class ModelRunner:
 
     def _mixed_size(self, plan: StepPlan) -> MixedSize | None:
         """What to pad a step of prompts and decodes to; None: there is no graph for it."""
-        if self.mixed_graphs is None:
+        if self.mixed_graphs is None or self.rows.uses_adapters(plan):
             return None
         lens = [work.num_tokens for work in plan.works]
         longest = max(work.start + work.num_tokens for work in plan.works)
@@ -253,7 +254,8 @@ class ModelRunner:
         assert self.graphs is not None
         longest, num = int(shape.context_lens.max()), plan.num_tokens
         at = sent["rows"], sent["positions"]
-        logits, hidden, streams = self.graphs.replay(*at, longest, plan.shares_prefix)
+        graphs = self.graphs if self.adapted_graphs is None else self.adapted_graphs.of(shape)
+        logits, hidden, streams = graphs.replay(*at, longest, plan.shares_prefix)
         logits, hidden = logits[:num], hidden[:num]
         index = sent["sample_index"]
         is_whole = len(index) == num  # else someone fed a prompt's last-but-one token
@@ -272,7 +274,7 @@ class ModelRunner:
     def _on_tape(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:
         assert self.tapes is not None
         has_tail = self.has_tail(plan, shape)
-        adapted = adapted_of(self.adapters, self.rows, shape)
+        adapted = recorded_of(self.adapters, self.rows, shape)
         (hidden,) = self.tapes.run(self.batches(shape, sent), sent, has_tail, adapted)
         return Forwarded(hidden, self.tapes.streams(shape.num_tokens), has_tail)
 
@@ -291,7 +293,8 @@ class ModelRunner:
         if every is not None:
             if self.rows.reads_hidden(plan.works):
                 asked = (plan.works, shape, self.rows, every)
-                prompts = prompt_parts(*asked, self._prompt_logprobs, self.prompt_reader)
+                score = prompt_score(self.model.logits, self.sampler.ops.best)
+                prompts = prompt_parts(*asked, score, self.prompt_reader)
                 made = StepRead(every, prompts, self.pools.take(shape, every))
             if self.tapes is None or len(shape.sampled) < shape.num_tokens:
                 made = made._replace(sampled=every[sent["sample_index"]])
@@ -303,10 +306,6 @@ class ModelRunner:
     def _keep(self, works: tuple[Work, ...], shape: StepShape, states: StepStates) -> None:
         if self.drafter is not None and self.drafter.reads(works) is not None:
             self.drafter.keep(works, shape, states)
-
-    def _prompt_logprobs(self, states: Tensor, targets: Tensor, num: int) -> SampledLogprobs:
-        chunk, best = PROMPT_LOGPROB_CHUNK, self.sampler.ops.best
-        return prompt_logprobs(states, targets, self.model.logits, num, chunk, best)
 
     def has_tail(self, plan: StepPlan, shape: StepShape) -> bool:
         num_dropped = shape.num_tokens - len(shape.sampled)

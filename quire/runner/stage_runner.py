@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.dist.comm import Comm
 from quire.forward import stream_of
-from quire.runner.adapted import adapted_of
+from quire.runner.adapted import adapted_of, recorded_of
 from quire.runner.gather import StepShape
 from quire.runner.pending import PendingStep
 from quire.runner.rank_runner import FirstRunner, OtherRunner, Others
@@ -146,9 +146,10 @@ def _own_layers(
 ) -> Sequence[Tensor]:
     """The stream for the next stage or, on the last one, the states after the norm."""
     model, batches = runner.model, runner.batches(shape, sent)
-    adapted = adapted_of(runner.adapters, runner.rows, shape)
     if runner.tapes is not None:
-        return runner.tapes.run(batches, sent, runner.has_tail(plan, shape), adapted, came)
+        recorded = recorded_of(runner.adapters, runner.rows, shape)
+        return runner.tapes.run(batches, sent, runner.has_tail(plan, shape), recorded, came)
+    adapted = adapted_of(runner.adapters, runner.rows, shape)
     ctx = replace(
         runner.planned(batches), adapted=adapted, incoming=stream_of(came) if came else None
     )

@@ -1,0 +1,210 @@
+"""Adapters' kernels: any mix of slots, ranks and sizes in one launch, beside plain torch in fp32.
+
+Runs in Triton's interpreter without a GPU. Red when a tile takes another row's slot, a part another
+part's B, a padded rank something that is no zero, or a neighbour reaches into a row's bits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels.low_rank_expand import low_rank_expand, low_rank_gate
+from quire.kernels.low_rank_places import PLACE, Places, shrink_shape
+from quire.kernels.low_rank_shrink import low_rank_shrink
+from quire.kernels.silu_mul import silu_mul
+from quire.lora import row_tiles
+from quire.lora.row_tiles import RowTiles, padded_blocks, tiles_of
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class LowRanks(NamedTuple):
+    """Of one slot and part; rank 0: nothing is added."""
+
+    low: Tensor  # [rank padded, in]
+    high: Tensor  # [out, rank padded]
+    rank: int
+    scale: float
+
+
+class Case:
+    """A product with three linears' places in the table, of which it is the second."""
+
+    def __init__(
+        self, num_in: int, sizes: Sequence[int], ranks: Sequence[Sequence[int]], dtype: torch.dtype
+    ) -> None:
+        """`ranks` [slots from 1 on][parts]."""
+        random = torch.Generator().manual_seed(num_in + sum(sizes))
+
+        def filled(*shape: int) -> Tensor:
+            return (torch.randn(shape, generator=random) / 8).to(DEVICE, dtype)
+
+        self.sizes, self.dtype, self.num_in = tuple(sizes), dtype, num_in
+        self.origin = torch.zeros(16, dtype=dtype, device=DEVICE)
+        self.of: dict[tuple[int, int], LowRanks] = {}
+        table = torch.zeros(1 + len(ranks), 3, 3, PLACE.value, dtype=torch.int64)
+        for slot, of_slot in enumerate(ranks, 1):
+            for part, rank in enumerate(of_slot):
+                if rank == 0:
+                    continue
+                padded, scale = -(-rank // 16) * 16, 0.5 + slot / 4
+                low, high = filled(padded, num_in), filled(sizes[part], padded)
+                low[rank:], high[:, rank:] = 0, 0
+                self.of[slot, part] = LowRanks(low, high, rank, scale)
+                bits = int(np.float32(scale).view(np.int32))
+                entry = (self.place(low), self.place(high), padded, bits)
+                table[slot, 1, part] = torch.tensor(entry)
+        most = max((-(-rank // 16) * 16 for of in ranks for rank in of), default=16) or 16
+        self.places = Places(self.origin, table.to(DEVICE), 1, self.sizes, most)
+
+    def place(self, weight: Tensor) -> int:
+        return (weight.data_ptr() - self.origin.data_ptr()) // weight.element_size()
+
+    def inputs(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+        random = torch.Generator().manual_seed(seed)
+        x = torch.randn(rows, self.num_in, generator=random).to(DEVICE, self.dtype)
+        sums = torch.randn(rows, sum(self.sizes), generator=random).to(DEVICE)
+        return x, sums
+
+    def shrunk(self, x: Tensor, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        tiles = torch.from_numpy(tiles_of(np.asarray(slots, dtype=np.int64))).to(DEVICE)
+        return low_rank_shrink(x, tiles, self.places), tiles
+
+    def add(self, x: Tensor, sums: Tensor, slots: Sequence[int]) -> Tensor:
+        h, tiles = self.shrunk(x, slots)
+        return low_rank_expand(sums, h, tiles, self.places, sums.to(self.dtype) * float("nan"))
+
+    def gate(self, x: Tensor, sums: Tensor, slots: Sequence[int], pairs: bool) -> Tensor:
+        h, tiles = self.shrunk(x, slots)
+        out = torch.full((len(x), self.sizes[0]), float("nan"), dtype=self.dtype, device=DEVICE)
+        return low_rank_gate(sums, h, tiles, self.places, out, "silu", pairs)
+
+    def wanted(self, x: Tensor, sums: Tensor, slots: Sequence[int]) -> Tensor:
+        """fp32 sums with everything added."""
+        made = sums.clone()
+        for row, slot in enumerate(slots):
+            begin = 0
+            for part, size in enumerate(self.sizes):
+                if (found := self.of.get((slot, part))) is not None:
+                    ranks = found.low.double() @ x[row].double()
+                    added = found.scale * (found.high.double() @ ranks)
+                    made[row, begin : begin + size] += added.float()
+                begin += size
+        return made
+
+
+def near(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    """One rounding of the same number, which may lie just between two."""
+    step = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    torch.testing.assert_close(got.float(), want, rtol=step, atol=step)
+
+
+CASES = {
+    "rank 4": (64, (48,), [[4]]),
+    "rank 16, three parts": (256, (64, 32, 32), [[16, 16, 16]]),
+    "rank 64": (272, (130,), [[64]]),
+    "several chains": (528, (48, 16, 16), [[8, 0, 24], [0, 40, 0]]),
+    "many slots": (64, (20, 12), [[1 + slot % 17, slot % 3] for slot in range(64)]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", CASES)
+def test_mixed_rows(name: str, dtype: torch.dtype) -> None:
+    num_in, sizes, ranks = CASES[name]
+    case = Case(num_in, sizes, ranks, dtype)
+    draw = random.Random(7)
+    slots = [draw.randrange(len(ranks) + 1) for _ in range(37)]
+    x, sums = case.inputs(len(slots))
+    near(case.add(x, sums, slots), case.wanted(x, sums, slots), dtype)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gates(pairs: bool, dtype: torch.dtype) -> None:
+    """Red when gate and up change places, or the gate sees numbers before they were rounded."""
+    case = Case(80, (72, 72), [[16, 4], [0, 20]], dtype)
+    slots = [0, 1, 2, 1, 0] * 4
+    x, sums = case.inputs(len(slots))
+    given = torch.stack(sums.chunk(2, 1), 2).flatten(1) if pairs else sums
+    got = case.gate(x, given.contiguous(), slots, pairs)
+    want = silu_mul(case.add(x, sums, slots))
+    assert torch.equal(got, want)
+    near(got, silu_mul(case.wanted(x, sums, slots)), dtype)
+
+
+def test_rows_do_not_depend_on_neighbours() -> None:
+    """Each row alone, in a crowd of its own slot, and among all others: the same bits."""
+    case = Case(528, (48, 32, 16), [[4, 16, 0], [33, 8, 64]], torch.bfloat16)
+    slots = ([1] * 19 + [2] * 3 + [0]) * 2
+    x, sums = case.inputs(len(slots))
+    together = case.add(x, sums, slots)
+    for row in (0, 17, 18, 19, 22, 40):
+        one = slice(row, row + 1)
+        assert torch.equal(case.add(x[one], sums[one], slots[one])[0], together[row])
+
+
+def test_rows_without_an_adapter_are_only_rounded() -> None:
+    case = Case(64, (48,), [[16]], torch.bfloat16)
+    x, sums = case.inputs(20)
+    sums[0] = -0.0
+    slots = [0, 1] * 10
+    got = case.add(x, sums, slots)
+    own = sums.to(torch.bfloat16)
+    assert torch.equal(got[::2].view(torch.int16), own[::2].view(torch.int16))
+    assert not torch.equal(got[1::2], own[1::2])
+
+
+def test_padded_tiles_and_no_rows() -> None:
+    """A captured graph has as many tiles as rows, most of them empty; a step may have no rows."""
+    case = Case(64, (48,), [[16]], torch.bfloat16)
+    x, sums = case.inputs(5)
+    sent = torch.from_numpy(RowTiles.of(np.asarray([1, 0, 1, 1, 0])).padded()).to(DEVICE)
+    assert len(sent) == 5
+    h = low_rank_shrink(x, sent, case.places)
+    got = low_rank_expand(sums, h, sent, case.places, torch.empty_like(x[:, :48]).contiguous())
+    assert torch.equal(got, case.add(x, sums, [1, 0, 1, 1, 0]))
+    assert case.add(x[:0], sums[:0], []).shape == (0, 48)
+
+
+def test_inputs_may_be_columns_of_something_wider() -> None:
+    case = Case(64, (48,), [[16]], torch.bfloat16)
+    x, sums = case.inputs(5)
+    wide = torch.full((5, 96), float("nan"), dtype=x.dtype, device=DEVICE)
+    wide[:, :64] = x
+    assert torch.equal(case.add(wide[:, :64], sums, [1] * 5), case.add(x, sums, [1] * 5))
+
+
+def test_chains_cover_all_inputs() -> None:
+    for num_in in (16, 256, 272, 4096, 8192, 14336, 53248):
+        chunk, chunks = shrink_shape(num_in)
+        assert chunk * (chunks - 1) < num_in <= chunk * chunks and chunks <= 32
+
+
+def test_every_row_is_in_one_tile() -> None:
+    draw = np.random.default_rng(3)
+    for count in (0, 1, 16, 17, 100, row_tiles.BLOCK_ROWS + 5):
+        slots = draw.integers(0, 7, count)
+        made = RowTiles.of(slots)
+        seen = []
+        for block in made.blocks:
+            for slot, *rows in made.tiles[block.first : block.last].tolist():
+                own = [block.begin + row for row in rows if row >= 0]
+                assert own and all(slots[row] == slot for row in own)
+                seen += own
+        assert sorted(seen) == list(range(count))
+        if count == 0:
+            continue
+        padded = made.padded()
+        for own, block in zip(made.blocks, padded_blocks(count), strict=True):
+            tiles = padded[block.first : block.last].tolist()
+            num = own.last - own.first
+            assert tiles[:num] == made.tiles[own.first : own.last].tolist()
+            assert all(tile == [0] + [-1] * (len(tile) - 1) for tile in tiles[num:])
