@@ -105,8 +105,7 @@ def build_engine(
     args, ranks = seat.args, seat.ranks
     own = spec_of_rank(spec, ranks)
     cpu = CpuPath.of(args, device)
-    is_gguf = isinstance(checkpoint, GGUFCheckpoint)
-    as_stored = keeps_packed_on(device, args, checkpoint) or (cpu.keeps_packed and is_gguf)
+    as_stored = _keeps_as_stored(args, checkpoint, device, cpu)
     check_weights_fit(_weight_bytes(checkpoint, spec, as_stored, dtype), total_memory(device))
     heads = heads_of(own, args.page_size)
     kept = cache_wish(args, config.cache, checkpoint, spec)
@@ -189,6 +188,13 @@ def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> Request
     return RequestRows(
         sched.max_num_seqs, sched.max_model_len, max_pages, device, len(cache.groups)
     )
+
+
+def _keeps_as_stored(
+    args: EngineArgs, checkpoint: Checkpoint, device: torch.device, cpu: CpuPath
+) -> bool:
+    is_gguf = isinstance(checkpoint, GGUFCheckpoint)
+    return keeps_packed_on(device, args, checkpoint) or (cpu.keeps_packed and is_gguf)
 
 
 def _weight_bytes(
