@@ -56,7 +56,8 @@ class AdaptedGraphs:
             return self._plain
         if self._version != self._adapters.version:
             self._graphs, self._version = self._new(), self._adapters.version
-        host = torch.from_numpy(self._bank.tiles(numbers).padded()).pin_memory()
+        host = torch.from_numpy(self._bank.tiles(numbers).padded())
+        host = host.pin_memory() if self._tiles.is_cuda else host
         self._tiles[: len(host)].copy_(host, non_blocking=True)
         return self._graphs
 
