@@ -58,7 +58,8 @@ class AdaptedGraphs:
         if self._version != self._adapters.version:
             self._graphs, self._version = self._new(), self._adapters.version
         fed = np.repeat(numbers, shape.query_lens)  # a draft is a sequence of its own
-        host = torch.from_numpy(self._bank.tiles(fed).padded()).pin_memory()
+        host = torch.from_numpy(self._bank.tiles(fed).padded())
+        host = host.pin_memory() if self._tiles.is_cuda else host
         self._tiles[: len(host)].copy_(host, non_blocking=True)
         return self._graphs
 
