@@ -23,6 +23,10 @@ from quire.models.spec import ModelSpec
 
 ITEMSIZE = 2  # the suite runs in bf16
 BITS = {"rtn-int4-g128": 4.125, "fp8": 8.0, "int8": 8.0}  # of a weight, its scales among them
+BY_BYTES = (
+    "fp8",
+    "int8",
+)  # inputs are rounded too: the matrix unit does two of 8 bits for one of 16
 
 
 def step_load(row: Row, spec: ModelSpec) -> Load | None:
@@ -43,7 +47,11 @@ def _in_bits(step: Load, row: Row, spec: ModelSpec) -> Load:
     weights = total(step_loads(spec, [], ITEMSIZE).values()).num_bytes
     head = ITEMSIZE * spec.vocab_size * spec.hidden_size
     packed = (weights - head) * BITS[row.form] / 16 + head * 8 / 16
-    return Load(step.num_bytes - weights + packed, step.num_flops)
+    num_flops = step.num_flops
+    if row.form in BY_BYTES:
+        num_fed = row.prompt if row.kind == "prefill" else row.requests
+        num_flops -= num_fed * (spec.num_active_params - _tables(spec))  # half of two each
+    return Load(step.num_bytes - weights + packed, num_flops)
 
 
 def limit_of(row: Row, spec: ModelSpec, ceilings: Ceilings) -> float | None:
