@@ -34,6 +34,7 @@ from quire.kernels.stream_packed_configs import (
     pick_stream_packed,
 )
 from quire.kernels.stream_unpack import code_pairs, power_pairs
+from quire.kernels.unpack_scales import decoded
 
 __all__ = ["StreamPacked"]
 
@@ -119,24 +120,6 @@ def _number(kept, group, PER: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _float16(bits, KIND: gl.constexpr):
-    if KIND == "bf16":
-        found = (bits << 16).to(gl.float32, bitcast=True)
-    else:
-        found = bits.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
-    return found
-
-
-@gluon.jit
-def _power(exponent):
-    """2**(e - 128) in fp32, as `unpack_scales.py` has it."""
-    half = exponent // 2 - 64
-    rest = exponent - 128 - half
-    one = ((half + 127) << 23).to(gl.float32, bitcast=True)
-    return one * ((rest + 127) << 23).to(gl.float32, bitcast=True)
-
-
-@gluon.jit
 def _field(
     codes, kept, slab,
     F: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr,
@@ -154,10 +137,10 @@ def _field(
         more = _number(kept, group + i, PER, of_rows)[:, None]
         bits = gl.where(spot >= i * (GROUP // 16), more, bits)
     if KIND == "e2m1":
-        scale, codes = gl.broadcast(_power(bits), codes)
+        scale, codes = gl.broadcast(decoded(bits, "power"), codes)
         weight = power_pairs(codes, scale, F)
     else:
-        scale = _float16(bits & 0xFFFF, SCALES)
+        scale = decoded(bits & 0xFFFF, SCALES)
         zero = ((bits >> 16) & 0xFFFF).to(gl.float32) if ZEROS == "u16" else bits * 0.0 + ZERO
         scale, codes = gl.broadcast(scale, codes)
         zero, codes = gl.broadcast(zero, codes)

@@ -31,14 +31,14 @@ def _pairs(field: int, ones: str) -> str:
     """
 
 
-def _of_bf16(field: int) -> str:
-    """The scale is a bf16 number."""
+def _of_one(field: int, dtype: str, ones: str) -> str:
+    """The scale is a number of the inputs' dtype."""
     return f"""{{
-        {_pairs(field, "0x43004300")}
-        sub.rn.bf16x2 t0, t0, $3;
-        sub.rn.bf16x2 t1, t1, $4;
-        mul.rn.bf16x2 $0, t0, $5;
-        mul.rn.bf16x2 $1, t1, $6;
+        {_pairs(field, ones)}
+        sub.rn.{dtype} t0, t0, $3;
+        sub.rn.{dtype} t1, t1, $4;
+        mul.rn.{dtype} $0, t0, $5;
+        mul.rn.{dtype} $1, t1, $6;
     }}"""
 
 
@@ -52,16 +52,6 @@ def _of_two_bf16(field: int) -> str:
         mul.rn.bf16x2 p1, t1, $8;
         fma.rn.bf16x2 $0, t0, $5, p0;
         fma.rn.bf16x2 $1, t1, $6, p1;
-    }}"""
-
-
-def _of_fp16(field: int) -> str:
-    return f"""{{
-        {_pairs(field, "0x64006400")}
-        sub.rn.f16x2 t0, t0, $3;
-        sub.rn.f16x2 t1, t1, $4;
-        mul.rn.f16x2 $0, t0, $5;
-        mul.rn.f16x2 $1, t1, $6;
     }}"""
 
 
@@ -87,9 +77,9 @@ def _of_power(field: int) -> str:
     }}"""
 
 
-_BF16 = gl.constexpr((_of_bf16(0), _of_bf16(1)))
+_BF16 = gl.constexpr(tuple(_of_one(field, "bf16x2", "0x43004300") for field in (0, 1)))
 _TWO_BF16 = gl.constexpr((_of_two_bf16(0), _of_two_bf16(1)))
-_FP16 = gl.constexpr((_of_fp16(0), _of_fp16(1)))
+_FP16 = gl.constexpr(tuple(_of_one(field, "f16x2", "0x64006400") for field in (0, 1)))
 _POWER = gl.constexpr((_of_power(0), _of_power(1)))
 
 
