@@ -33,6 +33,7 @@ from quire.kv.cache_news import CacheLog
 from quire.kv.check import check_in_slices
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
+from quire.runner.late_work import LateWork
 from quire.spec.speculation import Speculation
 from quire.step import TokenEvent
 from quire.version import __version__
@@ -96,6 +97,7 @@ class EngineProcess:
         self._profile: Profile | None = None
         self._cache_log: CacheLog | None = None  # from the first question on
         self._adapters = AdapterVerbs(self.core.adapters, self._peers)
+        self._late = LateWork(engine.runner)
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             msg.Submit: self._submit,
             msg.Abort: self._abort,
@@ -373,7 +375,7 @@ class EngineProcess:
             peer.send(msg.Beat(counts, has_work, is_paused, stalled, dict(experts)))
 
     def _counts(self) -> dict[str, float]:
-        counts = self.core.scheduler.stats().as_dict() | self._memory()
+        counts = self.core.scheduler.stats().as_dict() | self._memory() | self._late.as_dict()
         if isinstance(self.core.drafts, Speculation):
             counts |= self.core.drafts.counts.as_dict()
         if self.engine.tiers is not None:

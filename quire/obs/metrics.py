@@ -302,6 +302,20 @@ class ServerMetrics:
             "kv_tier_bytes": {(t,): now.get(f"kv_{t}_bytes", 0) for t in ("memory", "disk")},
         }
 
+    def _drafts(self) -> dict[str, Reading]:
+        now, totals = self._engine_now, self._engine_totals
+        return {
+            "spec_decode_num_drafts": totals["num_draft_runs"],
+            "spec_decode_num_draft_tokens": totals["num_drafted_tokens"],
+            "spec_decode_num_accepted_tokens": totals["num_accepted_tokens"],
+            "spec_decode_num_accepted_tokens_per_pos": {
+                (str(i),): totals[f"accepted_at_{i}"]
+                for i in range(MAX_DEPTH)
+                if not i or f"accepted_at_{i}" in now
+            },
+            "spec_decode_draft_seconds": totals["draft_seconds"],
+        }
+
     def _reading(self) -> dict[str, Reading]:
         """For every name of the table: its value, or a value for each label set."""
         now, totals = self._engine_now, self._engine_totals
@@ -321,18 +335,11 @@ class ServerMetrics:
             "prompt_tokens": self._num_prompt,
             "generation_tokens": self._num_generated,
             "request_success": self._finished.counts,
-            "spec_decode_num_drafts": totals["num_draft_runs"],
-            "spec_decode_num_draft_tokens": totals["num_drafted_tokens"],
-            "spec_decode_num_accepted_tokens": totals["num_accepted_tokens"],
-            "spec_decode_num_accepted_tokens_per_pos": {
-                (str(i),): totals[f"accepted_at_{i}"]
-                for i in range(MAX_DEPTH)
-                if not i or f"accepted_at_{i}" in now
-            },
-            "spec_decode_draft_seconds": totals["draft_seconds"],
+            **self._drafts(),
             "tokens_recomputed": totals["num_recomputed_tokens"],
             "engine_steps": totals["num_steps"],
             "engine_restarts": self._num_restarts,
+            "late_work": {(k,): totals[f"num_late_{k}s"] for k in ("compile", "capture")},
             "kv_pages": pages,
             "kv_token_bytes": now.get("kv_token_bytes", 0),
             "kv_slots": now.get("kv_slots", 0),

@@ -146,6 +146,13 @@ METRICS = (
     Metric("tokens_recomputed", "counter", "Tokens fed again after a preemption."),
     Metric("engine_steps", "counter", "Steps of the engine."),
     Metric("engine_restarts", "counter", "Times the engine process was started again."),
+    Metric(
+        "late_work",
+        "counter",
+        "Kernels compiled and CUDA graphs captured after the engine was ready, while the requests"
+        " of a step waited. Always 0 on a CPU.",
+        ("kind",),
+    ),
     Metric("kv_pages", "gauge", "Pages by state: live, cached or empty.", ("state",)),
     Metric("kv_token_bytes", "gauge", "Bytes the cache keeps of one token, in all layers."),
     Metric("kv_slots", "gauge", "Tokens that the pages hold together, by layer group."),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,27 @@ MAX_KEYS = 1 << 23  # batch times context of the largest graph; beyond it steps 
 
 # Threads that move pages (`memory/strip.py`) ask for events while this one captures.
 CAPTURE_MODE = "thread_local"
+
+Made = TypeVar("Made")
+
+
+class GraphMemory:
+    """Memory that graphs share of which only one runs at a time; counts what was captured."""
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+        self.num_captured = 0
+
+    def capture(
+        self, first: Callable[[], object], step: Callable[[], Made]
+    ) -> tuple[torch.cuda.CUDAGraph, Made]:
+        """`first` runs before, and compiles and sizes what `step` needs."""
+        self.num_captured += 1
+        run_aside(first)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.handle, capture_error_mode=CAPTURE_MODE):
+            made = step()
+        return graph, made
 
 
 class Decoded(NamedTuple):
@@ -64,7 +85,7 @@ class GraphCache:
         self.step, self.max_context, self.spare_row = step, max_context, spare_row
         self.sizes = sorted({*BATCH_SIZES, max_batch})  # drafts may outnumber rows
         self.graphs: dict[tuple[int, int, bool], Captured] = {}
-        self.memory = torch.cuda.graph_pool_handle()
+        self.memory = GraphMemory()
         self._too_large: set[tuple[int, int, bool]] = set()
 
     def covers(self, num_tokens: int, longest: int) -> bool:
@@ -101,10 +122,10 @@ class GraphCache:
         self, rows: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
     ) -> Captured:
         spare, zeros = torch.full_like(rows, self.spare_row), torch.zeros_like(positions)
-        run_aside(lambda: self.step(spare, zeros, max_context, shares_prefix))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.memory, capture_error_mode=CAPTURE_MODE):
-            made = self.step(rows, positions, max_context, shares_prefix)
+        graph, made = self.memory.capture(
+            lambda: self.step(spare, zeros, max_context, shares_prefix),
+            lambda: self.step(rows, positions, max_context, shares_prefix),
+        )
         return Captured(graph, rows, positions, made)
 
 

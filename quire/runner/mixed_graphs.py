@@ -12,13 +12,14 @@ The memory pool is that of the decode graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quire.forward import ForwardContext
-from quire.runner.graphs import CAPTURE_MODE, GraphCache, run_aside
+from quire.runner.graphs import GraphCache
 from quire.runner.prompt_graphs import SIZES as LONE_SIZES
 from quire.runner.prompt_graphs import Inputs, bring
 
@@ -110,8 +111,6 @@ class MixedGraphs:
         return captured.replay(inputs)
 
     def _capture(self, inputs: Inputs, num_singles: int) -> Captured:
-        run_aside(lambda: self.step(inputs, num_singles))  # the replay writes the same again
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.decodes.memory, capture_error_mode=CAPTURE_MODE):
-            queries = self.step(inputs, num_singles)
+        step = partial(self.step, inputs, num_singles)
+        graph, queries = self.decodes.memory.capture(step, step)  # the replay writes it once more
         return Captured(graph, inputs, queries)

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from quire.runner.graphs import CAPTURE_MODE, GraphCache, run_aside
+from quire.runner.graphs import GraphCache
 
 SIZES = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)  # beyond, kernels outlast the host
 
@@ -85,8 +86,6 @@ class PromptGraphs:
         return captured.replay(inputs)
 
     def _capture(self, inputs: Inputs, bound: int) -> CapturedPrompt:
-        run_aside(lambda: self.step(inputs, bound))  # the replay writes the same again
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.decodes.memory, capture_error_mode=CAPTURE_MODE):
-            logits = self.step(inputs, bound)
+        step = partial(self.step, inputs, bound)
+        graph, logits = self.decodes.memory.capture(step, step)  # the replay writes it once more
         return CapturedPrompt(graph, inputs, logits)
