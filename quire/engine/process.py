@@ -33,7 +33,6 @@ from quire.kv.cache_news import CacheLog
 from quire.kv.check import check_in_slices
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
-from quire.runner.late_work import LateWork
 from quire.spec.speculation import Speculation
 from quire.step import TokenEvent
 from quire.version import __version__
@@ -41,6 +40,7 @@ from quire.version import __version__
 if TYPE_CHECKING:
     from quire.engine.build import Engine
     from quire.runner.expert_loads import LoadReader
+    from quire.runner.late_work import LateWork
 
 BEAT_S = 1.0
 IDLE_WAIT_S = 0.5
@@ -78,8 +78,9 @@ class EngineProcess:
         load_seconds: float,
         patience: Patience,
         loads: LoadReader | None = None,
+        late: LateWork | None = None,
     ) -> None:
-        self.engine, self.core, self._loads = engine, engine.core, loads
+        self.engine, self.core, self._loads, self._late = engine, engine.core, loads, late
         self.load_seconds, self.patience = load_seconds, patience
         self._wake = threading.Event()
         self._listener = listen(address)
@@ -97,7 +98,6 @@ class EngineProcess:
         self._profile: Profile | None = None
         self._cache_log: CacheLog | None = None  # from the first question on
         self._adapters = AdapterVerbs(self.core.adapters, self._peers)
-        self._late = LateWork(engine.runner)
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             msg.Submit: self._submit,
             msg.Abort: self._abort,
@@ -375,7 +375,9 @@ class EngineProcess:
             peer.send(msg.Beat(counts, has_work, is_paused, stalled, dict(experts)))
 
     def _counts(self) -> dict[str, float]:
-        counts = self.core.scheduler.stats().as_dict() | self._memory() | self._late.as_dict()
+        counts = self.core.scheduler.stats().as_dict() | self._memory()
+        if self._late is not None:
+            counts |= self._late.as_dict()
         if isinstance(self.core.drafts, Speculation):
             counts |= self.core.drafts.counts.as_dict()
         if self.engine.tiers is not None:

@@ -45,6 +45,7 @@ def main() -> int:
         from quire.engine.build import build_engine  # after what needs no torch
         from quire.engine.process import EngineProcess, Patience
         from quire.runner.expert_loads import LoadReader
+        from quire.runner.late_work import LateWork
 
         engine = build_engine(settings.engine, opened.checkpoint, opened.tokenizer)
         address = folder.socket
@@ -52,7 +53,8 @@ def main() -> int:
             settings.stall_s, settings.stall_kill_s, settings.limits.queue_timeout_s
         )
         loads = LoadReader.of(engine.runner.model)
-        process = EngineProcess(engine, address, time.monotonic() - begun, patience, loads)
+        seconds, late = time.monotonic() - begun, LateWork(engine.runner)
+        process = EngineProcess(engine, address, seconds, patience, loads, late)
     except QuireError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         folder.fail(" ".join(str(error).split()))
