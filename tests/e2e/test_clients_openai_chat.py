@@ -17,7 +17,10 @@ HELLO: list[Any] = [{"role": "user", "content": "the quick brown fox"}]
 
 
 def chat(client: OpenAI, **fields: Any) -> ChatCompletion:
+    """As many tokens as are asked for: without a bias the end token is drawn now and then only."""
     given = {"model": "tiny", "messages": HELLO, "max_tokens": 8, **fields}
+    if "logit_bias" not in fields:
+        given["extra_body"] = {"ignore_eos": True} | fields.get("extra_body", {})
     return client.chat.completions.create(**given)
 
 
