@@ -88,7 +88,7 @@ class EngineProcess:
         self._arriving: deque[Peer] = deque()
         self._requests: dict[RequestId, Request] = {}
         self._guard = Guard(self.core)
-        self._snapshots = Snapshots(self.core)
+        self._snapshots = Snapshots(self.core, engine.tiers)
         self._next_expiry = 0.0
         self._watch_every = 0.0
         self._next_snapshot = 0.0

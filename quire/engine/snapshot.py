@@ -1,9 +1,9 @@
 """Snapshots: what the engine is doing right now, as plain data for the page that watches it.
 
 A snapshot has the pool as a grid, the folded prefix tree, the running requests as lanes with what
-the last step fed them, and the head of the waiting line. The thread that steps calls it between
-steps; it changes nothing. The two expensive pictures live in `obs/pool_picture.py` and
-`obs/tree_picture.py`.
+the last step fed them, the head of the waiting line, and how full the places outside the pool are.
+The thread that steps calls it between steps; it changes nothing. The two expensive pictures live in
+`obs/pool_picture.py` and `obs/tree_picture.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from quire.request import Request, RequestId
 from quire.sched.stats import SchedStats
 from quire.spec.speculation import Speculation
 from quire.step import StepPlan, Work
+from quire.tiers.picture import places_of
+from quire.tiers.tiers import Tiers
 
 if TYPE_CHECKING:
     from quire.engine.core import EngineCore
@@ -44,8 +46,8 @@ class Snapshots:
     >>> snapshots.take()["pool"]["cells"]                                       # doctest: +SKIP
     """
 
-    def __init__(self, core: EngineCore) -> None:
-        self._scheduler, self._drafts = core.scheduler, core.drafts
+    def __init__(self, core: EngineCore, tiers: Tiers | None = None) -> None:
+        self._scheduler, self._drafts, self._tiers = core.scheduler, core.drafts, tiers
         self._pool = PoolPicture(core.scheduler.kv)
         self._tree = TreePicture(core.scheduler.kv)
         self._works: tuple[Work, ...] = ()
@@ -97,6 +99,7 @@ class Snapshots:
             },
             "counts": stats.as_dict(),
             "spec": self._speculation(stats),
+            "places": [] if self._tiers is None else places_of(self._tiers),
         }
 
     def _speculation(self, stats: SchedStats) -> dict[str, Any] | None:
@@ -147,6 +150,7 @@ def _lane(
         "pages": num_pages,
         "priority": request.priority,
         "preempted": request.num_preempted,
+        "adapter": request.adapter_name,
     }
 
 

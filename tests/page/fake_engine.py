@@ -50,6 +50,7 @@ class FakeEngine:
     has_speculation: bool = True
     windows: tuple[int | None, ...] = (None,)
     experts: Snapshot | None = None
+    places: tuple[Snapshot, ...] = ()
     seed: int = 3
     step: int = 0
 
@@ -178,6 +179,7 @@ class FakeEngine:
                 "prefix_query_tokens": 350 * self.next_id,
                 "prefix_hit_tokens": 192 * (self.next_id - 1),
             },
+            "places": list(self.places),
             "api": self.api(),
             "spec": {
                 "proposer": "ngram",

@@ -105,6 +105,42 @@ def test_experts_are_told_where_there_are_any(open_page: OpenPage, mock: MockSer
     page.locator(".experts").wait_for(state="hidden")
 
 
+def test_places_outside_the_pool_are_told(open_page: OpenPage, mock: MockServer) -> None:
+    """Red when a place is missing, half full looks full, or nothing is shown as something."""
+    engine = FakeEngine()
+    mock.snapshot = engine.snapshot
+    page = watch(open_page)
+    assert not page.is_visible("#places")
+    engine.places = (
+        {"name": "memory", "bytes": 3 << 20, "limit": 4 << 20, "loads": 1},
+        {"name": "disk", "bytes": 1 << 30, "limit": 8 << 30, "loads": 40},
+        {"name": "engines", "bytes": 0, "limit": 0, "loads": 7},
+    )
+    page.locator("#places").wait_for()
+    rows = [page.inner_text(f".places li >> nth={i}").split("\n") for i in range(3)]
+    assert [row[0] for row in rows] == ["Memory", "Disk", "Other engines"]
+    assert "3.0 MiB of 4.0 MiB · 1 page came back" in rows[0][-1]
+    assert "1.0 GiB of 8.0 GiB · 40 pages came back" in rows[1][-1]
+    assert rows[2][-1] == "7 pages came back"
+    assert (
+        page.locator(".places .position-fill >> nth=0").evaluate("one => one.style.width") == "75%"
+    )
+
+
+def test_adapters_are_named_on_lanes(open_page: OpenPage, mock: MockServer) -> None:
+    """Red when a request's adapter is not shown, or requests without one show a label."""
+    engine = still_engine(mock)
+    picture = engine.snapshot()
+    picture["lanes"][1]["adapter"] = "french"
+    mock.snapshot = lambda: picture
+    page = watch(open_page)
+    assert page.inner_text(".lane >> nth=1").split("\n")[1] == "french"
+    assert not page.is_visible(".lane >> nth=0 >> .lane-adapter")
+    assert "with the adapter french." in (
+        page.locator(".lane >> nth=1").get_attribute("data-tip") or ""
+    )
+
+
 def test_colours_follow_owners(open_page: OpenPage, mock: MockServer) -> None:
     """Red when two states look alike, or one request has two colours."""
     engine = still_engine(mock)

@@ -10,6 +10,7 @@ const GLOSSARY = {
   shared: "Several running requests begin with the same tokens and read the same page. It is stored once, and copied only if one of them must write into it.",
   cached: "The request that filled it has finished, but its contents still match the start of some prompt. If such a prompt comes, the page is used as it is and those tokens are not computed again. Under pressure the page least recently used is given away first.",
   pool: "All the memory for keys and values, taken once when the engine starts and cut into pages of equal size.",
+  places: "A page that leaves the pool is not lost: its keys and values go to memory of the machine or to a disk, which outlives a restart. When a prompt begins with its tokens again it is brought back, where that is faster than computing it. Engines that read prompts for others hand their pages over the same way.",
   tree: "Every branch is a run of tokens that has been computed and is still in memory. A new prompt walks down from the left as far as its tokens agree; everything it passes need not be computed. Bars are drawn to scale, one mark per page.",
   hits: "How many prompts found this piece in memory and skipped computing it.",
   batch: "A step is one pass through the model. All running requests share it: some feed a piece of their prompt, some a single token. Together they may feed only so many tokens.",

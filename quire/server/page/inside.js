@@ -7,6 +7,7 @@ import { FiguresView } from "./figures.js";
 import { duration } from "./format.js";
 import { LanesView } from "./lanes.js";
 import { LatencyView } from "./latency.js";
+import { PlacesView } from "./places.js";
 import { PoolView } from "./pool.js";
 import { Spotlight } from "./spotlight.js";
 import { TreeView } from "./tree.js";
@@ -22,6 +23,7 @@ export class Inside {
       new PoolView(byId("pool"), spotlight),
       new LanesView(byId("lanes"), spotlight),
       new TreeView(byId("tree")),
+      new PlacesView(byId("places")),
       new LatencyView(byId("latency")),
     ];
     this.demo = new Demo({ modelName });

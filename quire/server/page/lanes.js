@@ -46,10 +46,11 @@ class Lane {
     this.parts = new Map(["cached", "read", "written", "pending", "fed", "guessed", "refused"].map((name) =>
       [name, h("span", { class: `part part-${name}` })]));
     this.mark = h("span", { class: "prompt-end" });
+    this.adapter = h("span", { class: "lane-adapter" });
     this.doing = h("span", { class: "lane-doing" });
     this.element = h("button", { type: "button", class: "lane", "aria-pressed": "false" },
       h("span", { class: "lane-name" }, `#${id}`),
-      h("span", { class: "track" }, ...this.parts.values(), this.mark), this.doing);
+      h("span", { class: "track" }, ...this.parts.values(), this.mark, this.adapter), this.doing);
     dye(this.element, id);
     this.element.addEventListener("pointerenter", () => spotlight.point(id));
     this.element.addEventListener("pointerleave", () => spotlight.point(null));
@@ -68,6 +69,7 @@ class Lane {
     const reads = isReading(lane);
     this.element.classList.toggle("is-reading", reads);
     setText(this.doing, doingOf(lane, reads));
+    setText(this.adapter, lane.adapter ?? "");
     this.element.dataset.tip = tipOf(lane);
   }
 }
@@ -85,8 +87,9 @@ function tipOf(lane) {
     : `has written ${plural(output, "token")} after a prompt of ${count(prompt)}`;
   const found = cached ? ` The first ${count(cached)} were found in memory.` : "";
   const again = preempted ? ` Pushed out ${plural(preempted, "time")} for want of pages.` : "";
+  const adapted = lane.adapter ? ` It runs with the adapter ${lane.adapter}.` : "";
   const kept = lane.drafted ? ` In this step ${count(lane.accepted)} of ${plural(lane.drafted, "guess", "guesses")} were right.` : "";
-  return `Request ${id} ${doing}. It holds ${plural(pages, "page")}.${found}${again}${kept}`;
+  return `Request ${id} ${doing}. It holds ${plural(pages, "page")}.${found}${again}${adapted}${kept}`;
 }
 
 export class LanesView {
