@@ -162,7 +162,7 @@ class RouterApp:
         try:
             async for part in answer.chunks():
                 if not begun:
-                    place.first_byte(is_stream)
+                    place.first_byte(time.monotonic(), is_stream)
                     start = {"status": answer.status, "headers": headers}
                     await send({"type": "http.response.start", **start})
                     begun = True

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from quire.router.choose import Chooser, Prompt
 from quire.router.http_client import Answer, Headers, HttpClient, NotAnswered
+from quire.router.place import Place
 from quire.router.upstream import State, Upstream
 
 PASSES_ON = (429, 502, 503)  # another upstream may do better
@@ -39,38 +40,6 @@ class Placed(NamedTuple):
     upstream: Upstream
     answer: Answer
     place: Place
-
-
-@dataclass(slots=True)
-class Place:
-    """A request's room at an upstream, from the choice to the end of the answer."""
-
-    upstream: Upstream
-    num_tokens: int  # to be computed
-    begun: float = field(default_factory=time.monotonic)
-    _pending: int = 0
-    _pending_before: int = 0
-    _open_before: int = 0
-
-    def take(self) -> Place:
-        upstream = self.upstream
-        upstream.num_open += 1
-        upstream.num_sent += 1
-        upstream.pending_tokens += self.num_tokens
-        self._pending, self._open_before = self.num_tokens, upstream.num_open
-        self._pending_before = upstream.pending_tokens
-        return self
-
-    def first_byte(self, is_stream: bool) -> None:
-        if self._pending and is_stream:  # a whole answer's time is mostly decoding
-            took = time.monotonic() - self.begun
-            self.upstream.times.saw(self._pending_before, self._open_before, took)
-        self.upstream.pending_tokens -= self._pending
-        self._pending = 0
-
-    def leave(self) -> None:
-        self.first_byte(False)
-        self.upstream.num_open -= 1
 
 
 class Proxy:
@@ -114,11 +83,7 @@ class Proxy:
         return self.chooser.choose(self.upstreams, asked.prompt, tried)
 
     async def _try(self, upstream: Upstream, asked: Asked) -> Placed | NotAnswered:
-        now, prompt = time.monotonic(), asked.prompt
-        place = Place(upstream, prompt.uncached(upstream, now)).take()
-        upstream.prompt_tokens += prompt.num_tokens
-        upstream.hit_tokens += prompt.num_tokens - place.num_tokens
-        upstream.index.promise(prompt.keys, now)
+        place = Place.take(upstream, asked.prompt, time.monotonic())
         try:
             answer = await self.clients[upstream.name].send(
                 asked.method, asked.target, asked.headers, asked.body, asked.more, self.head_s

@@ -14,6 +14,7 @@ from quire.kv.route_keys import child_route_key, root_route_key
 from quire.router import prefix_index
 from quire.router.choose import Chooser, Prompt
 from quire.router.first_token import FirstTokenTimes
+from quire.router.place import Place
 from quire.router.prefix_index import CacheNews, PrefixIndex
 from quire.router.prompt_keys import TextKeys
 from quire.router.settings import POLICIES, RouterSettings, UpstreamAddress
@@ -235,3 +236,26 @@ def test_addresses() -> None:
     assert UpstreamAddress.parse("a=https://h") == UpstreamAddress("a", "h", 443, True, "")
     with pytest.raises(BadRequest, match="two upstreams are called 'a'"):
         RouterSettings(upstreams=(UpstreamAddress("a", "h", 1), UpstreamAddress("a", "h", 2)))
+
+
+def test_a_place_is_remembered_and_given_back() -> None:
+    """Red when what an upstream has pending does not come back to nothing, or its times are learned
+    from whole answers."""
+    keys = route_keys("", page(1), page(2))
+    there, prompt = upstream("there"), Prompt(40, 16, keys)
+    first = Place.take(there, prompt, 10.0)
+    second = Place.take(there, prompt, 10.5)  # its two pages are promised
+    assert (first.num_tokens, second.num_tokens) == (40, 8)
+    assert (there.num_open, there.pending_tokens) == (2, 48)
+    assert (there.prompt_tokens, there.hit_tokens) == (80, 32)
+    first.first_byte(11.0, True)
+    second.first_byte(11.0, False)
+    assert (there.times.num_seen, there.pending_tokens, there.num_open) == (1, 0, 2)
+    learned = FirstTokenTimes()
+    learned.saw(40, 1, 1.0)
+    assert there.times.rates == learned.rates
+    first.leave()
+    second.leave()
+    assert (there.num_open, there.pending_tokens) == (0, 0)
+    Place.take(there, prompt, 12.0).leave()  # it failed
+    assert (there.num_open, there.pending_tokens, there.times.num_seen) == (0, 0, 1)

@@ -33,11 +33,12 @@ LAYERS: list[set[str]] = [
     {"routing"},
     {"llm"},
     {"bench"},
-    {"evaluate", "sim"},
+    {"evaluate"},
     {"compress"},
     {"distill"},
     {"server"},
     {"router"},
+    {"sim"},
     {"deploy"},
     {"cli"},
 ]
