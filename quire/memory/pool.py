@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,12 +25,8 @@ from quire.kv.forms import CacheForm
 from quire.kv.spec import CacheSpec
 from quire.kv.tier_index import Buffer
 
-LANES = (
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.uint8,
-)  # what bytes are moved as, widest first
+LANES = (torch.int64, torch.int32, torch.int16, torch.uint8)  # bytes are moved as, widest first
+Bytes = npt.NDArray[np.uint8]
 
 
 class Region(NamedTuple):
@@ -130,13 +128,13 @@ class PagePool:
         for (page, region), target in zip(
             product(pages, self._bytes), self._cuts(made, len(pages)), strict=True
         ):
-            target.copy_(region[:, :, page])
+            target[...] = region[:, :, page].cpu().numpy()
         return made
 
     def adopt(self, page: int, data: Buffer) -> None:
-        """Fill a page with the bytes that one like it was exported to."""
+        """Fill a page of a pool on the host with the bytes that one like it was exported to."""
         for region, source in zip(self._bytes, self._cuts(data, 1), strict=True):
-            region[:, :, page].copy_(source)
+            region[:, :, page].numpy()[...] = source
 
     def gather(self, pages: Tensor, out: Tensor) -> None:
         """The same as `export` on the pool's device: bytes of `pages`, int64, into the rows of
@@ -163,13 +161,14 @@ class PagePool:
             yield Region(region.view(dtype).permute(2, 0, 1, 3), dtype, begin, end)
             begin = end
 
-    def _cuts(self, data: Buffer, num_pages: int) -> Iterator[Tensor]:
-        """A view [places, parts, bytes] for each region of each page."""
-        flat, at = torch.frombuffer(data, dtype=torch.uint8), 0
+    def _cuts(self, data: Buffer, num_pages: int) -> Iterator[Bytes]:
+        """A view [places, parts, bytes] for each region of each page. As numpy's: torch would copy
+        with all its threads, and those spin for a while and slow the step that comes next."""
+        flat, at = np.frombuffer(data, dtype=np.uint8), 0
         for region in self._bytes * num_pages:
             places, parts, _, width = region.shape
             end = at + places * parts * width
-            yield flat[at:end].view(places, parts, width)
+            yield flat[at:end].reshape(places, parts, width)
             at = end
 
 

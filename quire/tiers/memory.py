@@ -145,7 +145,12 @@ class MemoryShelf:
         """Drop the oldest that nobody needs until the limit holds."""
         if self.num_bytes <= self.limit:
             return
-        for key in [key for key, kept in self._nodes.items() if not kept.owners]:
+        drops, over = [], self.num_bytes - self.limit
+        for key, kept in self._nodes.items():  # as few as it takes: there may be very many
+            if not kept.owners:
+                drops.append(key)
+                over -= kept.num_bytes
+                if over <= 0:
+                    break
+        for key in drops:
             self.num_bytes -= self._nodes.pop(key).num_bytes
-            if self.num_bytes <= self.limit:
-                return
