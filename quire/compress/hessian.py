@@ -1,10 +1,13 @@
 """Hessian: what a change of weights does to outputs, as the inputs' outer products tell.
 
 The inverse says how the error of one column is best spread over those to come; its Cholesky factor
-has that for every column at once. GPTQ (rounding) and SparseGPT (cutting) read it alike.
+has that for every column at once. Whoever changes weights one input after the other, by rounding
+(GPTQ) or by cutting (SparseGPT), goes through them with `in_turn`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,6 +16,7 @@ from quire.errors import QuireError
 
 DAMP = 0.01  # of the mean diagonal, added to all of it
 MOST_DAMP = 10.0
+BLOCK = 128  # columns whose errors are spread at once
 
 
 def inverse_factor(gram: Tensor, order: Tensor | None, module: str) -> Tensor:
@@ -39,3 +43,20 @@ def inverse_factor(gram: Tensor, order: Tensor | None, module: str) -> Tensor:
         " mean diagonal: give more calibration text (--calibration FILE, --samples), or name the"
         " module in --keep"
     )
+
+
+def in_turn(
+    columns: Tensor, factor: Tensor, settle: Callable[[int], Tensor], block: int = BLOCK
+) -> None:
+    """Replace one column after the other by what `settle` makes of it, and let those to come make
+    up for the error. Columns are rows here, [in, out]; the factor [in, in] is in their order."""
+    for begin in range(0, len(columns), block):
+        end = min(begin + block, len(columns))
+        errors = torch.empty_like(columns[begin:end])
+        for j in range(begin, end):
+            settled = settle(j)
+            error = (columns[j] - settled) / factor[j, j]
+            columns[j] = settled
+            columns[j + 1 : end].addr_(factor[j, j + 1 : end], error, alpha=-1.0)
+            errors[j - begin] = error
+        columns[end:].addmm_(factor[begin:end, end:].t(), errors, alpha=-1.0)

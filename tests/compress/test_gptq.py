@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from quire.compress.grid import Grid, Steps
 from quire.compress.hessian import DAMP, inverse_factor
+from quire.compress.passes.fp8 import row_scales, to_codes
 from quire.compress.passes.gptq import Rounding
+from quire.compress.passes.gptq_fp8 import in_codes
 from quire.errors import QuireError
 
 OUT, IN = 24, 64
@@ -25,17 +29,17 @@ def weights(seed: int = 1) -> Tensor:
     return torch.randn(OUT, IN, generator=torch.Generator().manual_seed(seed))
 
 
-def by_definition(weight: Tensor, gram: Tensor, grid: Grid, order: list[int]) -> Tensor:
-    """The values that optimal brain surgery leaves: quantise an input, spread its error by the
-    inverse Hessian, strike the input out of the inverse, go on. Groups are static."""
+def by_definition(
+    weight: Tensor, gram: Tensor, near: Callable[[int, Tensor], Tensor], order: list[int]
+) -> Tensor:
+    """The values that optimal brain surgery leaves: quantise an input (`near`), spread its error by
+    the inverse Hessian, strike the input out of the inverse, go on."""
     hessian = gram.double()
     hessian += DAMP * hessian.diagonal().mean() * torch.eye(IN, dtype=torch.float64)
     inverse, left = torch.linalg.inv(hessian), weight.double().clone()
-    steps = grid.steps(grid.split(weight)).of_inputs(grid.groups(IN, weight.device))
     out = torch.empty_like(left)
     for j in order:
-        own = Steps(steps.scales[:, j].double(), steps.zeros[:, j].double())
-        out[:, j] = grid.near(left[:, j], own)
+        out[:, j] = near(j, left[:, j])
         error = (left[:, j] - out[:, j]) / inverse[j, j]
         left -= error[:, None] * inverse[j]
         inverse = inverse - inverse[:, j, None] * inverse[j] / inverse[j, j]
@@ -51,7 +55,13 @@ def test_it_is_optimal_brain_surgery(bits: int, act_order: bool) -> None:
     gram = x.t() @ x
     order = gram.diagonal().argsort(descending=True, stable=True) if act_order else None
     made = Rounding(grid, order, True).of(weight, inverse_factor(gram, order, "w"))
-    want = by_definition(weight, gram, grid, list(range(IN)) if order is None else order.tolist())
+    steps = grid.steps(grid.split(weight)).of_inputs(grid.groups(IN, weight.device))
+
+    def near(j: int, column: Tensor) -> Tensor:
+        own = Steps(steps.scales[:, j].double(), steps.zeros[:, j].double())
+        return grid.near(column, own)
+
+    want = by_definition(weight, gram, near, list(range(IN)) if order is None else order.tolist())
     assert torch.equal(made.groups, grid.groups(IN, weight.device))
     assert (made.values() == want).float().mean() > 0.97
 
@@ -69,6 +79,24 @@ def test_outputs_move_less_than_by_rounding(bits: int, is_static: bool) -> None:
         return (x @ (near - weight).t()).square().sum().item()
 
     assert cost(made) < 0.5 * cost(grid.rounded(weight))
+
+
+def test_floats_of_eight_bits_too() -> None:
+    """Red when errors of floats are spread otherwise than those of whole numbers, or when it does
+    not pay."""
+    x, weight = correlated(), weights()
+    gram = x.t() @ x
+    order = gram.diagonal().argsort(descending=True, stable=True)
+    codes, scale = in_codes(weight, inverse_factor(gram, order, "w"), order, torch.float32)
+    made, wide = codes.float() * scale, scale.flatten().double()
+    want = by_definition(
+        weight, gram, lambda j, column: to_codes(column, wide).double() * wide, order.tolist()
+    )
+    assert torch.equal(scale, row_scales(weight, torch.float32))
+    assert (made == want).float().mean() > 0.97
+    plain = to_codes(weight, scale).float() * scale
+    moved = [(x @ (near - weight).t()).square().sum() for near in (made, plain)]
+    assert moved[0] < 0.5 * moved[1]
 
 
 def test_groups_follow_the_order_unless_static() -> None:

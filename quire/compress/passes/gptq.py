@@ -14,12 +14,10 @@ from torch import Tensor
 
 from quire.compress.block import BlockTensors, Matrix
 from quire.compress.grid import Codes, Grid, Steps
-from quire.compress.hessian import inverse_factor
+from quire.compress.hessian import in_turn, inverse_factor
 from quire.compress.layouts import gptq as layout
 from quire.compress.passes.recipe import Kept, Pass, Recipe, check_groups
 from quire.compress.seen import Needs, Seen
-
-BLOCK = 128  # columns whose errors are spread at once
 
 
 class Gptq(Pass):
@@ -74,19 +72,16 @@ class Rounding:
         numbers = groups.tolist()
         codes = torch.empty_like(columns, dtype=torch.uint8)
         made: dict[int, Steps] = {}
-        for begin in range(0, num_in, BLOCK):
-            end = min(begin + BLOCK, num_in)
-            errors = torch.empty_like(columns[begin:end])
-            for j in range(begin, end):
-                if static is None and numbers[j] not in made:
-                    made[numbers[j]] = self._steps_at(columns, j)
-                steps = _column(static, numbers[j]) if static else made[numbers[j]]
-                found = self.grid.codes(columns[j], steps)
-                codes[j] = found.byte()
-                error = (columns[j] - (found - steps.zeros) * steps.scales) / factor[j, j]
-                columns[j + 1 : end].addr_(factor[j, j + 1 : end], error, alpha=-1.0)
-                errors[j - begin] = error
-            columns[end:].addmm_(factor[begin:end, end:].t(), errors, alpha=-1.0)
+
+        def settle(j: int) -> Tensor:
+            if static is None and numbers[j] not in made:
+                made[numbers[j]] = self._steps_at(columns, j)
+            steps = _column(static, numbers[j]) if static else made[numbers[j]]
+            found = self.grid.codes(columns[j], steps)
+            codes[j] = found.byte()
+            return (found - steps.zeros) * steps.scales
+
+        in_turn(columns, factor, settle)
         if static is None:
             ordered = [made[i] for i in range(len(made))]
             static = Steps(

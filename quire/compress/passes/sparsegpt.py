@@ -10,12 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.compress.hessian import inverse_factor
+from quire.compress.hessian import BLOCK, in_turn, inverse_factor
 from quire.compress.passes.prune import Prune
 from quire.compress.seen import Needs, Seen
 from quire.compress.sparsity import Sparsity
-
-BLOCK = 128  # columns whose errors are spread at once
 
 
 class SparseGpt(Prune):
@@ -31,21 +29,17 @@ class SparseGpt(Prune):
 def cut_in_turn(weight: Tensor, factor: Tensor, sparsity: Sparsity) -> Tensor:
     """[out, in] with zeros; `factor` is that of the inverse Hessian, [in, in] upper."""
     columns = weight.t().contiguous()  # [in, out]: a column is a row here
-    num_in, size = len(columns), sparsity.run[1] if sparsity.run else BLOCK
+    size = sparsity.run[1] if sparsity.run else BLOCK
     step = -(-BLOCK // size) * size  # whole runs
     diagonal = factor.diagonal().square().unsqueeze(1)
-    for begin in range(0, num_in, step):
-        end = min(begin + step, num_in)
-        errors = torch.empty_like(columns[begin:end])
-        goes = torch.empty_like(errors, dtype=torch.bool)
-        for j in range(begin, end):
-            if (j - begin) % size == 0:  # a run, or all of the block
-                till = min(j + size, end)
-                scores = (columns[j:till].square() / diagonal[j:till]).t().contiguous()
-                goes[j - begin : till - begin] = sparsity.in_all(scores).t()
-            error = torch.where(goes[j - begin], columns[j], 0.0) / factor[j, j]
-            columns[j].masked_fill_(goes[j - begin], 0.0)
-            columns[j + 1 : end].addr_(factor[j, j + 1 : end], error, alpha=-1.0)
-            errors[j - begin] = error
-        columns[end:].addmm_(factor[begin:end, end:].t(), errors, alpha=-1.0)
+    goes = torch.empty_like(columns, dtype=torch.bool)
+
+    def settle(j: int) -> Tensor:
+        if j % size == 0:  # a run, or all of the block
+            some = slice(j, j + size)
+            scores = (columns[some].square() / diagonal[some]).t().contiguous()
+            goes[some] = sparsity.in_all(scores).t()
+        return columns[j].masked_fill(goes[j], 0.0)
+
+    in_turn(columns, factor, settle, step)
     return columns.t().contiguous()
