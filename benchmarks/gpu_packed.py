@@ -27,12 +27,13 @@ import triton
 from torch import Tensor
 
 from benchmarks.gpu_matmul import ROTATE_BYTES, SHARED_BYTES, become_compiler, graph_micros
-from quire.kernels import expand, grouped_packed
+from quire.kernels import expand, grouped_packed, stream_packed
 from quire.kernels import packed_matmul as packed_matmul_module
 from quire.kernels.matmul import Layouts, PreparedMatmul, matmul
 from quire.kernels.packed_matmul import packed_matmul, pick_packed
 from quire.kernels.rehearsal import outline
 from quire.kernels.route import SortedPairs
+from quire.kernels.stream_packed_configs import pick_stream_packed
 from quire.ops.slabs_of import slabs_of
 from quire.quant.coded import Coded
 from quire.quant.load_forms import load_form
@@ -42,7 +43,7 @@ from quire.quant.weight import Weight
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # of Llama-3.1-8B
 ROWS = (1, 16, 32, 64, 128)
-WAYS = ("plain", "gated", "experts", "expand")
+WAYS = ("plain", "gated", "experts", "expand", "stream")
 
 
 def _codes(bits: int, n: int, k: int, device: str) -> Tensor:
@@ -132,15 +133,24 @@ class Compiling:
         self.made = self.kernel.warmup(*outlines, grid=grid, **{**options, **early})
 
 
-def build(form: str, rows: int, way: str) -> Built:
-    """The kernel of a form at some rows of x, compiled for an H200. In a process that calls
-    `become_compiler` first."""
+def build(form: str, rows: int, way: str) -> Built | None:
+    """The kernel of a form at some rows of x, compiled for an H200; None: it is not streamed. In a
+    process that calls `become_compiler` first."""
     n, k, experts = 512, 1024, 4
     weight = FORMS[form](n, k, "cpu")
-    slabs = slabs_of(weight, way == "gated")
+    slabs = slabs_of(weight, way == "gated", torch.bfloat16 if way == "stream" else None)
     assert slabs is not None
     x = torch.empty(rows, k, dtype=torch.bfloat16)
-    if way == "expand":
+    if way == "stream":
+        if not slabs.form.lanes:
+            return None
+        assert slabs.scales is not None
+        compiling = Compiling(stream_packed, stream_packed.stream_packed_kernel)
+        config = pick_stream_packed(rows, (n, k), len(slabs.scales), 8)
+        stream_packed.StreamPacked(slabs, None, None)(
+            x, torch.empty(rows, n, dtype=x.dtype), config
+        )
+    elif way == "expand":
         compiling = Compiling(expand, expand._expand_kernel)
         expand.expand(slabs, torch.empty(n, k, dtype=torch.bfloat16))
     elif way == "experts":
@@ -190,6 +200,8 @@ def compile_all(forms: list[str], rows: list[int], ways: list[str]) -> int:
                 except Exception as error:  # a form that does not build must not hide the others
                     print(f"{form:>16}{m:>6}  does not compile: {str(error)[-300:]}")
                     bad += 1
+                    continue
+                if made is None:
                     continue
                 bad += made.spilled > 0 or (made.matrix == 0 and way != "expand")
                 bad += made.shared > SHARED_BYTES

@@ -269,7 +269,8 @@ class StreamPacked:
         self.slabs, self.words, self.bias, self.gate = slabs, slabs.scales, bias, gate
         self._boxes: dict[tuple[int, ...], TensorDescriptor] = {}
         # Weights are read before the wait, so what wrote them must be over by the first call.
-        torch.cuda.current_stream(slabs.codes.device).synchronize()
+        if slabs.codes.is_cuda:
+            torch.cuda.current_stream(slabs.codes.device).synchronize()
 
     def __call__(self, x: Tensor, out: Tensor, config: StreamPackedConfig) -> None:
         """x [m, k] -> out [m, n], gated [m, n / 2]. An fp32 `out` [m, n] gets the sums, ungated."""
