@@ -12,10 +12,12 @@ from quire.cli.bench_serve import asks_of, show_figures, work_flags
 from quire.cli.parser import VerbParser, positive
 from quire.cli.show import note, print_json, print_table
 from quire.errors import BadRequest, NotSupported
+from quire.router.settings import POLICIES
 
 if TYPE_CHECKING:
     from quire.bench.serve.figures import Promise
-    from quire.sim.simulate import SimEngine, Simulated
+    from quire.sim.engine import SimEngine
+    from quire.sim.simulate import Fleet, Simulated
 
 EXAMPLES = """
 quire simulate costs.json --rate 4 --lengths sharegpt --slo ttft=500,gap=100
@@ -38,6 +40,8 @@ def build_parser() -> VerbParser:
     flag("--target-gap-ms", "most that prompts may hold up a token", type=float, metavar="MS")
     flag("--num-pages", "of the cache", type=positive, metavar="N")
     flag("--no-prefix-caching", "compute every prompt in full", action="store_true")
+    flag("--replicas", "equal engines behind a router", type=positive, default=1, metavar="N")
+    flag("--policy", "of the router", choices=POLICIES, default="prefix")
     flag("--price", "of an hour of the device, in any currency", type=float, metavar="X")
     flag("--out", "write OUT.json and OUT.png", metavar="OUT")
     flag("--json", "the JSON line only", action="store_true")
@@ -47,15 +51,18 @@ def build_parser() -> VerbParser:
 def run(args: Namespace) -> int:
     from quire.bench.serve.figures import Promise
     from quire.sched.cost_table import CostTable
-    from quire.sim.simulate import SimEngine
+    from quire.sim.engine import SimEngine
+    from quire.sim.simulate import Fleet
 
     promise = Promise.parse(args.slo) if args.slo else None
     engine = _changed(SimEngine.of(CostTable.read(Path(args.costs))), args)
+    fleet = Fleet(engine, args.replicas, args.policy)
     if args.rates:
-        return _sweep(args, engine, promise)
-    record, simulated = _one(args, engine, promise)
+        return _sweep(args, fleet, promise)
+    record, simulated = _one(args, fleet, promise)
     if not args.json:
         show_figures(record)
+        _show_replicas(record)
     if args.out:
         _save(record, simulated, Path(args.out))
     print_json(record)
@@ -77,21 +84,21 @@ def _changed(engine: SimEngine, args: Namespace) -> SimEngine:
 
 
 def _one(
-    args: Namespace, engine: SimEngine, promise: Promise | None
+    args: Namespace, fleet: Fleet, promise: Promise | None
 ) -> tuple[dict[str, Any], Simulated]:
     from quire.bench.serve.figures import figures
     from quire.sim.simulate import simulate
 
     asks = asks_of(args)
     is_open = args.rate is not None or args.trace is not None
-    simulated = simulate(engine, asks, None if is_open else args.concurrency or 8)
+    simulated = simulate(fleet, asks, None if is_open else args.concurrency or 8)
     found = figures(simulated.outcomes, promise)
     del found["client_lag_ms"]  # nobody is late here
-    facts, stats = engine.costs.engine, simulated.stats
+    costs, stats = fleet.engine.costs, simulated.stats
     record: dict[str, Any] = {
         "what": "simulate",
-        "model": facts.model,
-        "device": facts.device,
+        "model": costs.engine.model,
+        "device": costs.engine.device,
         "rate": args.rate,
         "slo": args.slo,
         **found,
@@ -100,28 +107,62 @@ def _one(
         "steps": stats.num_steps,
         "preempted": stats.num_preempted,
         "prefix_hit_rate": round(stats.prefix_hit_rate, 4),
-        "fit_error": round(engine.costs.fit_error, 4),
+        "fit_error": round(costs.fit_error, 4),
     }
+    if fleet.replicas > 1:
+        record |= {"policy": fleet.policy, "replicas": _replicas(simulated)}
     if args.price is not None and found["output_tokens_per_s"]:
-        per_token = args.price / 3600.0 / found["output_tokens_per_s"]
+        per_token = args.price * fleet.replicas / 3600.0 / found["output_tokens_per_s"]
         record["price_per_million_output_tokens"] = round(per_token * 1e6, 4)
     return record, simulated
 
 
-def _sweep(args: Namespace, engine: SimEngine, promise: Promise | None) -> int:
+def _replicas(simulated: Simulated) -> list[dict[str, Any]]:
+    from quire.bench.serve.figures import spread, timings
+
+    found = []
+    for number, node in enumerate(simulated.nodes):
+        own = [
+            o for o, at in zip(simulated.outcomes, simulated.places, strict=True) if at == number
+        ]
+        found.append(
+            {
+                "requests": len(own),
+                "prefix_hit_rate": round(node.stats.prefix_hit_rate, 4),
+                "ttft_ms": spread([timings(outcome)["ttft"] for outcome in own]),
+                "device_busy": round(node.busy_s / simulated.seconds, 4),
+            }
+        )
+    return found
+
+
+def _show_replicas(record: dict[str, Any]) -> None:
+    if "replicas" not in record:
+        return
+    columns = ("replica", "requests", "prefix hits", "ttft p50", "ttft p99", "busy")
+    rows = []
+    for number, one in enumerate(record["replicas"]):
+        ttft = one["ttft_ms"] or {}
+        cells = (f"{one['prefix_hit_rate']:.1%}", ttft.get("p50", "-"), ttft.get("p99", "-"))
+        rows.append((number, one["requests"], *cells, f"{one['device_busy']:.1%}"))
+    print_table(columns, rows)
+    print()
+
+
+def _sweep(args: Namespace, fleet: Fleet, promise: Promise | None) -> int:
     if args.rate is not None or args.trace is not None or args.concurrency is not None:
         raise BadRequest("got --rates beside --rate, --trace or --concurrency; give one of them")
     records = []
     for rate in args.rates:
         own = Namespace(**{**vars(args), "rate": rate})
-        records.append(_one(own, engine, promise)[0])
+        records.append(_one(own, fleet, promise)[0])
     if not args.json:
         columns = ("rate", "ttft p50", "ttft p99", "gap p50", "gap p99", "tok/s", "goodput")
         print_table(columns, [_row(record) for record in records])
         print()
     if args.out:
         _save_sweep(records, Path(args.out))
-    print_json({"what": "simulate", "model": engine.costs.engine.model, "rates": records})
+    print_json({"what": "simulate", "model": fleet.engine.costs.engine.model, "rates": records})
     return 0
 
 

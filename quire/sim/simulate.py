@@ -1,119 +1,179 @@
-"""simulate: the real scheduler and page bookkeeping under a load, on a device of measured times.
+"""simulate: the real scheduler, page bookkeeping and router under a load, on measured times.
 
-What is simulated is the device alone: who runs, which pages are shared, who is preempted and when a
-prompt is cut into chunks are decided by the code that decides it in an engine. So a prediction is
-as good as the cost table and the workload.
+One loop over the clocks of all engines: whatever happens first is done first, so a router that
+chooses at some time knows what was known then. A prediction is as good as the cost table and the
+workload.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import count
+from typing import NamedTuple
 
 from quire.bench.serve.client import Outcome
 from quire.bench.serve.work import Ask
-from quire.config import SchedConfig
-from quire.engine.core import EngineCore
 from quire.errors import BadRequest
-from quire.kv.manager import KVManager
 from quire.params import SamplingParams
 from quire.request import Request
-from quire.sched.cost_table import CostTable
-from quire.sched.costs import StepCosts
-from quire.sched.scheduler import Scheduler
+from quire.router.settings import Policy
 from quire.sched.stats import SchedStats
-from quire.sim.clock import Clock, TimedRunner
+from quire.sim.engine import Node, NodeRun, SimEngine
+from quire.sim.front import Front, News
+from quire.sim.senders import Senders
+from quire.step import TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
-class SimEngine:
-    """What an engine of this table would be, unless told otherwise."""
+class Fleet:
+    """Equal engines behind a router."""
 
-    costs: CostTable
-    sched: SchedConfig
-    num_pages: int
-    prefix_caching: bool = True
-
-    @staticmethod
-    def of(costs: CostTable) -> SimEngine:
-        facts = costs.engine
-        sched = SchedConfig(
-            max_num_seqs=facts.max_num_seqs,
-            max_num_batched_tokens=facts.max_num_batched_tokens,
-            max_model_len=facts.max_model_len,
-        )
-        return SimEngine(costs, sched, facts.num_pages)
+    engine: SimEngine
+    replicas: int = 1
+    policy: Policy = "prefix"
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
     outcomes: list[Outcome]
-    stats: SchedStats
-    busy_s: float  # of the device
+    nodes: list[NodeRun]
+    places: list[int]  # of each request: the number of the node that answered
     seconds: float
 
     @property
+    def stats(self) -> SchedStats:
+        """Of all nodes together."""
+        several = [asdict(node.stats) for node in self.nodes]
+        return SchedStats(**{name: sum(one[name] for one in several) for name in several[0]})
+
+    @property
     def utilisation(self) -> float:
-        return self.busy_s / self.seconds if self.seconds else 0.0
+        """Of the devices, in the mean."""
+        busy = sum(node.busy_s for node in self.nodes) / len(self.nodes)
+        return busy / self.seconds if self.seconds else 0.0
 
 
-def simulate(engine: SimEngine, asks: Sequence[Ask], clients: int | None = None) -> Simulated:
-    """`clients`: so many send one request behind another; None: each is sent when it is meant."""
-    return _Run(engine, asks, clients).all()
+def simulate(
+    fleet: Fleet | SimEngine,
+    asks: Sequence[Ask],
+    clients: int | None = None,
+    conversations: Sequence[int] = (),
+) -> Simulated:
+    """`clients`: so many send one request behind another; None: each is sent when it is meant.
+    `conversations`: of each request; a client waits for the answer before."""
+    if isinstance(fleet, SimEngine):
+        fleet = Fleet(fleet)
+    return _Run(fleet, asks, Senders(asks, clients, conversations)).all()
+
+
+class _Answer(NamedTuple):
+    events: list[TokenEvent]
+
+
+class _Look(NamedTuple):
+    node: int
+
+
+class _Send(NamedTuple):
+    request: int  # its number
+
+
+_Happening = _Answer | News | _Look | _Send
+_ORDER: tuple[type, ...] = (_Answer, News, _Look, _Send)  # at one time; steps begin after all
 
 
 class _Run:
-    def __init__(self, engine: SimEngine, asks: Sequence[Ask], clients: int | None) -> None:
-        facts = engine.costs.engine
-        self.clock, self.max_len = Clock(), engine.sched.max_model_len
-        self.runner = TimedRunner(engine.costs, self.clock)
-        kv = KVManager(
-            engine.num_pages, facts.page_size, engine.prefix_caching, facts.windows or (None,)
-        )
-        times = None
-        if engine.sched.target_gap_ms:
-            times = StepCosts(engine.costs.tokens, engine.costs.times)
-        self.scheduler = Scheduler(engine.sched, kv, self.clock, times)
-        self.core = EngineCore(self.scheduler, self.runner, facts.overlaps)
-        self.asks, self.words = asks, dict[str, int]()
+    def __init__(self, fleet: Fleet, asks: Sequence[Ask], senders: Senders) -> None:
+        self.asks, self.senders, self.words = asks, senders, dict[str, int]()
+        self.engine = fleet.engine
+        self.nodes = [Node(fleet.engine) for _ in range(fleet.replicas)]
+        self.front = Front(self.nodes, fleet.policy) if fleet.replicas > 1 else None
         self.outcomes = [Outcome(ask.at) for ask in asks]
-        first = len(asks) if clients is None else min(clients, len(asks))
-        self.due = [(asks[i].at if clients is None else 0.0, i) for i in range(first)]
-        heapq.heapify(self.due)
-        self.unsent = list(range(first, len(asks)))[::-1]
+        self.places = [0] * len(asks)
+        self.num_open = len(asks)
+        self._order = count()  # of what happens at one time
+        self._heap: list[tuple[float, int, int, _Happening]] = []
+        for sending in senders.first():
+            self._push(sending.at, _Send(sending.request))
+        if self.front is not None:
+            for number in range(fleet.replicas):
+                self._push(self.front.watch_s, _Look(number))
 
     def all(self) -> Simulated:
-        while self.due or self.core.has_work:
-            if not self.core.has_work:
-                self.clock.move_to(self.due[0][0])
-            while self.due and self.due[0][0] <= self.clock.now:
-                self._send(*heapq.heappop(self.due))
-            self.clock.move_to(self.clock.now + self.scheduler.seconds_held())
-            for event in self.core.step():
-                outcome = self.outcomes[event.request_id]
-                if event.tokens:
-                    outcome.token_times.append(self.clock.now)
-                    outcome.num_output += len(event.tokens)
-                if event.finish is not None:
-                    outcome.ended = self.clock.now
-                    if self.unsent:
-                        heapq.heappush(self.due, (self.clock.now, self.unsent.pop()))
+        while True:
+            working = [node for node in self.nodes if node.has_work]
+            if not working and not self.num_open:
+                break
+            node = min(working, key=lambda one: one.clock.now, default=None)
+            if node is None or (self._heap and self._heap[0][0] <= node.clock.now):
+                self._happen()
+            else:
+                events = node.step()
+                if events:
+                    self._push(node.clock.now, _Answer(events))
         seconds = max((outcome.ended for outcome in self.outcomes), default=0.0)
-        return Simulated(self.outcomes, self.scheduler.stats(), self.runner.busy_s, seconds)
+        return Simulated(self.outcomes, [n.run() for n in self.nodes], self.places, seconds)
 
-    def _send(self, at: float, index: int) -> None:
+    def _push(self, at: float, what: _Happening) -> None:
+        order = what.request if isinstance(what, _Send) else next(self._order)
+        heapq.heappush(self._heap, (at, _ORDER.index(type(what)), order, what))
+
+    def _happen(self) -> None:
+        at, _, _, what = heapq.heappop(self._heap)
+        if isinstance(what, _Answer):
+            self._answered(what.events, at)
+        elif isinstance(what, _Send):
+            self._send(what.request, at)
+        elif self.front is None:
+            raise AssertionError("nobody asks what one engine has cached")
+        elif isinstance(what, _Look):
+            if (news := self.front.look(what.node)) is not None:
+                self._push(max(at, self.nodes[what.node].clock.now), news)
+        else:
+            self.front.hear(what, at)
+            self._push(at + self.front.watch_s, _Look(what.node))
+
+    def _answered(self, events: list[TokenEvent], at: float) -> None:
+        for event in events:
+            index = int(event.request_id)
+            outcome = self.outcomes[index]
+            if event.tokens:
+                outcome.token_times.append(at)
+                outcome.num_output += len(event.tokens)
+            if self.front is not None:
+                self.front.answered(index, at, event.finish is not None)
+            if event.finish is not None:
+                outcome.ended = at
+                self.num_open -= 1
+                for sending in self.senders.ended(index, at):
+                    self._push(sending.at, _Send(sending.request))
+
+    def _send(self, index: int, at: float) -> None:
         ask, outcome = self.asks[index], self.outcomes[index]
         prompt = self._ids(ask.prompt)
-        if len(prompt) + ask.num_output > self.max_len:
-            raise BadRequest(
-                f"request {index} has {len(prompt)} + {ask.num_output} tokens, the engine takes"
-                f" {self.max_len}; shorten it, or measure costs with a larger --max-model-len"
-            )
+        self._check(index, len(prompt) + ask.num_output)
         outcome.meant = outcome.sent = at
         outcome.num_prompt = len(prompt)
         params = SamplingParams(temperature=0.0, max_tokens=ask.num_output, ignore_eos=True)
-        self.core.add(Request.new(index, prompt, params, arrival=at))
+        if self.front is not None:
+            self.places[index] = self.front.place(index, prompt, at)
+        self.nodes[self.places[index]].send(Request.new(index, prompt, params, arrival=at), at)
+
+    def _check(self, index: int, num_tokens: int) -> None:
+        sched, kv = self.engine.sched, self.nodes[0].kv
+        if num_tokens > sched.max_model_len:
+            raise BadRequest(
+                f"request {index} has {num_tokens} tokens with its answer, the engine takes"
+                f" {sched.max_model_len}; shorten it, or measure costs with a larger"
+                " --max-model-len"
+            )
+        if kv.pages_for(num_tokens) > self.engine.num_pages:
+            raise BadRequest(
+                f"request {index} needs {kv.pages_for(num_tokens)} pages, the engine has"
+                f" {self.engine.num_pages}; shorten it, or give it more --num-pages"
+            )
 
     def _ids(self, text: str) -> list[int]:
         """A token for each word, so that prompts share what their words share."""

@@ -6,7 +6,6 @@ import json
 import os
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,34 +13,12 @@ from quire.bench.serve.figures import Promise, figures
 from quire.bench.serve.work import Ask, asks, poisson_times
 from quire.cli.main import main
 from quire.errors import BadRequest
-from quire.sched.cost_table import CostTable, EngineFacts, Load
-from quire.sim.simulate import SimEngine, simulate
+from quire.sched.cost_table import CostTable, Load
+from quire.sim.engine import SimEngine
+from quire.sim.simulate import simulate
+from tests.sim.tables import ask, table
 
 IS_LONG = bool(os.environ.get("QUIRE_LONG_TESTS"))
-
-
-def table(**changes: Any) -> CostTable:
-    """10 ms a step, and 1 ms for each token beyond the first."""
-    facts = {
-        "model": "made up",
-        "device": "cpu",
-        "ranks": 1,
-        "overlaps": False,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 64,
-        "max_model_len": 512,
-        "page_size": 4,
-        "num_pages": 400,
-        "windows": (None,),
-    }
-    own = {name: value for name, value in changes.items() if name in facts}
-    others = {name: value for name, value in changes.items() if name not in facts}
-    values = {"tokens": (1, 101), "times": (0.010, 0.110), "context_s": 0.0, "pair_s": 0.0}
-    return CostTable(EngineFacts(**facts | own), **{"sample_s": 0.0, **values, **others})
-
-
-def ask(at: float, prompt: int, output: int, mark: str = "") -> Ask:
-    return Ask(at, " ".join(f"{mark}{i}" for i in range(prompt)), prompt, output)
 
 
 def times_of(engine: CostTable, *work: Ask) -> list[list[float]]:
