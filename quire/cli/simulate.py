@@ -1,4 +1,4 @@
-"""quire simulate: what a load would see of an engine, from a table of measured step times."""
+"""quire simulate: what a load would see of one engine or several, from a table of step times."""
 
 from __future__ import annotations
 
@@ -22,21 +22,29 @@ if TYPE_CHECKING:
 EXAMPLES = """
 quire simulate costs.json --rate 4 --lengths sharegpt --slo ttft=500,gap=100
 quire simulate costs.json --rates 1,2,4,8 --slo ttft=500 --out sweep
-quire simulate costs.json --trace trace.jsonl --max-num-seqs 64 --price 2.50
+quire simulate h200-8b --rate 40 --replicas 4 --lengths sharegpt --price 2.50
+quire simulate h200-8b --device h100 -tp 2 --trace trace.jsonl
+quire simulate roofline --shape FOLDER --device l40s -tp 4 --max-model-len 8192
 quire bench costs --out costs.json
 """
-CHANGES = ("max_num_seqs", "max_num_batched_tokens", "target_gap_ms")
+CHANGES = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "target_gap_ms")
 
 
 def build_parser() -> VerbParser:
     purpose = "Predict latency and goodput of an engine under a load."
     parser = VerbParser("simulate", purpose, EXAMPLES, "COSTS")
-    parser.add_argument("costs", metavar="COSTS", help="a file that 'quire bench costs' wrote")
+    parser.add_argument(
+        "costs",
+        metavar="COSTS",
+        help="a file that 'quire bench costs' wrote, h200-8b, h200-0.6b, h200-14b, or roofline",
+    )
     work_flags(parser)
+    source_flags(parser)
     flag = parser.flag
     flag("--rates", "one simulation each: requests a second", type=_numbers, metavar="R,R")
     flag("--max-num-seqs", "most requests running at once", type=positive, metavar="N")
     flag("--max-num-batched-tokens", "most tokens of a step", type=positive, metavar="N")
+    flag("--max-model-len", "most tokens of a request", type=positive, metavar="N")
     flag("--target-gap-ms", "most that prompts may hold up a token", type=float, metavar="MS")
     flag("--num-pages", "of the cache", type=positive, metavar="N")
     flag("--no-prefix-caching", "compute every prompt in full", action="store_true")
@@ -48,25 +56,59 @@ def build_parser() -> VerbParser:
     return parser
 
 
+def source_flags(parser: VerbParser) -> None:
+    """What steps are made of, and on which devices they run."""
+    flag = parser.flag
+    flag("--shape", "of the model, where COSTS does not name one: 8b, 0.6b, 14b or a folder")
+    flag("--device", "scale the costs to h200, h100, a100, l40s or rtx4090", metavar="NAME")
+    flag("--table-device", "what COSTS was measured on, where it does not say", metavar="NAME")
+    for name, short, what in (
+        ("--tensor-parallel-size", "-tp", "ranks that share each layer"),
+        ("--pipeline-parallel-size", "-pp", "stages of layers"),
+    ):
+        parser.add_argument(name, short, help=what, type=positive, default=1, metavar="N")
+
+
 def run(args: Namespace) -> int:
     from quire.bench.serve.figures import Promise
-    from quire.sched.cost_table import CostTable
-    from quire.sim.engine import SimEngine
     from quire.sim.simulate import Fleet
 
     promise = Promise.parse(args.slo) if args.slo else None
-    engine = _changed(SimEngine.of(CostTable.read(Path(args.costs))), args)
-    fleet = Fleet(engine, args.replicas, args.policy)
+    fleet = Fleet(_engine(args), args.replicas, args.policy)
     if args.rates:
         return _sweep(args, fleet, promise)
     record, simulated = _one(args, fleet, promise)
     if not args.json:
         show_figures(record)
         _show_replicas(record)
+        _show_costs(fleet.engine)
     if args.out:
         _save(record, simulated, Path(args.out))
     print_json(record)
     return 0
+
+
+def _engine(args: Namespace) -> SimEngine:
+    from quire.sim.devices import device_named
+    from quire.sim.engine import SimEngine
+    from quire.sim.estimate import Layout
+    from quire.sim.tables import Source
+
+    source = Source.of(args.costs, args.shape, args.table_device)
+    device = device_named(args.device) if args.device else None
+    layout = Layout(args.tensor_parallel_size, args.pipeline_parallel_size)
+    engine = _changed(SimEngine.of(source.on(device, layout)), args)
+    if device is not None or layout.num_devices > 1 or not engine.num_pages:
+        engine = source.sized(engine)
+    return replace(engine, num_pages=args.num_pages) if args.num_pages else engine
+
+
+def _show_costs(engine: SimEngine) -> None:
+    costs = engine.costs
+    print(f"costs: {costs.label}{', ' if costs.source else ''}{costs.source}")
+    if costs.engine.ranks * costs.engine.stages > 1:
+        print("Quire's ranks run on CPUs today: several GPUs that hold one model are a forecast")
+    print()
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -75,12 +117,8 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def _changed(engine: SimEngine, args: Namespace) -> SimEngine:
     asked = {name: getattr(args, name) for name in CHANGES if getattr(args, name) is not None}
-    return replace(
-        engine,
-        sched=replace(engine.sched, **asked),
-        num_pages=args.num_pages or engine.num_pages,
-        prefix_caching=not args.no_prefix_caching,
-    )
+    sched = replace(engine.sched, **asked)
+    return replace(engine, sched=sched, prefix_caching=not args.no_prefix_caching)
 
 
 def _one(
@@ -108,11 +146,14 @@ def _one(
         "preempted": stats.num_preempted,
         "prefix_hit_rate": round(stats.prefix_hit_rate, 4),
         "fit_error": round(costs.fit_error, 4),
+        "costs": costs.label,
+        "costs_source": costs.source,
+        "devices": costs.engine.ranks * costs.engine.stages * fleet.replicas,
     }
     if fleet.replicas > 1:
         record |= {"policy": fleet.policy, "replicas": _replicas(simulated)}
     if args.price is not None and found["output_tokens_per_s"]:
-        per_token = args.price * fleet.replicas / 3600.0 / found["output_tokens_per_s"]
+        per_token = args.price * record["devices"] / 3600.0 / found["output_tokens_per_s"]
         record["price_per_million_output_tokens"] = round(per_token * 1e6, 4)
     return record, simulated
 
@@ -160,9 +201,19 @@ def _sweep(args: Namespace, fleet: Fleet, promise: Promise | None) -> int:
         columns = ("rate", "ttft p50", "ttft p99", "gap p50", "gap p99", "tok/s", "goodput")
         print_table(columns, [_row(record) for record in records])
         print()
+        _show_costs(fleet.engine)
     if args.out:
         _save_sweep(records, Path(args.out))
-    print_json({"what": "simulate", "model": fleet.engine.costs.engine.model, "rates": records})
+    costs = fleet.engine.costs
+    print_json(
+        {
+            "what": "simulate",
+            "model": costs.engine.model,
+            "costs": costs.label,
+            "costs_source": costs.source,
+            "rates": records,
+        }
+    )
     return 0
 
 

@@ -2,7 +2,7 @@
 
 The clock stands still until somebody moves it. A plan's result is there when the device, which
 takes steps one behind another, is done with it: with overlap the host has gone on meanwhile, as it
-has with a real device.
+has with a real device. Of several stages each takes its step when the stage before is done with it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,23 @@ class TimedRunner:
 
     def __init__(self, costs: CostTable, clock: Clock) -> None:
         self.costs, self.clock = costs, clock
-        self.busy_s = 0.0
+        self.busy_s = 0.0  # of each device, in the mean
         self.num_steps = 0
-        self._free_at = 0.0  # when the device has done all it was given
+        self._free_at = [0.0] * costs.engine.stages  # when a stage has done all it was given
 
     def execute(self, plan: StepPlan) -> TimedStep:
         load = Load.of(plan)
         self.clock.move_to(self.clock.now + self.costs.host_seconds(load))
-        takes = self.costs.seconds(load) if plan.works else 0.0
-        self._free_at = max(self._free_at, self.clock.now) + takes
+        stages = len(self._free_at)
+        takes = self.costs.seconds(load) / stages if plan.works else 0.0
+        begin = self.clock.now
+        for stage in range(stages):
+            if stage and plan.works:
+                begin += self.costs.hop_seconds(load)
+            begin = self._free_at[stage] = max(self._free_at[stage], begin) + takes
         self.busy_s += takes
         self.num_steps += bool(plan.works)
-        return TimedStep(plan, self._free_at, self.clock)
+        return TimedStep(plan, begin, self.clock)
 
 
 class TimedStep:

@@ -37,6 +37,7 @@ class SimEngine:
             max_num_seqs=facts.max_num_seqs,
             max_num_batched_tokens=facts.max_num_batched_tokens,
             max_model_len=facts.max_model_len,
+            waits_for_draws=facts.stages > 1,
         )
         return SimEngine(costs, sched, facts.num_pages)
 
@@ -63,7 +64,7 @@ class Node:
         if engine.sched.target_gap_ms:
             times = StepCosts(engine.costs.tokens, engine.costs.times)
         self._scheduler = Scheduler(engine.sched, self.kv, self.clock, times)
-        self._core = EngineCore(self._scheduler, self._runner, facts.overlaps)
+        self._core = EngineCore(self._scheduler, self._runner, facts.overlaps + facts.stages - 1)
 
     @property
     def has_work(self) -> bool:

@@ -21,6 +21,7 @@ def table(**changes: Any) -> CostTable:
         "page_size": 4,
         "num_pages": 400,
         "windows": (None,),
+        "stages": 1,
     }
     own = {name: value for name, value in changes.items() if name in facts}
     others = {name: value for name, value in changes.items() if name not in facts}
