@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.bench_serve import asks_of, show_figures, work_flags
 from quire.cli.parser import VerbParser, positive
 from quire.cli.show import note, print_json, print_table
+from quire.cli.simulate_plan import plan, plan_flags
 from quire.errors import BadRequest, NotSupported
 from quire.router.settings import POLICIES
 
@@ -25,6 +26,7 @@ quire simulate costs.json --rates 1,2,4,8 --slo ttft=500 --out sweep
 quire simulate h200-8b --rate 40 --replicas 4 --lengths sharegpt --price 2.50
 quire simulate h200-8b --device h100 -tp 2 --trace trace.jsonl
 quire simulate roofline --shape FOLDER --device l40s -tp 4 --max-model-len 8192
+quire simulate h200-8b --plan --prices h200=3.5,l40s=0.9 --rates 20,40 --slo ttft=300
 quire bench costs --out costs.json
 """
 CHANGES = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "target_gap_ms")
@@ -50,6 +52,7 @@ def build_parser() -> VerbParser:
     flag("--no-prefix-caching", "compute every prompt in full", action="store_true")
     flag("--replicas", "equal engines behind a router", type=positive, default=1, metavar="N")
     flag("--policy", "of the router", choices=POLICIES, default="prefix")
+    plan_flags(parser)
     flag("--price", "of an hour of the device, in any currency", type=float, metavar="X")
     flag("--out", "write OUT.json and OUT.png", metavar="OUT")
     flag("--json", "the JSON line only", action="store_true")
@@ -73,6 +76,8 @@ def run(args: Namespace) -> int:
     from quire.bench.serve.figures import Promise
     from quire.sim.simulate import Fleet
 
+    if args.plan:
+        return plan(args)
     promise = Promise.parse(args.slo) if args.slo else None
     fleet = Fleet(_engine(args), args.replicas, args.policy)
     if args.rates:
