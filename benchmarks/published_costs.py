@@ -120,6 +120,7 @@ def table_of(published: Published) -> CostTable:
         page_size=16,
         num_pages=0,
         windows=(None,),
+        token_bytes=Estimate(spec, H200).token_bytes,
     )
     table = fit(facts, loads, times, 0.0, HOST_WORK_S)
     table = msgspec.structs.replace(table, label=PUBLISHED, source=source)

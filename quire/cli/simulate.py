@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.bench_serve import asks_of, show_figures, work_flags
-from quire.cli.parser import VerbParser, positive
+from quire.cli.parser import VerbParser, positive, size_bytes
 from quire.cli.show import note, print_json, print_table
 from quire.cli.simulate_plan import plan, plan_flags
 from quire.errors import BadRequest, NotSupported
@@ -25,11 +25,13 @@ quire simulate costs.json --rate 4 --lengths sharegpt --slo ttft=500,gap=100
 quire simulate costs.json --rates 1,2,4,8 --slo ttft=500 --out sweep
 quire simulate h200-8b --rate 40 --replicas 4 --lengths sharegpt --price 2.50
 quire simulate h200-8b --device h100 -tp 2 --trace trace.jsonl
+quire simulate h200-8b --rate 20 --prefill 1 --decode 2 --link 50 --slo ttft=500,gap=30
 quire simulate roofline --shape FOLDER --device l40s -tp 4 --max-model-len 8192
 quire simulate h200-8b --plan --prices h200=3.5,l40s=0.9 --rates 20,40 --slo ttft=300
 quire bench costs --out costs.json
 """
 CHANGES = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "target_gap_ms")
+GB = 1e9
 
 
 def build_parser() -> VerbParser:
@@ -50,8 +52,7 @@ def build_parser() -> VerbParser:
     flag("--target-gap-ms", "most that prompts may hold up a token", type=float, metavar="MS")
     flag("--num-pages", "of the cache", type=positive, metavar="N")
     flag("--no-prefix-caching", "compute every prompt in full", action="store_true")
-    flag("--replicas", "equal engines behind a router", type=positive, default=1, metavar="N")
-    flag("--policy", "of the router", choices=POLICIES, default="prefix")
+    cluster_flags(parser)
     plan_flags(parser)
     flag("--price", "of an hour of the device, in any currency", type=float, metavar="X")
     flag("--out", "write OUT.json and OUT.png", metavar="OUT")
@@ -72,14 +73,27 @@ def source_flags(parser: VerbParser) -> None:
         parser.add_argument(name, short, help=what, type=positive, default=1, metavar="N")
 
 
+def cluster_flags(parser: VerbParser) -> None:
+    """How many engines there are, and where they keep pages."""
+    flag = parser.flag
+    flag("--replicas", "equal engines behind a router", type=positive, default=1, metavar="N")
+    flag("--policy", "of the router", choices=POLICIES, default="prefix")
+    flag("--prefill", "engines that compute prompts for those that decode", type=positive)
+    flag("--decode", "... and of those that decode (default: 1)", type=positive, metavar="N")
+    flag("--link", "... GB a second of pages between two of them", type=float, default=25.0)
+    flag("--kv-host-memory", "for pages that left the pool, such as 4GiB", type=size_bytes)
+    flag("--kv-host-link", "... GB a second back to the pool", type=float, default=50.0)
+    flag("--kv-disk-size", "the same on a disk", type=size_bytes, metavar="SIZE")
+    flag("--kv-disk-speed", "... GB a second from it", type=float, default=2.0)
+
+
 def run(args: Namespace) -> int:
     from quire.bench.serve.figures import Promise
-    from quire.sim.simulate import Fleet
 
     if args.plan:
         return plan(args)
     promise = Promise.parse(args.slo) if args.slo else None
-    fleet = Fleet(_engine(args), args.replicas, args.policy)
+    fleet = _fleet(args)
     if args.rates:
         return _sweep(args, fleet, promise)
     record, simulated = _one(args, fleet, promise)
@@ -91,6 +105,30 @@ def run(args: Namespace) -> int:
         _save(record, simulated, Path(args.out))
     print_json(record)
     return 0
+
+
+def _fleet(args: Namespace) -> Fleet:
+    from quire.sim.outside import Link, Places
+    from quire.sim.simulate import Fleet
+
+    for name in ("link", "kv_host_link", "kv_disk_speed"):
+        if not 0 < getattr(args, name) < float("inf"):
+            raise BadRequest(
+                f"got --{name.replace('_', '-')} {getattr(args, name):g}, want GB a second above 0"
+            )
+    if args.decode and not args.prefill:
+        raise BadRequest("got --decode and no --prefill: give both, or --replicas")
+    if args.prefill and args.replicas != 1:
+        raise BadRequest("got --replicas beside --prefill; say with --decode how many decode")
+    places = Places(
+        memory=args.kv_host_memory or 0,
+        memory_link=Link(args.kv_host_link * GB),
+        disk=args.kv_disk_size or 0,
+        disk_link=Link(args.kv_disk_speed * GB),
+        engines=Link(args.link * GB) if args.prefill else None,
+    )
+    engine = replace(_engine(args), places=places)
+    return Fleet(engine, args.decode or args.replicas, args.policy, args.prefill or 0)
 
 
 def _engine(args: Namespace) -> SimEngine:
@@ -153,10 +191,15 @@ def _one(
         "fit_error": round(costs.fit_error, 4),
         "costs": costs.label,
         "costs_source": costs.source,
-        "devices": costs.engine.ranks * costs.engine.stages * fleet.replicas,
+        "devices": fleet.num_devices,
     }
     if fleet.replicas > 1:
         record |= {"policy": fleet.policy, "replicas": _replicas(simulated)}
+    if fleet.prefill:
+        busy = [round(node.busy_s / simulated.seconds, 4) for node in simulated.prefill]
+        record |= {"prefill_busy": busy, "link_gb_s": args.link}
+    if fleet.engine.places.is_any:
+        record["outside"] = [asdict(node.outside) for node in simulated.nodes]
     if args.price is not None and found["output_tokens_per_s"]:
         per_token = args.price * record["devices"] / 3600.0 / found["output_tokens_per_s"]
         record["price_per_million_output_tokens"] = round(per_token * 1e6, 4)

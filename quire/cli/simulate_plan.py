@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SHOWN = 5
 COLUMNS = ("devices", "layout", "rate", "kept", "ttft p99", "longest gap p99", "goodput", "tok/s")
 UNPLANNED = ("replicas", "tensor_parallel_size", "pipeline_parallel_size")
+ALONE = ("device", "price", "prefill", "decode", "num_pages", "kv_host_memory", "kv_disk_size")
 
 
 def plan_flags(parser: VerbParser) -> None:
@@ -54,10 +55,12 @@ def _question(args: Namespace) -> Question:
 
     if not args.slo:
         raise BadRequest("got --plan and no --slo: say what counts as good, as --slo ttft=500")
-    if any(getattr(args, name) != 1 for name in UNPLANNED) or args.device or args.price:
+    given = [getattr(args, name) for name in ALONE]
+    if any(getattr(args, name) != 1 for name in UNPLANNED) or any(given):
         raise BadRequest(
-            "got --plan beside --replicas, -tp, -pp, --device or --price: they are what is"
-            " searched; see --devices, --kinds and --prices"
+            "got --plan beside --replicas, -tp, -pp, --device, --price, --prefill, --decode,"
+            " --num-pages or a place for pages: the plan sets or leaves out these; see --devices,"
+            " --kinds and --prices"
         )
     if not 0 < args.attain <= 1:
         raise BadRequest(f"got --attain {args.attain:g}, want a share above 0 and up to 1")

@@ -40,6 +40,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     num_pages: int
     windows: tuple[int | None, ...]  # of the layer groups
     stages: int = 1  # of layers, one behind the other on devices of their own
+    token_bytes: int = 0  # of the cache, on one device; 0: not known
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -8,9 +8,10 @@ has with a real device. Of several stages each takes its step when the stage bef
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from quire.sched.cost_table import CostTable, Load
-from quire.step import StepPlan, StepResult
+from quire.step import PageLoad, PageSave, StepPlan, StepResult
 
 TOKEN = 1  # what everybody draws; nobody ends at it
 
@@ -27,17 +28,28 @@ class Clock:
         self.now = max(self.now, then)
 
 
+class Store(Protocol):
+    """Places outside the pool (`outside.py`)."""
+
+    def save(self, saves: Sequence[PageSave]) -> None: ...
+
+    def load(self, loads: Sequence[PageLoad]) -> None: ...
+
+
 class TimedRunner:
     """`step.Runner`."""
 
-    def __init__(self, costs: CostTable, clock: Clock) -> None:
-        self.costs, self.clock = costs, clock
+    def __init__(self, costs: CostTable, clock: Clock, store: Store | None = None) -> None:
+        self.costs, self.clock, self.store = costs, clock, store
         self.busy_s = 0.0  # of each device, in the mean
         self.num_steps = 0
         self._free_at = [0.0] * costs.engine.stages  # when a stage has done all it was given
 
     def execute(self, plan: StepPlan) -> TimedStep:
         load = Load.of(plan)
+        if self.store is not None:
+            self.store.save(plan.saves)
+            self.store.load(plan.loads)
         self.clock.move_to(self.clock.now + self.costs.host_seconds(load))
         stages = len(self._free_at)
         takes = self.costs.seconds(load) / stages if plan.works else 0.0

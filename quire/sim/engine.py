@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from quire.config import SchedConfig
 from quire.engine.core import EngineCore
+from quire.errors import BadRequest
 from quire.kv.manager import KVManager
 from quire.request import Request
 from quire.sched.cost_table import CostTable
@@ -18,6 +19,7 @@ from quire.sched.costs import StepCosts
 from quire.sched.scheduler import Scheduler
 from quire.sched.stats import SchedStats
 from quire.sim.clock import Clock, TimedRunner
+from quire.sim.outside import NO_PLACES, OutsideCounts, Places, SimTiers
 from quire.step import TokenEvent
 
 
@@ -29,6 +31,7 @@ class SimEngine:
     sched: SchedConfig
     num_pages: int
     prefix_caching: bool = True
+    places: Places = NO_PLACES  # besides the pool
 
     @staticmethod
     def of(costs: CostTable) -> SimEngine:
@@ -48,6 +51,7 @@ class NodeRun:
 
     stats: SchedStats
     busy_s: float  # of its device
+    outside: OutsideCounts
 
 
 class Node:
@@ -59,26 +63,60 @@ class Node:
         self.kv = KVManager(
             engine.num_pages, facts.page_size, engine.prefix_caching, facts.windows or (None,)
         )
-        self._runner = TimedRunner(engine.costs, self.clock)
-        times = None
-        if engine.sched.target_gap_ms:
-            times = StepCosts(engine.costs.tokens, engine.costs.times)
+        steps = StepCosts(engine.costs.tokens, engine.costs.times)
+        self._tiers = self._connected(steps)
+        self._runner = TimedRunner(engine.costs, self.clock, self._tiers)
+        times = steps if engine.sched.target_gap_ms else None
         self._scheduler = Scheduler(engine.sched, self.kv, self.clock, times)
         self._core = EngineCore(self._scheduler, self._runner, facts.overlaps + facts.stages - 1)
+        if self._tiers is not None:
+            self._core.on_step = _not_told  # so that the last pages are saved too
+
+    def _connected(self, steps: StepCosts) -> SimTiers | None:
+        facts, places = self.engine.costs.engine, self.engine.places
+        if not places.is_any:
+            return None
+        if not (self.engine.prefix_caching and facts.token_bytes):
+            raise BadRequest(
+                "pages outside the pool need the prefix cache and costs that know the bytes of a"
+                " token; measure them anew with 'quire bench costs'"
+            )
+        tiers = SimTiers(places, facts.token_bytes * facts.page_size, steps, self.clock)
+        self.kv.connect(tiers)
+        return tiers
 
     @property
     def has_work(self) -> bool:
         return self._core.has_work
 
+    @property
+    def _only_waits(self) -> bool:
+        """For pages on their way, and for nothing else."""
+        scheduler = self._scheduler
+        return len(scheduler.arrivals) > 0 and not scheduler.running and not len(scheduler.waiting)
+
+    @property
+    def ready_at(self) -> float:
+        """When its next step begins, unless a request comes before."""
+        if self._tiers is not None and self._only_waits:
+            return max(self.clock.now, self._tiers.next_arrival())
+        return self.clock.now
+
     def send(self, request: Request, now: float) -> None:
-        if not self.has_work:
+        if not self.has_work or self._only_waits:
             self.clock.move_to(now)
         self._core.add(request)
 
     def step(self) -> list[TokenEvent]:
         """The events happen at the clock's new time."""
+        self.clock.move_to(self.ready_at)
         self.clock.move_to(self.clock.now + self._scheduler.seconds_held())
         return self._core.step()
 
     def run(self) -> NodeRun:
-        return NodeRun(self._scheduler.stats(), self._runner.busy_s)
+        outside = OutsideCounts() if self._tiers is None else self._tiers.counts
+        return NodeRun(self._scheduler.stats(), self._runner.busy_s, outside)
+
+
+def _not_told(num_tokens: int, seconds: float) -> None:
+    """What a step took of the host's real time is nobody's business here."""

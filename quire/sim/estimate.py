@@ -107,6 +107,12 @@ class Estimate:
         return total
 
     @property
+    def token_bytes(self) -> int:
+        """Of the cache, on the device with most of it."""
+        whole = floats_of(self.spec, ITEMSIZE).token_bytes * self.shares.kv
+        return round(whole / self.layout.pp)
+
+    @property
     def context_s(self) -> float:
         """A token that a decode reads."""
         cache = floats_of(self.spec, ITEMSIZE)

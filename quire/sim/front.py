@@ -58,10 +58,10 @@ class Front:
         self._places[index] = Place.take(upstream, prompt, now)
         return self._upstreams.index(upstream)
 
-    def answered(self, index: int, now: float, is_over: bool) -> None:
+    def answered(self, index: int, now: float, is_over: bool, is_stream: bool = True) -> None:
         """A piece of an answer came."""
         place = self._places[index]
-        place.first_byte(now, is_stream=True)
+        place.first_byte(now, is_stream)
         if is_over:
             place.leave()
             del self._places[index]

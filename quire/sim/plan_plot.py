@@ -31,19 +31,21 @@ def plot_plan(plan: Plan, title: str, path: Path) -> None:
     for kind, colour in zip(kinds, COLOURS, strict=False):
         own = [one for one in plan.answers if one.option.device.name == kind]
         places = [place(one) for one in own]
-        label = f"{kind}, {own[0].label}"
+        label = f"{kind}, {' and '.join(dict.fromkeys(one.label for one in own))}"
         axes.plot(*zip(*places, strict=True), "o", color=colour, label=label, markersize=5)
-    best = {id(one): one for one in (*plan.by_goodput()[:3], *plan.by_cost()[:3])}
-    for one in best.values():
-        layout = one.option.layout
-        text = f"{one.option.replicas} x tp{layout.tp} pp{layout.pp}"
-        axes.annotate(text, place(one), (5, 4), textcoords="offset points", fontsize=8)
+    for one, what, at in (
+        *((one, "best by goodput", (6, 14)) for one in plan.by_goodput()[:1]),
+        *((one, "best by price of a token", (6, -16)) for one in plan.by_cost()[:1]),
+    ):
+        text = f"{what}: {one.option}"
+        axes.annotate(text, place(one), at, textcoords="offset points", fontsize=8)
     axes.set_xlabel("price of an hour" if has_prices else "devices")
     axes.set_ylabel("output tokens / s within the promise")
+    axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     if kinds:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="lower right")
     figure.suptitle(title)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,11 @@ def scaled(
         for tokens, seconds in zip(table.tokens, table.times, strict=True)
     ]
     facts = msgspec.structs.replace(
-        table.engine, device=new.name, ranks=layout.tp, stages=layout.pp
+        table.engine,
+        device=new.name,
+        ranks=layout.tp,
+        stages=layout.pp,
+        token_bytes=now.token_bytes,
     )
     whence = f"{table.label} on {table.engine.device}"
     whence += f" ({table.source})" if table.source else ""
@@ -76,6 +80,7 @@ def estimated(spec: ModelSpec, model: str, device: Device, layout: Layout) -> Co
         num_pages=0,
         windows=tuple(dict.fromkeys(spec.window_of(i) for i in range(spec.num_layers))),
         stages=layout.pp,
+        token_bytes=now.token_bytes,
     )
     return CostTable(
         facts,

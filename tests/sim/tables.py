@@ -22,6 +22,7 @@ def table(**changes: Any) -> CostTable:
         "num_pages": 400,
         "windows": (None,),
         "stages": 1,
+        "token_bytes": 1000,
     }
     own = {name: value for name, value in changes.items() if name in facts}
     others = {name: value for name, value in changes.items() if name not in facts}
