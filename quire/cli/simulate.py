@@ -90,6 +90,7 @@ def cluster_flags(parser: VerbParser) -> None:
 def run(args: Namespace) -> int:
     from quire.bench.serve.figures import Promise
 
+    _check_speeds(args)
     if args.plan:
         return plan(args)
     promise = Promise.parse(args.slo) if args.slo else None
@@ -107,15 +108,18 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _fleet(args: Namespace) -> Fleet:
-    from quire.sim.outside import Link, Places
-    from quire.sim.simulate import Fleet
-
+def _check_speeds(args: Namespace) -> None:
     for name in ("link", "kv_host_link", "kv_disk_speed"):
         if not 0 < getattr(args, name) < float("inf"):
             raise BadRequest(
                 f"got --{name.replace('_', '-')} {getattr(args, name):g}, want GB a second above 0"
             )
+
+
+def _fleet(args: Namespace) -> Fleet:
+    from quire.sim.outside import Link, Places
+    from quire.sim.simulate import Fleet
+
     if args.decode and not args.prefill:
         raise BadRequest("got --decode and no --prefill: give both, or --replicas")
     if args.prefill and args.replicas != 1:

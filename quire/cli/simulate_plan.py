@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quire.sim.plan import Answer, Offered, Plan, Question
 
 SHOWN = 5
-COLUMNS = ("devices", "layout", "rate", "kept", "ttft p99", "longest gap p99", "goodput", "tok/s")
+COLUMNS = ("devices", "engines", "rate", "kept", "ttft p99", "longest gap p99", "goodput", "tok/s")
 UNPLANNED = ("replicas", "tensor_parallel_size", "pipeline_parallel_size")
 ALONE = ("device", "price", "prefill", "decode", "num_pages", "kv_host_memory", "kv_disk_size")
 
@@ -29,6 +29,7 @@ def plan_flags(parser: VerbParser) -> None:
     flag("--devices", "... so many in all", type=positive, default=8, metavar="N")
     flag("--kinds", "... of these, such as h200,h100 (default: those with a price)", metavar="A,B")
     flag("--prices", "... an hour of each, such as h200=3.5,h100=2.5", metavar="A=X,B=Y")
+    flag("--apart", "... prompts on engines of their own too, over --link", action="store_true")
     flag("--budget", "... for an hour of all", type=float, metavar="X")
     flag("--attain", "share of requests that must keep --slo", type=float, default=0.9)
 
@@ -50,6 +51,7 @@ def plan(args: Namespace) -> int:
 def _question(args: Namespace) -> Question:
     from quire.bench.serve.figures import Promise
     from quire.sim.devices import device_named
+    from quire.sim.outside import Link
     from quire.sim.plan import Question
     from quire.sim.tables import Source
 
@@ -83,6 +85,7 @@ def _question(args: Namespace) -> Question:
         budget=args.budget,
         attain=args.attain,
         policy=args.policy,
+        apart=Link(args.link * 1e9) if args.apart else None,
         settle=lambda engine: _settled(engine, args, loads),
     )
 
@@ -171,7 +174,7 @@ def _row(one: Answer) -> tuple[object, ...]:
     option, best = one.option, one.best
     return (
         f"{option.num_devices} {option.device.name}",
-        f"{option.replicas} x ({option.layout})",
+        option.engines,
         f"{best.rate:g}",
         f"{best.share:.1%}",
         best.ttft_ms.get("p99", "-"),

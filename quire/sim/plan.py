@@ -9,7 +9,7 @@ is nothing left to gain, and each costs more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.bench.serve.figures import Promise, spread, timings
@@ -19,6 +19,7 @@ from quire.router.settings import Policy
 from quire.sim.devices import Device
 from quire.sim.engine import SimEngine
 from quire.sim.estimate import Layout
+from quire.sim.outside import Link, Places
 from quire.sim.simulate import Fleet, simulate
 from quire.sim.tables import Source
 
@@ -42,6 +43,7 @@ class Question:
     budget: float | None = None  # for an hour
     attain: float = 0.9  # share of requests that must keep the promise
     policy: Policy = "prefix"
+    apart: Link | None = None  # prompts on engines of their own are tried too, over this link
     settle: Callable[[SimEngine], SimEngine] = lambda engine: engine  # limits, before pages
 
     def most_of(self, device: Device) -> int:
@@ -55,13 +57,19 @@ class Option:
     device: Device
     layout: Layout
     replicas: int
+    prefill: int = 0  # more of them, which compute prompts for the others
 
     @property
     def num_devices(self) -> int:
-        return self.layout.num_devices * self.replicas
+        return self.layout.num_devices * (self.replicas + self.prefill)
+
+    @property
+    def engines(self) -> str:
+        apart = f" + {self.prefill} that prefill" if self.prefill else ""
+        return f"{self.replicas}{apart} x ({self.layout})"
 
     def __str__(self) -> str:
-        return f"{self.replicas} x ({self.layout}) of {self.device.name}"
+        return f"{self.engines} of {self.device.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,7 @@ class Answer:
             "tp": self.option.layout.tp,
             "pp": self.option.layout.pp,
             "replicas": self.option.replicas,
+            "prefill": self.option.prefill,
             "devices": self.option.num_devices,
             "costs": self.label,
             "goodput": round(self.goodput, 4),
@@ -167,11 +176,15 @@ def search(question: Question, note: Callable[[str], None] = lambda line: None) 
             except QuireError as error:
                 refused.append(Refused(device.name, layout, str(error)))
                 continue
-            for replicas in range(1, question.most_of(device) // layout.num_devices + 1):
-                found = answer(question, engine, Option(device, layout, replicas))
-                answers.append(found)
-                note(f"{found.option}: goodput {found.goodput:.2f} requests/s")
-                if all(one.share == 1.0 for one in found.rates):
+            for count in range(1, question.most_of(device) // layout.num_devices + 1):
+                found = [
+                    answer(question, engine, Option(device, layout, count - prefill, prefill))
+                    for prefill in range(count if question.apart else 1)
+                ]
+                answers += found
+                for one in found:
+                    note(f"{one.option}: goodput {one.goodput:.2f} requests/s")
+                if any(all(at.share == 1.0 for at in one.rates) for one in found):
                     break
     return Plan(answers, refused)
 
@@ -192,7 +205,10 @@ def answer(question: Question, engine: SimEngine, option: Option) -> Answer:
 
 
 def _at_rate(question: Question, engine: SimEngine, option: Option, load: Offered) -> AtRate:
-    outcomes = simulate(Fleet(engine, option.replicas, question.policy), load.asks).outcomes
+    if option.prefill:
+        engine = replace(engine, places=Places(engines=question.apart))
+    fleet = Fleet(engine, option.replicas, question.policy, option.prefill)
+    outcomes = simulate(fleet, load.asks).outcomes
     kept = [one for one in outcomes if question.promise.is_kept(one)]
     share = len(kept) / len(outcomes)
     tokens = sum(one.num_output for one in kept) / len(outcomes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from quire.cli.main import main
 from quire.sim.devices import DEVICES
 from quire.sim.engine import SimEngine
 from quire.sim.estimate import Layout
+from quire.sim.outside import Link
 from quire.sim.plan import Answer, Offered, Option, Question, answer, engine_on, search
 from quire.sim.tables import Source
 
@@ -43,24 +45,28 @@ def short(engine: SimEngine) -> SimEngine:
 
 def exhaustive(asked: Question) -> list[Answer]:
     """Everything there is, one by one, with nothing left out."""
+    helpers = range(4) if asked.apart else (0,)
     found = []
     for device in asked.devices:
         for tp in (1, 2, 4):
             for pp in (1, 2, 4):
-                for replicas in (1, 2, 3, 4):
-                    if tp * pp * replicas <= asked.most:
-                        engine = engine_on(asked, device, Layout(tp, pp))
-                        found.append(
-                            answer(asked, engine, Option(device, Layout(tp, pp), replicas))
-                        )
+                for replicas, prefill in product((1, 2, 3, 4), helpers):
+                    if tp * pp * (replicas + prefill) <= asked.most:
+                        layout = Layout(tp, pp)
+                        engine = engine_on(asked, device, layout)
+                        option = Option(device, layout, replicas, prefill)
+                        found.append(answer(asked, engine, option))
     return found
 
 
-def test_the_best_is_the_best_of_all() -> None:
+@pytest.mark.parametrize("apart, count", [(None, 11), (Link(25e9), 19)])
+def test_the_best_is_the_best_of_all(apart: Link | None, count: int) -> None:
     """Red when the search leaves out an option that is better than what it found."""
-    asked = question()
+    asked = question(apart=apart)
     plan, every = search(asked), exhaustive(asked)
-    assert len(every) == 4 + 2 + 2 + 3  # replicas of one device, of two in two ways, and of four
+    # Up to four of one device, two of two in two ways, one of four in three; apart each in all
+    # ways to part them, of which one alone has none.
+    assert len(every) == count
     best = max(one.goodput for one in every)
     top = plan.by_goodput()[0]
     assert top.goodput == best
