@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -22,11 +24,14 @@ from quire.bench.serve.work import Ask
 from quire.bench.shapes import SHAPES
 from quire.bench.step_costs import fit
 from quire.bench.suite import OWN_TOKENS, Row, h200_suite, request_lengths
+from quire.bench.workload import percentile
 from quire.cli.show import print_table
 from quire.models.registry import spec_of
+from quire.params import SamplingParams
+from quire.request import Request
 from quire.sched.cost_table import PUBLISHED, CostTable, EngineFacts, Load
 from quire.sim.devices import H200
-from quire.sim.engine import SimEngine
+from quire.sim.engine import Node, SimEngine
 from quire.sim.estimate import Estimate
 from quire.sim.room import pages_that_fit
 from quire.sim.simulate import simulate
@@ -167,6 +172,32 @@ def predicted(row: Row, table: CostTable) -> float:
     return sum(one.num_output for one in work if one.at == begun) / (done.seconds - begun)
 
 
+def steps_with_prompts(table: CostTable) -> tuple[float, float]:
+    """Mean and 95th percentile from step to step, ms, of `benchmarks/gpu_mixed_steps.py`'s traffic:
+    64 requests decode, and before every second step a prompt of 60 to 400 tokens arrives."""
+    node, draw, ids = Node(SimEngine.of(table)), random.Random(0), count()
+
+    def send(num_prompt: int, num_output: int) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
+        prompt = [draw.randrange(1, 100_000) for _ in range(num_prompt)]
+        node.send(Request.new(next(ids), prompt, params), node.clock.now)
+
+    for _ in range(64):
+        send(128, 400)
+    for _ in range(8):
+        node.step()
+    gaps = []
+    for step in range(240):
+        if step % 2 == 0:
+            send(draw.randint(60, 400), 6)
+        before = node.clock.now
+        node.step()
+        gaps.append(1e3 * (node.clock.now - before))
+    return sum(gaps) / len(gaps), percentile(gaps, 0.95)
+
+
+# Mean and 95th percentile, docs/benchmarks-h200.md.
+STEPS_MEASURED = {"8b": (7.86, 13.5), "0.6b": (1.92, 2.56)}
 MEASURED = {"mixed-8b": 12676, "prefix-8b": 15946, "nano-0.6b": 28280, "nano-14b": 6543}
 
 
@@ -177,7 +208,13 @@ def check() -> None:
         if row.name in MEASURED:
             said, real = predicted(row, tables[row.shape]), MEASURED[row.name]
             rows.append((row.title, real, round(said), f"{said / real:.2f}"))
-    print_table(("row", "measured tok/s", "predicted", "ratio"), rows)
+    print_table(("row", "measured", "predicted", "ratio"), rows)
+    for shape, measured in STEPS_MEASURED.items():
+        for what, real, said in zip(
+            ("mean", "95 %"), measured, steps_with_prompts(tables[shape]), strict=True
+        ):
+            title = f"{shape}, steps with prompts among decodes, {what}, ms"
+            rows.append((title, real, f"{said:.2f}", f"{said / real:.2f}"))
     errors = {shape: round(table.fit_error, 4) for shape, table in tables.items()}
     print(json.dumps({"what": "published costs", "fit_error": errors, "rows": rows}))
 
