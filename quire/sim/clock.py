@@ -7,8 +7,10 @@ has with a real device. Of several stages each takes its step when the stage bef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+import msgspec
 
 from quire.sched.cost_table import CostTable, Load
 from quire.step import PageLoad, PageSave, StepPlan, StepResult
@@ -39,14 +41,23 @@ class Store(Protocol):
 class TimedRunner:
     """`step.Runner`."""
 
-    def __init__(self, costs: CostTable, clock: Clock, store: Store | None = None) -> None:
-        self.costs, self.clock, self.store = costs, clock, store
+    def __init__(
+        self,
+        costs: CostTable,
+        clock: Clock,
+        store: Store | None = None,
+        shared: Callable[[StepPlan], int] | None = None,
+    ) -> None:
+        """`shared`: tokens of a step's contexts that are read for another request already."""
+        self.costs, self.clock, self.store, self.shared = costs, clock, store, shared
         self.busy_s = 0.0  # of each device, in the mean
         self.num_steps = 0
         self._free_at = [0.0] * costs.engine.stages  # when a stage has done all it was given
 
     def execute(self, plan: StepPlan) -> TimedStep:
         load = Load.of(plan)
+        if self.shared is not None and (shared := self.shared(plan)):
+            load = msgspec.structs.replace(load, context=load.context - shared)
         if self.store is not None:
             self.store.save(plan.saves)
             self.store.load(plan.loads)

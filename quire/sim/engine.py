@@ -8,6 +8,7 @@ requests to one or to several nodes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from quire.config import SchedConfig
 from quire.engine.core import EngineCore
@@ -20,7 +21,10 @@ from quire.sched.scheduler import Scheduler
 from quire.sched.stats import SchedStats
 from quire.sim.clock import Clock, TimedRunner
 from quire.sim.outside import NO_PLACES, OutsideCounts, Places, SimTiers
+from quire.sim.shared import shared_context
 from quire.step import TokenEvent
+
+CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ class Node:
         )
         steps = StepCosts(engine.costs.tokens, engine.costs.times)
         self._tiers = self._connected(steps)
-        self._runner = TimedRunner(engine.costs, self.clock, self._tiers)
+        shared = partial(shared_context, kv=self.kv) if facts.device != CPU else None
+        self._runner = TimedRunner(engine.costs, self.clock, self._tiers, shared)
         times = steps if engine.sched.target_gap_ms else None
         self._scheduler = Scheduler(engine.sched, self.kv, self.clock, times)
         self._core = EngineCore(self._scheduler, self._runner, facts.overlaps + facts.stages - 1)

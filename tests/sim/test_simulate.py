@@ -145,3 +145,20 @@ def test_costs_are_measured_through_the_engine(tmp_path: Path) -> None:
     llm.reset_prefix_cache()
     after = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
     assert after == before
+
+
+def test_a_gpu_reads_a_shared_context_once() -> None:
+    """Red when decodes behind the same pages are charged for each of them on a GPU, or once on a
+    CPU, whose attention reads them for each."""
+    prefix = " ".join(f"s{i}" for i in range(600))
+    work = [Ask(0.0, prefix, 600, 1)]
+    work += [Ask(100.0, f"{prefix} {i}a {i}b {i}c", 603, 6) for i in range(10)]
+    gaps = {}
+    for device in ("cpu", "h200"):
+        engine = table(device=device, context_s=1e-5, max_num_seqs=16, max_num_batched_tokens=1024,
+                       max_model_len=1024)  # fmt: skip
+        times = simulate(SimEngine.of(engine), work).outcomes[-1].token_times
+        gaps[device] = times[-1] - times[-2]
+    context = 10 * 607  # a prompt and four of its answer
+    assert gaps["cpu"] == pytest.approx(0.019 + 1e-5 * context)
+    assert gaps["h200"] == pytest.approx(0.019 + 1e-5 * (context - 9 * 600))
