@@ -2,8 +2,8 @@
 
 Every option that the devices' memory holds is simulated at every rate. A rate counts where a share
 of its requests, `attain`, keeps the promise; what is within the promise then is the option's
-goodput. More replicas are not tried where fewer keep the promise for everybody at every rate: there
-is nothing left to gain, and each costs more.
+goodput. More replicas are not tried where fewer keep the promise for everybody at the highest rate:
+there is nothing left to gain, and each costs more.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def search(question: Question, note: Callable[[str], None] = lambda line: None) 
                 answers += found
                 for one in found:
                     note(f"{one.option}: goodput {one.goodput:.2f} requests/s")
-                if any(all(at.share == 1.0 for at in one.rates) for one in found):
+                if max(one.goodput for one in found) == max(load.rate for load in question.loads):
                     break
     return Plan(answers, refused)
 
