@@ -20,6 +20,8 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.gpu_shapes import COMMON
+from benchmarks.gpu_shapes import SHAPES as EXPERTS
 from quire.bench.serve.work import Ask
 from quire.bench.shapes import SHAPES
 from quire.bench.step_costs import fit
@@ -32,8 +34,9 @@ from quire.request import Request
 from quire.sched.cost_table import PUBLISHED, CostTable, EngineFacts, Load
 from quire.sim.devices import H200
 from quire.sim.engine import Node, SimEngine
-from quire.sim.estimate import Estimate
+from quire.sim.estimate import Estimate, Layout
 from quire.sim.room import pages_that_fit
+from quire.sim.scaling import estimated
 from quire.sim.simulate import simulate
 
 FOLDER = Path(__file__).parents[1] / "quire" / "sim" / "published"
@@ -201,21 +204,49 @@ STEPS_MEASURED = {"8b": (7.86, 13.5), "0.6b": (1.92, 2.56)}
 MEASURED = {"mixed-8b": 12676, "prefix-8b": 15946, "nano-0.6b": 28280, "nano-14b": 6543}
 
 
+# Decode steps of batches 1, 32 and 128 at some 160 tokens, ms, docs/benchmarks-h200.md.
+EXPERTS_MEASURED = {
+    "mixtral-8x7b": (7.12, 22.8, 29.3),
+    "qwen3-30b-a3b": (3.10, 14.2, 17.3),
+    "deepseek-v2-lite": (2.73, 8.75, 9.84),
+}
+
+
+def roofline_rows() -> list[tuple[str, float | str, str, str]]:
+    """What the roofline alone says of steps that were measured."""
+    rows: list[tuple[str, float | str, str, str]] = []
+    for one in ALL:
+        made = estimated(spec_of(SHAPES[one.shape]), one.shape, H200, Layout())
+        points = table_of(one).points
+        errors = [made.seconds(point.load) / point.seconds - 1 for point in points]
+        mean = sum(map(abs, errors)) / len(errors)
+        told = f"{min(errors):+.0%} to {max(errors):+.0%}, mean {mean:.0%}"
+        rows.append((f"{one.shape}, roofline alone, {len(points)} steps", "-", told, "-"))
+    for name, measured in EXPERTS_MEASURED.items():
+        made = estimated(spec_of({**COMMON, **EXPERTS[name]}), name, H200, Layout())
+        for batch, ms in zip((1, 32, 128), measured, strict=True):
+            said = 1e3 * made.seconds(Load(batch, batch * 160, 0.0, DRAWN, batch))
+            title = f"{name}, batch {batch}, roofline alone, ms"
+            rows.append((title, ms, f"{said:.2f}", f"{said / ms:.2f}"))
+    return rows
+
+
 def check() -> None:
     tables = {one.shape: table_of(one) for one in ALL}
-    rows = []
+    rows: list[tuple[str, float | str, object, str]] = []
     for row in h200_suite().rows:
         if row.name in MEASURED:
             said, real = predicted(row, tables[row.shape]), MEASURED[row.name]
             rows.append((row.title, real, round(said), f"{said / real:.2f}"))
-    print_table(("row", "measured", "predicted", "ratio"), rows)
     for shape, measured in STEPS_MEASURED.items():
         for what, real, said in zip(
             ("mean", "95 %"), measured, steps_with_prompts(tables[shape]), strict=True
         ):
             title = f"{shape}, steps with prompts among decodes, {what}, ms"
             rows.append((title, real, f"{said:.2f}", f"{said / real:.2f}"))
+    rows += roofline_rows()
     errors = {shape: round(table.fit_error, 4) for shape, table in tables.items()}
+    print_table(("row", "measured", "predicted", "ratio"), rows)
     print(json.dumps({"what": "published costs", "fit_error": errors, "rows": rows}))
 
 
