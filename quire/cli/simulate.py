@@ -35,7 +35,7 @@ GB = 1e9
 
 
 def build_parser() -> VerbParser:
-    purpose = "Predict latency and goodput of an engine under a load."
+    purpose = "Predict latency, goodput and price of one engine or several under a load."
     parser = VerbParser("simulate", purpose, EXAMPLES, "COSTS")
     parser.add_argument(
         "costs",
@@ -63,7 +63,11 @@ def build_parser() -> VerbParser:
 def source_flags(parser: VerbParser) -> None:
     """What steps are made of, and on which devices they run."""
     flag = parser.flag
-    flag("--shape", "of the model, where COSTS does not name one: 8b, 0.6b, 14b or a folder")
+    flag(
+        "--shape",
+        "of the model, where COSTS does not name one: 8b, 0.6b, 14b or a folder",
+        metavar="NAME",
+    )
     flag("--device", "scale the costs to h200, h100, a100, l40s or rtx4090", metavar="NAME")
     flag("--table-device", "what COSTS was measured on, where it does not say", metavar="NAME")
     for name, short, what in (
@@ -78,13 +82,31 @@ def cluster_flags(parser: VerbParser) -> None:
     flag = parser.flag
     flag("--replicas", "equal engines behind a router", type=positive, default=1, metavar="N")
     flag("--policy", "of the router", choices=POLICIES, default="prefix")
-    flag("--prefill", "engines that compute prompts for those that decode", type=positive)
+    flag(
+        "--prefill",
+        "engines that compute prompts for those that decode",
+        type=positive,
+        metavar="N",
+    )
     flag("--decode", "... and of those that decode (default: 1)", type=positive, metavar="N")
-    flag("--link", "... GB a second of pages between two of them", type=float, default=25.0)
-    flag("--kv-host-memory", "for pages that left the pool, such as 4GiB", type=size_bytes)
-    flag("--kv-host-link", "... GB a second back to the pool", type=float, default=50.0)
+    flag(
+        "--link",
+        "... GB a second of pages between two of them",
+        type=float,
+        default=25.0,
+        metavar="X",
+    )
+    flag(
+        "--kv-host-memory",
+        "for pages that left the pool, such as 4GiB",
+        type=size_bytes,
+        metavar="SIZE",
+    )
+    flag(
+        "--kv-host-link", "... GB a second back to the pool", type=float, default=50.0, metavar="X"
+    )
     flag("--kv-disk-size", "the same on a disk", type=size_bytes, metavar="SIZE")
-    flag("--kv-disk-speed", "... GB a second from it", type=float, default=2.0)
+    flag("--kv-disk-speed", "... GB a second from it", type=float, default=2.0, metavar="X")
 
 
 def run(args: Namespace) -> int:

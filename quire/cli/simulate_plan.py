@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quire.sim.plan import Answer, Offered, Plan, Question
 
 SHOWN = 5
+SHORT_S = 20.0  # a load in which requests may end before too many wait
 COLUMNS = ("devices", "engines", "rate", "kept", "ttft p99", "longest gap p99", "goodput", "tok/s")
 UNPLANNED = ("replicas", "tensor_parallel_size", "pipeline_parallel_size")
 ALONE = ("device", "price", "prefill", "decode", "num_pages", "kv_host_memory", "kv_disk_size")
@@ -31,13 +32,17 @@ def plan_flags(parser: VerbParser) -> None:
     flag("--prices", "... an hour of each, such as h200=3.5,h100=2.5", metavar="A=X,B=Y")
     flag("--apart", "... prompts on engines of their own too, over --link", action="store_true")
     flag("--budget", "... for an hour of all", type=float, metavar="X")
-    flag("--attain", "share of requests that must keep --slo", type=float, default=0.9)
+    flag("--attain", "share of requests that must keep --slo", type=float, default=0.9, metavar="X")
 
 
 def plan(args: Namespace) -> int:
     from quire.sim.plan import search
 
     question = _question(args)
+    shortest = min(load.asks[-1].at - load.asks[0].at for load in question.loads)
+    if shortest < SHORT_S:
+        note(f"the shortest load lasts {shortest:.1f} s: a queue that grows may not be seen;"
+             " ask for more with --requests")  # fmt: skip
     found = search(question, (lambda line: None) if args.json else note)
     record = _record(args, question, found)
     if not args.json:
@@ -74,6 +79,7 @@ def _question(args: Namespace) -> Question:
         devices = [source.device]
     if not devices:
         raise BadRequest("got --plan and no --kinds: say which devices, as --kinds h200,h100")
+    _check_budget(args.budget, prices, [device.name for device in devices])
     loads = _loads(args)
     return Question(
         source=source,
@@ -88,6 +94,17 @@ def _question(args: Namespace) -> Question:
         apart=Link(args.link * 1e9) if args.apart else None,
         settle=lambda engine: _settled(engine, args, loads),
     )
+
+
+def _check_budget(budget: float | None, prices: dict[str, float], names: list[str]) -> None:
+    if budget is None:
+        return
+    unpriced = [name for name in names if name not in prices]
+    if unpriced:
+        raise BadRequest(f"got --budget and no price of {', '.join(unpriced)}; give --prices")
+    cheapest = min(prices[name] for name in names)
+    if not budget >= cheapest:
+        raise BadRequest(f"got --budget {budget:g}, which is less than a device's {cheapest:g}")
 
 
 def _prices(text: str) -> dict[str, float]:

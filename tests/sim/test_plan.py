@@ -129,6 +129,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ([*full, "--prices", "h200=0"], "--prices"),
         ([*full, "--attain", "2"], "--attain"),
         ([*full, "--concurrency", "2"], "--rate"),
+        ([*full, "--budget", "0.5"], "0.9"),
+        ([*full, "--budget", "9", "--kinds", "h100"], "h100"),
     ):
         assert main(wrong) == 2
         assert word in capsys.readouterr().err
