@@ -32,6 +32,7 @@ quire bench costs --out costs.json
 """
 CHANGES = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "target_gap_ms")
 GB = 1e9
+HOST_LINK = 50.0  # GB a second: PCIe 5.0 x16, less what is lost on the way
 
 
 def build_parser() -> VerbParser:
@@ -102,9 +103,7 @@ def cluster_flags(parser: VerbParser) -> None:
         type=size_bytes,
         metavar="SIZE",
     )
-    flag(
-        "--kv-host-link", "... GB a second back to the pool", type=float, default=50.0, metavar="X"
-    )
+    flag("--kv-host-link", "... GB a second to a GPU's pool (default: 50)", type=float, metavar="X")
     flag("--kv-disk-size", "the same on a disk", type=size_bytes, metavar="SIZE")
     flag("--kv-disk-speed", "... GB a second from it", type=float, default=2.0, metavar="X")
 
@@ -132,13 +131,13 @@ def run(args: Namespace) -> int:
 
 def _check_speeds(args: Namespace) -> None:
     for name in ("link", "kv_host_link", "kv_disk_speed"):
-        if not 0 < getattr(args, name) < float("inf"):
-            raise BadRequest(
-                f"got --{name.replace('_', '-')} {getattr(args, name):g}, want GB a second above 0"
-            )
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise BadRequest(f"got --{name.replace('_', '-')} {value:g}, want GB a second above 0")
 
 
 def _fleet(args: Namespace) -> Fleet:
+    from quire.sim.engine import CPU
     from quire.sim.outside import Link, Places
     from quire.sim.simulate import Fleet
 
@@ -146,14 +145,18 @@ def _fleet(args: Namespace) -> Fleet:
         raise BadRequest("got --decode and no --prefill: give both, or --replicas")
     if args.prefill and args.replicas != 1:
         raise BadRequest("got --replicas beside --prefill; say with --decode how many decode")
+    engine = _engine(args)
+    is_cpu = engine.costs.engine.device == CPU
+    if is_cpu and args.kv_host_link:
+        raise BadRequest("got --kv-host-link for a CPU, whose pool is in memory of the host too")
     places = Places(
         memory=args.kv_host_memory or 0,
-        memory_link=Link(args.kv_host_link * GB),
+        memory_link=None if is_cpu else Link((args.kv_host_link or HOST_LINK) * GB),
         disk=args.kv_disk_size or 0,
         disk_link=Link(args.kv_disk_speed * GB),
         engines=Link(args.link * GB) if args.prefill else None,
     )
-    engine = replace(_engine(args), places=places)
+    engine = replace(engine, places=places)
     return Fleet(engine, args.decode or args.replicas, args.policy, args.prefill or 0)
 
 

@@ -40,7 +40,7 @@ class Places:
     """Where an engine keeps pages besides its pool; bytes of 0: it does not."""
 
     memory: int = 0
-    memory_link: Link = Link(50e9)
+    memory_link: Link | None = None  # to the device; None: the pool is in memory of the host too
     disk: int = 0
     disk_link: Link = Link(2e9)
     engines: Link | None = None  # to those that prefill
@@ -94,11 +94,13 @@ class SimTiers:
         self._disk: OrderedDict[bytes, None] = OrderedDict()  # oldest first
         self._trips: dict[RequestId, _Trip] = {}
         self._computing: set[RequestId] = set()
-        self._memory_lane, self._disk_lane = _Lane(places.memory_link), _Lane(places.disk_link)
-        self._engine_lane = _Lane(places.engines or places.memory_link)
+        self._memory_lane = None if places.memory_link is None else _Lane(places.memory_link)
+        self._engine_lane = None if places.engines is None else _Lane(places.engines)
+        self._disk_lane = _Lane(places.disk_link)
         self._tempo = Tempo(costs)
-        self._tempo.seconds_per_lifted = 1.0 / places.memory_link.rate
         self._tempo.seconds_per_byte = 1.0 / places.disk_link.rate
+        if places.memory_link is not None:
+            self._tempo.seconds_per_lifted = 1.0 / places.memory_link.rate
 
     # ------------------------------------------------------------ as a TierIndex
 
@@ -107,21 +109,33 @@ class SimTiers:
 
     def fetch(self, owner: RequestId, wanted: Sequence[Wanted], source: str) -> bool:
         missing = [node for node in wanted if not self._shelf.pin(owner, node)]
-        lifted, read = len(wanted) * self._node_bytes, len(missing) * self._node_bytes
         now = self._clock.now
-        if missing and source and self._places.engines is not None:
-            self._trips[owner] = _Trip(self._engine_lane.take(read, now), missing)
+        if missing and source and self._engine_lane is not None:
+            come = self._engine_lane.take(len(missing) * self._node_bytes, now)
+            self._trips[owner] = _Trip(come, missing)
             return True
-        num_tokens = sum(len(node.tokens) // ITEM for node in wanted)
-        if not self._tempo.is_worth(num_tokens, read, lifted):
+        if self._memory_lane is None and not missing:
+            return False  # the step that admits it copies them
+        if not self._is_worth(wanted, len(missing)):
             self.counts.recomputed += 1
-            self._computing.add(owner)
+            if self._memory_lane is not None:  # what memory has comes with the step otherwise
+                self._computing.add(owner)
             return False
-        there = self._disk_lane.take(read, now) if missing else now
-        self._trips[owner] = _Trip(self._memory_lane.take(lifted, there), missing)
+        if missing:
+            now = self._disk_lane.take(len(missing) * self._node_bytes, now)
+        if self._memory_lane is not None:
+            now = self._memory_lane.take(len(wanted) * self._node_bytes, now)
+        self._trips[owner] = _Trip(now, missing)
         for node in missing:
             self._disk.move_to_end(node.key)
         return True
+
+    def _is_worth(self, wanted: Sequence[Wanted], num_missing: int) -> bool:
+        """As the engine decides, with a device and without."""
+        read = num_missing * self._node_bytes
+        if self._memory_lane is None:
+            return self._tempo.is_worth(_tokens(wanted[-num_missing:]), read)
+        return self._tempo.is_worth(_tokens(wanted), read, len(wanted) * self._node_bytes)
 
     def is_bringing(self, owner: RequestId) -> bool:
         trip = self._trips.get(owner)
@@ -162,3 +176,7 @@ class SimTiers:
     def next_arrival(self) -> float:
         """When the next of those that wait has its pages."""
         return min((trip.done_at for trip in self._trips.values()), default=0.0)
+
+
+def _tokens(nodes: Sequence[Wanted]) -> int:
+    return sum(len(node.tokens) // ITEM for node in nodes)

@@ -71,6 +71,17 @@ def test_what_left_the_pool_is_loaded() -> None:
     assert crawling.nodes[0].outside.recomputed == 12
 
 
+def test_a_cpu_need_not_wait_for_memory() -> None:
+    """Red when pages cross a link that is not there, or what memory has is not used because the
+    disk is too slow."""
+    here = alternating(Places(memory=200 * PAGE))
+    assert here.nodes[0].outside.loads == 12 * 25
+    again = [one.token_times[0] - one.meant for one in here.outcomes[6:]]
+    assert again == pytest.approx([0.010] * 12)
+    crawling = alternating(Places(disk=200 * PAGE, disk_link=Link(1e4)))
+    assert crawling.nodes[0].outside.loads == 0
+
+
 def test_more_bandwidth_is_never_slower() -> None:
     """Red when a faster link or disk lets somebody wait longer."""
     runs = [
@@ -90,7 +101,7 @@ def test_nothing_is_lost_on_the_way(prefill: int) -> None:
     work = asks(poisson_times(60, 40.0, 1, 0), sizes, 0, shared=2)
     places = Places(
         memory=40 * PAGE,
-        memory_link=Link(1e6),
+        memory_link=None if prefill == 1 else Link(1e6),
         disk=90 * PAGE,
         disk_link=Link(1e6),
         engines=Link(1e6) if prefill else None,
