@@ -15,7 +15,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, permutations
 from pathlib import Path
 
 import msgspec
@@ -31,12 +31,12 @@ from quire.cli.show import print_table
 from quire.models.registry import spec_of
 from quire.params import SamplingParams
 from quire.request import Request
-from quire.sched.cost_table import PUBLISHED, CostTable, EngineFacts, Load
+from quire.sched.cost_table import PUBLISHED, CostTable, EngineFacts, Load, Point
 from quire.sim.devices import H200
 from quire.sim.engine import Node, SimEngine
 from quire.sim.estimate import Estimate, Layout
 from quire.sim.room import pages_that_fit
-from quire.sim.scaling import estimated
+from quire.sim.scaling import estimated, scaled
 from quire.sim.simulate import simulate
 
 FOLDER = Path(__file__).parents[1] / "quire" / "sim" / "published"
@@ -212,16 +212,30 @@ EXPERTS_MEASURED = {
 }
 
 
+def scaled_rows() -> list[tuple[str, float | str, str, str]]:
+    """What a table of one model, scaled to another, says of the other's steps."""
+    rows: list[tuple[str, float | str, str, str]] = []
+    tables = {one.shape: table_of(one) for one in ALL}
+    for old, new in permutations(tables, 2):
+        was, now = (Estimate(spec_of(SHAPES[shape]), H200) for shape in (old, new))
+        made = scaled(tables[old], was, now, new)
+        rows.append((f"{new}, scaled from {old}", "-", errors_of(made, tables[new].points), "-"))
+    return rows
+
+
+def errors_of(made: CostTable, points: Sequence[Point]) -> str:
+    errors = [made.seconds(point.load) / point.seconds - 1 for point in points]
+    mean = sum(map(abs, errors)) / len(errors)
+    return f"{min(errors):+.0%} to {max(errors):+.0%}, mean {mean:.0%} of {len(errors)} steps"
+
+
 def roofline_rows() -> list[tuple[str, float | str, str, str]]:
     """What the roofline alone says of steps that were measured."""
     rows: list[tuple[str, float | str, str, str]] = []
     for one in ALL:
         made = estimated(spec_of(SHAPES[one.shape]), one.shape, H200, Layout())
-        points = table_of(one).points
-        errors = [made.seconds(point.load) / point.seconds - 1 for point in points]
-        mean = sum(map(abs, errors)) / len(errors)
-        told = f"{min(errors):+.0%} to {max(errors):+.0%}, mean {mean:.0%}"
-        rows.append((f"{one.shape}, roofline alone, {len(points)} steps", "-", told, "-"))
+        told = errors_of(made, table_of(one).points)
+        rows.append((f"{one.shape}, roofline alone", "-", told, "-"))
     for name, measured in EXPERTS_MEASURED.items():
         made = estimated(spec_of({**COMMON, **EXPERTS[name]}), name, H200, Layout())
         for batch, ms in zip((1, 32, 128), measured, strict=True):
@@ -244,7 +258,7 @@ def check() -> None:
         ):
             title = f"{shape}, steps with prompts among decodes, {what}, ms"
             rows.append((title, real, f"{said:.2f}", f"{said / real:.2f}"))
-    rows += roofline_rows()
+    rows += scaled_rows() + roofline_rows()
     errors = {shape: round(table.fit_error, 4) for shape, table in tables.items()}
     print_table(("row", "measured", "predicted", "ratio"), rows)
     print(json.dumps({"what": "published costs", "fit_error": errors, "rows": rows}))

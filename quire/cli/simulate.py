@@ -66,7 +66,7 @@ def source_flags(parser: VerbParser) -> None:
     flag = parser.flag
     flag(
         "--shape",
-        "of the model, where COSTS does not name one: 8b, 0.6b, 14b or a folder",
+        "of the model, where COSTS names none or another: 8b, 0.6b, 14b, a folder",
         metavar="NAME",
     )
     flag("--device", "scale the costs to h200, h100, a100, l40s or rtx4090", metavar="NAME")
@@ -170,8 +170,9 @@ def _engine(args: Namespace) -> SimEngine:
     device = device_named(args.device) if args.device else None
     layout = Layout(args.tensor_parallel_size, args.pipeline_parallel_size)
     engine = _changed(SimEngine.of(source.on(device, layout)), args)
-    if device is not None or layout.num_devices > 1 or not engine.num_pages:
-        engine = source.sized(engine)
+    is_scaled = engine.costs is not source.table
+    if device is not None or is_scaled or not engine.num_pages:
+        engine = source.sized(engine, device, layout)
     return replace(engine, num_pages=args.num_pages) if args.num_pages else engine
 
 

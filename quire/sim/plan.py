@@ -192,7 +192,7 @@ def search(question: Question, note: Callable[[str], None] = lambda line: None) 
 def engine_on(question: Question, device: Device, layout: Layout) -> SimEngine:
     """Raises a QuireError where the devices cannot hold it."""
     costs = question.source.on(device, layout)
-    return question.source.sized(question.settle(SimEngine.of(costs)))
+    return question.source.sized(question.settle(SimEngine.of(costs)), device, layout)
 
 
 def answer(question: Question, engine: SimEngine, option: Option) -> Answer:

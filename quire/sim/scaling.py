@@ -1,8 +1,8 @@
 """Scaling: tables for devices and layouts that nobody measured, made by roofline and labelled so.
 
     scaled     a table that was measured, each of its numbers times what the roofline gives for the
-               new layout, divided by what it gives for the old: so products keep the share of the
-               roof that they were seen to reach
+               new device, layout or model, divided by what it gives for the old: so products keep
+               the share of the roof that they were seen to reach
     estimated  the roofline's own numbers, where there is no table of the model
 
 What ranks and stages wait for each other is added from stated speeds of links in both.
@@ -23,35 +23,25 @@ from quire.sim.estimate import Estimate, Layout
 KNOTS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-def scaled(
-    table: CostTable, spec: ModelSpec, old: Device, new: Device, layout: Layout
-) -> CostTable:
-    """`old` is what the table was measured on, with one device."""
+def scaled(table: CostTable, was: Estimate, now: Estimate, model: str) -> CostTable:
+    """`was` is what the table was measured on, one device; `model` names what `now` is of."""
     if table.engine.ranks != 1 or table.engine.stages != 1:
         raise BadRequest(
             f"the table is of {table.engine.ranks} ranks and {table.engine.stages} stages already;"
             " scale one of a single device"
         )
-    if new is old and layout.num_devices == 1:
+    if now == was:
         return table
-    layout.check(spec)
-    was, now = Estimate(spec, old), Estimate(spec, new, layout)
+    now.layout.check(now.spec)
     times = [
         seconds * now.base_s(tokens) / was.base_s(tokens) + now.gather_s(tokens)
         for tokens, seconds in zip(table.tokens, table.times, strict=True)
     ]
-    facts = msgspec.structs.replace(
-        table.engine,
-        device=new.name,
-        ranks=layout.tp,
-        stages=layout.pp,
-        token_bytes=now.token_bytes,
-    )
-    whence = f"{table.label} on {table.engine.device}"
+    whence = f"{table.label} of {table.engine.model} on {table.engine.device}"
     whence += f" ({table.source})" if table.source else ""
     return msgspec.structs.replace(
         table,
-        engine=facts,
+        engine=_facts(table.engine, now, model),
         times=tuple(accumulate(times, max)),
         context_s=table.context_s * now.context_s / was.context_s,
         pair_s=table.pair_s * now.pair_s / was.pair_s,
@@ -60,8 +50,27 @@ def scaled(
         hop_s=_hop_s(now),
         hop_token_s=now.hop_token_s,
         label=SCALED,
-        source=f"{whence}, to {layout} of {new.name}: {new.source}",
+        source=f"{whence}, to {model} on {now.layout} of {now.device.name}: {now.device.source}",
     )
+
+
+def _facts(old: EngineFacts, now: Estimate, model: str) -> EngineFacts:
+    is_another = model != old.model
+    return msgspec.structs.replace(
+        old,
+        model=model,
+        device=now.device.name,
+        ranks=now.layout.tp,
+        stages=now.layout.pp,
+        token_bytes=now.token_bytes,
+        max_model_len=now.spec.max_positions if is_another else old.max_model_len,
+        windows=windows_of(now.spec) if is_another else old.windows,
+    )
+
+
+def windows_of(spec: ModelSpec) -> tuple[int | None, ...]:
+    """Of its layer groups."""
+    return tuple(dict.fromkeys(spec.window_of(layer) for layer in range(spec.num_layers)))
 
 
 def estimated(spec: ModelSpec, model: str, device: Device, layout: Layout) -> CostTable:
@@ -78,7 +87,7 @@ def estimated(spec: ModelSpec, model: str, device: Device, layout: Layout) -> Co
         max_model_len=spec.max_positions,
         page_size=16,
         num_pages=0,
-        windows=tuple(dict.fromkeys(spec.window_of(i) for i in range(spec.num_layers))),
+        windows=windows_of(spec),
         stages=layout.pp,
         token_bytes=now.token_bytes,
     )

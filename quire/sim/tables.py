@@ -57,48 +57,65 @@ def shape_named(name: str) -> ModelSpec:
 class Source:
     """What step times are made from: a table, or a model's shape alone."""
 
-    name: str
+    name: str  # of the model
     table: CostTable | None
     spec: ModelSpec | None
-    device: Device | None  # that the table is of
+    was: Estimate | None  # of what the table was measured on
 
     @staticmethod
     def of(name: str, shape: str | None, device: str | None) -> Source:
-        """`shape` and `device` where the table does not name ones that are known."""
-        table = None if name == ROOFLINE else table_named(name)
-        if table is None and shape is None:
-            raise BadRequest(f"got costs {ROOFLINE!r} and no shape; give --shape FOLDER")
-        if shape is None and table is not None and table.engine.model in SHAPES:
-            shape = table.engine.model
-        if device is None and table is not None and table.engine.device in DEVICES:
-            device = table.engine.device
+        """`shape`: of the model, where the table does not name one that is known; else of the one
+        that it is scaled to. `device`: of the table, where it does not name one that is known."""
         spec = shape_named(shape) if shape else None
-        return Source(shape or name, table, spec, device_named(device) if device else None)
+        if name == ROOFLINE:
+            if spec is None or shape is None:
+                raise BadRequest(f"got costs {ROOFLINE!r} and no shape; give --shape FOLDER")
+            return Source(
+                shape, None, spec, Estimate(spec, device_named(device)) if device else None
+            )
+        table = table_named(name)
+        facts = table.engine
+        own = shape_named(facts.model) if facts.model in SHAPES else spec
+        if device is None and facts.device in DEVICES:
+            device = facts.device
+        was = Estimate(own, device_named(device)) if own and device else None
+        return Source(_model(facts.model, shape), table, spec or own, was)
+
+    @property
+    def device(self) -> Device | None:
+        """That it is of, as it stands."""
+        return self.was.device if self.was else None
 
     def on(self, device: Device | None, layout: Layout) -> CostTable:
         """Step times on these devices; None: on what the table is of. Pages are not counted."""
-        if self.table is not None and device is None and layout.num_devices == 1:
+        is_as_it_stands = device is None and layout.num_devices == 1
+        if self.table is not None and is_as_it_stands and self.name == self.table.engine.model:
             return self.table
         if self.spec is None:
             raise BadRequest(
-                f"to scale the table {self.name} its model's shape must be known; give --shape"
+                f"to scale the table of {self.name} its model's shape must be known; give --shape"
                 " FOLDER, with the model's config.json"
             )
         device = device or self.device
-        if device is None or (self.table is not None and self.device is None):
+        if device is None or (self.table is not None and self.was is None):
             of = self.table.engine.device if self.table else "no device"
             raise BadRequest(
                 f"to scale a table of {of!r} it must be known what that is: name it with"
                 f" --table-device, or --device for a roofline; known: {', '.join(DEVICES)}"
             )
-        if self.table is None or self.device is None:
+        if self.table is None or self.was is None:
             return estimated(self.spec, self.name, device, layout)
-        return scaled(self.table, self.spec, self.device, device, layout)
+        return scaled(self.table, self.was, Estimate(self.spec, device, layout), self.name)
 
-    def sized(self, engine: SimEngine) -> SimEngine:
+    def sized(self, engine: SimEngine, device: Device | None, layout: Layout) -> SimEngine:
         """With the pages that the devices' memory leaves. Raises OutOfMemory."""
-        assert self.spec is not None
-        facts = engine.costs.engine
-        device, layout = device_named(facts.device), Layout(facts.ranks, facts.stages)
-        found = pages_that_fit(Estimate(self.spec, device, layout), engine.sched, facts.page_size)
+        device = device or self.device
+        assert self.spec is not None and device is not None
+        page_size = engine.costs.engine.page_size
+        found = pages_that_fit(Estimate(self.spec, device, layout), engine.sched, page_size)
         return replace(engine, num_pages=found)
+
+
+def _model(own: str, shape: str | None) -> str:
+    """What a table is of after `shape` was given."""
+    return shape if shape and own in SHAPES else own

@@ -37,6 +37,10 @@ LOADS = [
 ]
 
 
+def made_on(table: CostTable, device: Device, layout: Layout) -> CostTable:
+    return scaled(table, Estimate(SPEC, H200), Estimate(SPEC, device, layout), "8b")
+
+
 @pytest.fixture(scope="module")
 def published() -> CostTable:
     return table_named("h200-8b")
@@ -70,7 +74,7 @@ def test_published_numbers_stand_in_the_docs() -> None:
 
 def test_the_same_device_is_the_same_table(published: CostTable) -> None:
     """Red when scaling to what was measured changes it, or its label."""
-    assert scaled(published, SPEC, H200, H200, Layout()) is published
+    assert made_on(published, H200, Layout()) is published
     assert published.label == "published"
     assert "16 November 2026" in published.source
 
@@ -80,9 +84,9 @@ def test_the_same_device_is_the_same_table(published: CostTable) -> None:
 def test_what_was_not_measured_says_so(published: CostTable, name: str, layout: Layout) -> None:
     """Red when a scaled or estimated table passes for a measured one."""
     device = DEVICES[name]
-    made = scaled(published, SPEC, H200, device, layout)
+    made = made_on(published, device, layout)
     assert made.label == "scaled" and device.source in made.source
-    assert "published on h200" in made.source and not made.points
+    assert "published of 8b on h200" in made.source and not made.points
     rough = estimated(SPEC, "8b", device, layout)
     assert rough.label == "estimated" and "roofline" in rough.source
     assert (rough.engine.ranks, rough.engine.stages) == (layout.tp, layout.pp)
@@ -102,7 +106,7 @@ def test_a_faster_device_is_never_slower(published: CostTable, kind: str, layout
     for now, faster in pairwise([slow, DEVICES["h100"], with_rates(DEVICES["h100"], 3.0, kind)]):
         for load in LOADS:
             for make in (
-                lambda device: scaled(published, SPEC, H200, device, layout),
+                lambda device: made_on(published, device, layout),
                 lambda device: estimated(SPEC, "8b", device, layout),
             ):
                 before, after = make(now), make(faster)
@@ -116,7 +120,7 @@ def test_simulations_on_faster_memory_end_sooner(published: CostTable) -> None:
     ends = []
     for factor in (0.5, 1.0, 2.0):
         device = with_rates(H200, factor, "bandwidth")
-        engine = SimEngine.of(scaled(published, SPEC, H200, device, Layout()))
+        engine = SimEngine.of(made_on(published, device, Layout()))
         ends.append(simulate(engine, work).outcomes)
     for slower, faster in pairwise(ends):
         assert all(b.ended < a.ended for a, b in zip(slower, faster, strict=True))
@@ -182,6 +186,17 @@ def test_pages_are_what_the_engine_would_have(published: CostTable) -> None:
     page, weights = 2 << 20, 8_030_000_000 * 2
     room = 0.9 * H200.memory - weights
     assert room * 0.96 / page < published.engine.num_pages < room / page
+
+
+def test_a_table_of_one_model_is_scaled_to_another() -> None:
+    """Red when a table passes for one of another model, or is scaled without its label."""
+    large = Source.of("h200-8b", "14b", None).on(None, Layout())
+    known = table_named("h200-14b")
+    assert (large.label, large.engine.model) == ("scaled", "14b")
+    assert large.engine.max_model_len == 40960
+    errors = [abs(large.seconds(one.load) / one.seconds - 1) for one in known.points]
+    assert sum(errors) / len(errors) < 0.15
+    assert Source.of("h200-8b", "8b", None).on(None, Layout()) == table_named("h200-8b")
 
 
 def test_sources_say_what_they_lack(tmp_path: Path) -> None:
