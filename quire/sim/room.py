@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from quire.config import SchedConfig
 from quire.dist.stages import stage_layers
+from quire.kv.forms import CacheForm
 from quire.kv.groups import PageNeeds
+from quire.kv.spec import CacheSpec
 from quire.memory.sizing import Room, num_pages
+from quire.models.kv_cache import cache_of
 from quire.models.spec import ModelSpec
-from quire.sim.estimate import ITEMSIZE, LOGIT_BYTES, Estimate, Shares
+from quire.sim.estimate import ITEMSIZE, LOGIT_BYTES, Estimate, Layout, Shares
 
 USABLE = 0.9  # of a device, as `gpu_memory_utilization`
 
@@ -18,9 +21,8 @@ USABLE = 0.9  # of a device, as `gpu_memory_utilization`
 def pages_that_fit(estimate: Estimate, sched: SchedConfig, page_size: int) -> int:
     """Of the stage with the fewest. Raises OutOfMemory where one whole request does not fit."""
     spec, layout, total = estimate.spec, estimate.layout, estimate.device.memory
-    shares = estimate.shares
-    windows = dict.fromkeys(spec.window_of(layer) for layer in range(spec.num_layers))
-    needs = PageNeeds(page_size, tuple(windows))
+    shares, cache = estimate.shares, cache_on(spec, layout, page_size)
+    needs = PageNeeds(page_size, cache.groups.windows)
     found = []
     for number, layers in enumerate(stage_layers(spec.num_layers, layout.pp)):
         weights = _weights(spec, shares, layers)
@@ -28,10 +30,16 @@ def pages_that_fit(estimate: Estimate, sched: SchedConfig, page_size: int) -> in
             tables = spec.vocab_size * spec.hidden_size * (1 if spec.tied else 2)
             weights += int(tables * ITEMSIZE * shares.vocab)
         room = Room(total, int(total * USABLE), weights, _step_bytes(spec, shares, sched), None)
-        layer_bytes = _layer_bytes(spec, shares.kv) * -(-len(layers) // len(windows))
+        page_bytes = round(cache.of_layers(layers).page_bytes * shares.kv)
         lens = (page_size, sched.max_model_len, sched.max_num_seqs)
-        found.append(num_pages(room, page_size * layer_bytes, *lens, needs))
+        found.append(num_pages(room, page_bytes, *lens, needs))
     return min(found)
+
+
+def cache_on(spec: ModelSpec, layout: Layout, page_size: int = 16) -> CacheSpec:
+    """In floats of the weights' size, whole; its groups are those that the engine would make."""
+    form = CacheForm(f"float{8 * ITEMSIZE}", 8 * ITEMSIZE)
+    return cache_of(spec, form, page_size=page_size, is_staged=layout.pp > 1)
 
 
 def _weights(spec: ModelSpec, shares: Shares, layers: range) -> int:
@@ -58,13 +66,6 @@ def _ffn_params(spec: ModelSpec) -> int:
         else:
             total += ups * spec.hidden_size * spec.ffn_size
     return total
-
-
-def _layer_bytes(spec: ModelSpec, share: float) -> int:
-    """Of a token's keys and values in one layer."""
-    if spec.mla is not None:
-        return ITEMSIZE * (spec.mla.kv_rank + spec.mla.rope_dim)
-    return round(2 * ITEMSIZE * spec.num_kv_heads * spec.head_dim * share)
 
 
 def _step_bytes(spec: ModelSpec, shares: Shares, sched: SchedConfig) -> int:

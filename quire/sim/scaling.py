@@ -19,6 +19,7 @@ from quire.models.spec import ModelSpec
 from quire.sched.cost_table import ESTIMATED, SCALED, CostTable, EngineFacts
 from quire.sim.devices import Device
 from quire.sim.estimate import Estimate, Layout
+from quire.sim.room import cache_on
 
 KNOTS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -56,6 +57,7 @@ def scaled(table: CostTable, was: Estimate, now: Estimate, model: str) -> CostTa
 
 def _facts(old: EngineFacts, now: Estimate, model: str) -> EngineFacts:
     is_another = model != old.model
+    remade = is_another or now.layout.pp > 1
     return msgspec.structs.replace(
         old,
         model=model,
@@ -64,13 +66,8 @@ def _facts(old: EngineFacts, now: Estimate, model: str) -> EngineFacts:
         stages=now.layout.pp,
         token_bytes=now.token_bytes,
         max_model_len=now.spec.max_positions if is_another else old.max_model_len,
-        windows=windows_of(now.spec) if is_another else old.windows,
+        windows=cache_on(now.spec, now.layout).groups.windows if remade else old.windows,
     )
-
-
-def windows_of(spec: ModelSpec) -> tuple[int | None, ...]:
-    """Of its layer groups."""
-    return tuple(dict.fromkeys(spec.window_of(layer) for layer in range(spec.num_layers)))
 
 
 def estimated(spec: ModelSpec, model: str, device: Device, layout: Layout) -> CostTable:
@@ -87,7 +84,7 @@ def estimated(spec: ModelSpec, model: str, device: Device, layout: Layout) -> Co
         max_model_len=spec.max_positions,
         page_size=16,
         num_pages=0,
-        windows=windows_of(spec),
+        windows=cache_on(spec, layout).groups.windows,
         stages=layout.pp,
         token_bytes=now.token_bytes,
     )

@@ -15,6 +15,7 @@ from quire.bench.shapes import SHAPES
 from quire.cli.main import main
 from quire.config import SchedConfig
 from quire.errors import BadRequest, NotSupported, OutOfMemory
+from quire.kv.groups import PageNeeds
 from quire.models.registry import spec_of
 from quire.models.tiny_configs import tiny_config
 from quire.sched.cost_table import CostTable, Load
@@ -197,6 +198,19 @@ def test_a_table_of_one_model_is_scaled_to_another() -> None:
     errors = [abs(large.seconds(one.load) / one.seconds - 1) for one in known.points]
     assert sum(errors) / len(errors) < 0.15
     assert Source.of("h200-8b", "8b", None).on(None, Layout()) == table_named("h200-8b")
+
+
+def test_windows_are_those_of_the_engine(tmp_path: Path) -> None:
+    """Red when pages of layers with windows are counted otherwise than the engine groups them: six
+    layers of which every third sees all are three groups of two."""
+    config = tiny_config("Gemma3ForCausalLM")
+    spec = replace(spec_of(config), num_layers=6, windows=(64, 64, None) * 2)
+    made = estimated(spec, "tiny", H200, Layout())
+    assert made.engine.windows == (None, 64, 64)
+    sched = SchedConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=1024)
+    # All that four requests could ever hold is less than the memory.
+    pages = pages_that_fit(Estimate(spec, H200), sched, 16)
+    assert pages == 4 * PageNeeds(16, (None, 64, 64)).of(1024) + 1
 
 
 def test_sources_say_what_they_lack(tmp_path: Path) -> None:
