@@ -14,7 +14,7 @@ from typing import Any
 
 from quire.bench.serve.figures import Promise, spread, timings
 from quire.bench.serve.work import Ask
-from quire.errors import QuireError
+from quire.errors import NotSupported, OutOfMemory
 from quire.router.settings import Policy
 from quire.sim.devices import Device
 from quire.sim.engine import SimEngine
@@ -173,7 +173,7 @@ def search(question: Question, note: Callable[[str], None] = lambda line: None) 
         for layout in layouts(question.most_of(device)):
             try:
                 engine = engine_on(question, device, layout)
-            except QuireError as error:
+            except (NotSupported, OutOfMemory) as error:
                 refused.append(Refused(device.name, layout, str(error)))
                 continue
             for count in range(1, question.most_of(device) // layout.num_devices + 1):
@@ -190,7 +190,7 @@ def search(question: Question, note: Callable[[str], None] = lambda line: None) 
 
 
 def engine_on(question: Question, device: Device, layout: Layout) -> SimEngine:
-    """Raises a QuireError where the devices cannot hold it."""
+    """Raises NotSupported or OutOfMemory where the devices cannot hold it."""
     costs = question.source.on(device, layout)
     return question.source.sized(question.settle(SimEngine.of(costs)), device, layout)
 

@@ -18,6 +18,7 @@ from quire.sim.estimate import Layout
 from quire.sim.outside import Link
 from quire.sim.plan import Answer, Offered, Option, Question, answer, engine_on, search
 from quire.sim.tables import Source
+from tests.sim.tables import table
 
 PRICES = {"h200": 3.5, "rtx4090": 0.4}
 
@@ -123,7 +124,11 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert labels["h200", 1] == "published"
     assert json.loads(Path(f"{out}.json").read_text()) == record
     assert Path(f"{out}.png").read_bytes().startswith(b"\x89PNG")
+    costs = tmp_path / "costs.json"
+    table().write(costs)
     for wrong, word in (
+        (["simulate", str(costs), *full[2:]], "--shape"),
+        (["simulate", str(costs), *full[2:], "--shape", "8b"], "--table-device"),
         (words, "--slo"),
         ([*full, "-tp", "2"], "--devices"),
         ([*full, "--prices", "h200=0"], "--prices"),
