@@ -8,6 +8,7 @@ tokens are firm on a busy machine; seconds are not.
 
     python benchmarks/routing.py                            a random model of 7M parameters
     python benchmarks/routing.py --model smollm2-135m-instruct --conversations 12
+    python benchmarks/routing.py --predict                  the same load, simulated
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from quire.router.settings import Policy
 from tests.e2e.harness import Served, free_port, wait_until
 from tests.e2e.raw import request_bytes
 from tests.tiny_folder import write_tiny_folder
@@ -42,7 +44,7 @@ SMALL = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 8_192,
 }
-POLICIES = ("prefix", "round-robin")
+POLICIES: tuple[Policy, ...] = ("prefix", "round-robin")
 WORDS = range(10, 250)  # token ids that every model has
 PAGE = 16
 HIT_GOAL, TTFT_GOAL = 0.95, 2.0  # of one replica's hit rate; times round robin's first token
@@ -214,6 +216,43 @@ def compare(model: Path, flags: tuple[str, ...], load: Load, pool: float) -> dic
     }
 
 
+# ------------------------------------------------------------ simulated
+
+
+def predicted(model: Path, load: Load, pool: float) -> dict[str, Any]:
+    """The same load on simulated engines, from what steps take here."""
+    from quire import LLM
+    from quire.bench.serve.work import Ask
+    from quire.bench.step_costs import measure_costs
+    from quire.sim.engine import SimEngine
+    from quire.sim.simulate import Fleet, simulate
+
+    llm = LLM(str(model), device="cpu", load_format="dummy", num_threads=1,
+              max_num_seqs=load.clients, skip_tokenizer_init=True)  # fmt: skip
+    engine = SimEngine.of(measure_costs(llm._engine, "routing", clock=time.process_time))
+    prompts = load.prompts()
+    asks = [Ask(0.0, " ".join(map(str, tokens)), len(tokens), load.answer) for _, tokens in prompts]
+    speakers = [number for number, _ in prompts]
+    running = load.clients * (load.system + load.turns * load.said + load.answer + PAGE)
+    small = replace(engine, num_pages=int(pool * load.held + running / 2) // PAGE)
+
+    def told(fleet: Fleet) -> dict[str, Any]:
+        done = simulate(fleet, asks, load.clients, speakers)
+        firsts = sorted(o.token_times[0] - o.sent for o in done.outcomes)
+        queried, hit = done.stats.prefix_query_tokens, done.stats.prefix_hit_tokens
+        return {
+            "hit_rate": round(hit / queried, 4),
+            "computed_tokens": queried - hit,
+            "ttft_ms_mean": round(1e3 * statistics.fmean(firsts), 1),
+            "ttft_ms_p50": round(1e3 * statistics.median(firsts), 1),
+            "seconds": round(done.seconds, 1),
+        }
+
+    endless = replace(engine, num_pages=(load.held + running) // PAGE)
+    one = told(Fleet(endless))
+    return {"one replica, unbounded": one, **{p: told(Fleet(small, 2, p)) for p in POLICIES}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", help="a folder or a known name; else a small random model")
@@ -226,6 +265,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--pool", type=float, default=0.55, help="of all tokens, in each replica")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--predict", action="store_true", help="simulate; start no server")
     args = parser.parse_args()
     load = Load(
         *(args.groups, args.system, args.conversations, args.turns, args.said, args.answer),
@@ -240,7 +280,10 @@ def main() -> None:
         folder = tempfile.mkdtemp(prefix="quire-routing-")
         model = write_tiny_folder(Path(folder), **SMALL)
         flags = ("--device", "cpu", "--load-format", "dummy")
-    found = compare(model, flags, load, args.pool)
+    if args.predict:
+        found = predicted(model, load, args.pool)
+    else:
+        found = compare(model, flags, load, args.pool)
     print(json.dumps({"benchmark": "routing", "load": vars(args), **found}))
 
 

@@ -27,7 +27,8 @@ from quire.bench.workload import Span
 from quire.cli.show import print_table
 from quire.engine.build import Engine
 from quire.request import Request
-from quire.sim.simulate import SimEngine, simulate
+from quire.sim.engine import SimEngine
+from quire.sim.simulate import simulate
 
 COMPARED = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("gap_ms", "p50"), ("gap_ms", "p99"))
 

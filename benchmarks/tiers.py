@@ -2,6 +2,7 @@
 
     python -m benchmarks.tiers first        first token behind a long prefix, by where its pages are
     python -m benchmarks.tiers preempted    tokens computed again in a pool that is too small
+    python -m benchmarks.tiers predicted    the same, simulated from what steps take here
     python -m benchmarks.tiers through      tokens a second while every page is also written out
     python -m benchmarks.tiers apart        gaps between tokens beside prompts: one engine, or two
 
@@ -24,10 +25,16 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quire import LLM, SamplingParams
+from quire.bench.serve.work import Ask
+from quire.bench.step_costs import measure_costs
+from quire.sim.engine import SimEngine
+from quire.sim.outside import Places
+from quire.sim.simulate import simulate
 from tests.e2e.harness import Served, free_port, wait_until
 from tests.e2e.raw import request_bytes
 
@@ -105,6 +112,26 @@ def preempted(options: argparse.Namespace) -> dict[str, object]:
                 "seconds": round(time.perf_counter() - begun, 2),
             }
     found["same tokens"] = answers[0] == answers[1]
+    return found
+
+
+def predicted(options: argparse.Namespace) -> dict[str, object]:
+    """`preempted`, simulated."""
+    num, length, out = 16, options.length, 192
+    args = {"max_model_len": length + out + 16, "max_num_seqs": num}
+    with opened(options, kv_cache_memory=options.pool << 20, **args) as llm:
+        table = measure_costs(llm._engine, options.model, clock=time.process_time)
+    work = [
+        Ask(0.0, " ".join(f"{seed}.{i}" for i in range(length)), length, out) for seed in range(num)
+    ]
+    found: dict[str, object] = {"requests": num, "prompt": length, "answer": out}
+    for name, places in {"pool alone": Places(), "memory": Places(memory=4 << 30)}.items():
+        done = simulate(replace(SimEngine.of(table), places=places), work)
+        found[name] = {
+            "preemptions": done.stats.num_preempted,
+            "tokens computed again": done.stats.num_recomputed_tokens,
+            "seconds": round(done.seconds, 2),
+        }
     return found
 
 
@@ -225,7 +252,7 @@ def apart(options: argparse.Namespace) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    whats = {f.__name__: f for f in (first, preempted, through, apart)}
+    whats = {f.__name__: f for f in (first, preempted, predicted, through, apart)}
     parser.add_argument("what", choices=whats)
     parser.add_argument("--model", default="default")
     parser.add_argument("--length", type=int, default=1024, help="tokens of a prompt")

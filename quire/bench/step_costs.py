@@ -96,6 +96,7 @@ def facts_of(engine: Engine, model: str) -> EngineFacts:
         page_size=cache.page_size,
         num_pages=cache.num_pages,
         windows=tuple(engine.runner.pool.groups.windows),
+        token_bytes=cache.token_bytes,
     )
 
 

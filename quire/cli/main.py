@@ -44,7 +44,7 @@ VERBS = {
     "prune": Verb("quire.cli.prune", "make a smaller model: zeros in the place of weights"),
     "shrink": Verb("quire.cli.shrink", "make a smaller model: fewer layers, heads or channels"),
     "compress": Verb("quire.cli.compress", "make a smaller model: several passes, as a file says"),
-    "simulate": Verb("quire.cli.simulate", "predict latency and goodput under a load"),
+    "simulate": Verb("quire.cli.simulate", "predict latency, goodput and price under a load"),
     "distill": Verb("quire.cli.distill", "train a drafter or a student from a model's own answers"),
     "bench": Verb("quire.cli.bench", "measure speed, start-up, each technique, or each kernel"),
 }

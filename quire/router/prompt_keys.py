@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -43,6 +43,18 @@ class TextKeys:
         return Prompt(len(data) // BYTES_PER_TOKEN + 1, TEXT_PAGE // BYTES_PER_TOKEN, keys)
 
 
+def prompt_of_tokens(tokens: Sequence[int], salt: str, page_size: int) -> Prompt:
+    """`page_size` 0: no upstream publishes its cache, and nothing is known of pages."""
+    if not page_size:
+        return Prompt(len(tokens))
+    ids, keys = array("i", tokens), list[bytes]()
+    key = root_route_key(salt)
+    for at in range(0, min(len(ids), MOST_PAGES * page_size) - page_size + 1, page_size):
+        key = child_route_key(key, ids[at : at + page_size].tobytes())
+        keys.append(key)
+    return Prompt(len(ids), page_size, keys)
+
+
 class TokenKeys:
     """The tokens that an upstream of this model will see."""
 
@@ -57,12 +69,7 @@ class TokenKeys:
             tokens = array("i", self._tokens(body))
         except (QuireError, TypeError, ValueError, OverflowError):
             return Prompt()  # the upstream will say what is wrong with it
-        keys: list[bytes] = []
-        key = root_route_key(salt)
-        for at in range(0, min(len(tokens), MOST_PAGES * page_size) - page_size + 1, page_size):
-            key = child_route_key(key, tokens[at : at + page_size].tobytes())
-            keys.append(key)
-        return Prompt(len(tokens), page_size, keys)
+        return prompt_of_tokens(tokens, salt, page_size)
 
     def _tokens(self, body: Mapping[str, Any]) -> list[int]:
         if isinstance(body.get("messages"), list):

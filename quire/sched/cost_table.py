@@ -5,7 +5,8 @@
     host    = a step, and each request in it, outside the device
 
 `quire bench costs` writes one (`bench/step_costs.py`); the simulator's runner knows nothing else of
-a device. A plain value that JSON holds. No torch.
+a device. Tables that were not measured are made in `sim/` and labelled so. A plain value that JSON
+holds. No torch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ import msgspec
 from quire.errors import BadRequest
 from quire.sched.costs import StepCosts
 from quire.step import StepPlan
+
+# How a table came about. Whatever is made of it says so.
+MEASURED = "measured"  # by `quire bench costs`, on this device
+PUBLISHED = "published"  # fitted to figures that were measured and stand in the docs
+SCALED = "scaled"  # by roofline, from one of the above
+ESTIMATED = "estimated"  # by roofline alone
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
@@ -32,6 +39,8 @@ class EngineFacts(msgspec.Struct, frozen=True):
     page_size: int
     num_pages: int
     windows: tuple[int | None, ...]  # of the layer groups
+    stages: int = 1  # of layers, one behind the other on devices of their own
+    token_bytes: int = 0  # of the cache, on one device; 0: not known
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -73,12 +82,20 @@ class CostTable(msgspec.Struct, frozen=True):
     host_s: float = 0.0
     host_work_s: float = 0.0
     points: tuple[Point, ...] = ()
+    hop_s: float = 0.0  # from one stage to the next: a step ...
+    hop_token_s: float = 0.0  # ... and each token it feeds
+    label: str = MEASURED
+    source: str = ""  # what it was made from, where it was not measured here
 
     def seconds(self, load: Load) -> float:
         """On the device."""
         base = StepCosts(self.tokens, self.times).seconds(load.tokens)
         more = self.context_s * load.context + self.pair_s * load.pairs
         return base + more + self.sample_s * load.samples
+
+    def hop_seconds(self, load: Load) -> float:
+        """Between two stages."""
+        return self.hop_s + self.hop_token_s * load.tokens
 
     def host_seconds(self, load: Load) -> float:
         """Planning a step and settling it."""

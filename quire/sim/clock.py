@@ -2,15 +2,18 @@
 
 The clock stands still until somebody moves it. A plan's result is there when the device, which
 takes steps one behind another, is done with it: with overlap the host has gone on meanwhile, as it
-has with a real device.
+has with a real device. Of several stages each takes its step when the stage before is done with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
 
 from quire.sched.cost_table import CostTable, Load
-from quire.step import StepPlan, StepResult
+from quire.step import PageLoad, PageSave, StepPlan, StepResult
 
 TOKEN = 1  # what everybody draws; nobody ends at it
 
@@ -27,23 +30,48 @@ class Clock:
         self.now = max(self.now, then)
 
 
+class Store(Protocol):
+    """Places outside the pool (`outside.py`)."""
+
+    def save(self, saves: Sequence[PageSave]) -> None: ...
+
+    def load(self, loads: Sequence[PageLoad]) -> None: ...
+
+
 class TimedRunner:
     """`step.Runner`."""
 
-    def __init__(self, costs: CostTable, clock: Clock) -> None:
-        self.costs, self.clock = costs, clock
-        self.busy_s = 0.0
+    def __init__(
+        self,
+        costs: CostTable,
+        clock: Clock,
+        store: Store | None = None,
+        shared: Callable[[StepPlan], int] | None = None,
+    ) -> None:
+        """`shared`: tokens of a step's contexts that are read for another request already."""
+        self.costs, self.clock, self.store, self.shared = costs, clock, store, shared
+        self.busy_s = 0.0  # of each device, in the mean
         self.num_steps = 0
-        self._free_at = 0.0  # when the device has done all it was given
+        self._free_at = [0.0] * costs.engine.stages  # when a stage has done all it was given
 
     def execute(self, plan: StepPlan) -> TimedStep:
         load = Load.of(plan)
+        if self.shared is not None and (shared := self.shared(plan)):
+            load = msgspec.structs.replace(load, context=load.context - shared)
+        if self.store is not None:
+            self.store.save(plan.saves)
+            self.store.load(plan.loads)
         self.clock.move_to(self.clock.now + self.costs.host_seconds(load))
-        takes = self.costs.seconds(load) if plan.works else 0.0
-        self._free_at = max(self._free_at, self.clock.now) + takes
+        stages = len(self._free_at)
+        takes = self.costs.seconds(load) / stages if plan.works else 0.0
+        begin = self.clock.now
+        for stage in range(stages):
+            if stage and plan.works:
+                begin += self.costs.hop_seconds(load)
+            begin = self._free_at[stage] = max(self._free_at[stage], begin) + takes
         self.busy_s += takes
         self.num_steps += bool(plan.works)
-        return TimedStep(plan, self._free_at, self.clock)
+        return TimedStep(plan, begin, self.clock)
 
 
 class TimedStep:

@@ -6,7 +6,6 @@ import json
 import os
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,34 +13,12 @@ from quire.bench.serve.figures import Promise, figures
 from quire.bench.serve.work import Ask, asks, poisson_times
 from quire.cli.main import main
 from quire.errors import BadRequest
-from quire.sched.cost_table import CostTable, EngineFacts, Load
-from quire.sim.simulate import SimEngine, simulate
+from quire.sched.cost_table import CostTable, Load
+from quire.sim.engine import SimEngine
+from quire.sim.simulate import simulate
+from tests.sim.tables import ask, table
 
 IS_LONG = bool(os.environ.get("QUIRE_LONG_TESTS"))
-
-
-def table(**changes: Any) -> CostTable:
-    """10 ms a step, and 1 ms for each token beyond the first."""
-    facts = {
-        "model": "made up",
-        "device": "cpu",
-        "ranks": 1,
-        "overlaps": False,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 64,
-        "max_model_len": 512,
-        "page_size": 4,
-        "num_pages": 400,
-        "windows": (None,),
-    }
-    own = {name: value for name, value in changes.items() if name in facts}
-    others = {name: value for name, value in changes.items() if name not in facts}
-    values = {"tokens": (1, 101), "times": (0.010, 0.110), "context_s": 0.0, "pair_s": 0.0}
-    return CostTable(EngineFacts(**facts | own), **{"sample_s": 0.0, **values, **others})
-
-
-def ask(at: float, prompt: int, output: int, mark: str = "") -> Ask:
-    return Ask(at, " ".join(f"{mark}{i}" for i in range(prompt)), prompt, output)
 
 
 def times_of(engine: CostTable, *work: Ask) -> list[list[float]]:
@@ -168,3 +145,20 @@ def test_costs_are_measured_through_the_engine(tmp_path: Path) -> None:
     llm.reset_prefix_cache()
     after = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
     assert after == before
+
+
+def test_a_gpu_reads_a_shared_context_once() -> None:
+    """Red when decodes behind the same pages are charged for each of them on a GPU, or once on a
+    CPU, whose attention reads them for each."""
+    prefix = " ".join(f"s{i}" for i in range(600))
+    work = [Ask(0.0, prefix, 600, 1)]
+    work += [Ask(100.0, f"{prefix} {i}a {i}b {i}c", 603, 6) for i in range(10)]
+    gaps = {}
+    for device in ("cpu", "h200"):
+        engine = table(device=device, context_s=1e-5, max_num_seqs=16, max_num_batched_tokens=1024,
+                       max_model_len=1024)  # fmt: skip
+        times = simulate(SimEngine.of(engine), work).outcomes[-1].token_times
+        gaps[device] = times[-1] - times[-2]
+    context = 10 * 607  # a prompt and four of its answer
+    assert gaps["cpu"] == pytest.approx(0.019 + 1e-5 * context)
+    assert gaps["h200"] == pytest.approx(0.019 + 1e-5 * (context - 9 * 600))
