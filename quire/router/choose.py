@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from quire.router.first_token import FirstTokenTimes, Rates
 from quire.router.settings import Policy
 from quire.router.upstream import Upstream
 
@@ -63,7 +64,8 @@ class Chooser:
         return self._soonest(able, prompt, self.clock())
 
     def _soonest(self, able: Sequence[Upstream], prompt: Prompt, now: float) -> Upstream:
-        offers = [Offer.of(one, prompt, now) for one in able]
+        rates = FirstTokenTimes.of_all(one.times for one in able).rates
+        offers = [Offer.of(one, prompt, now, rates) for one in able]
         best = min(offers, key=lambda offer: offer.wait_s + offer.work_s)
         home = best.upstream
         others = [offer for offer in offers if offer is not best]
@@ -87,8 +89,10 @@ class Offer(NamedTuple):
     work_s: float
 
     @staticmethod
-    def of(upstream: Upstream, prompt: Prompt, now: float) -> Offer:
-        token_s, request_s = upstream.times.rates
+    def of(upstream: Upstream, prompt: Prompt, now: float, rates: Rates) -> Offer:
+        """`rates`: what upstreams of its kind take."""
+        pace = upstream.times.pace(rates)
+        token_s, request_s = (pace * rate for rate in rates)
         wait = upstream.pending_tokens * token_s + (upstream.num_open + 1) * request_s
         work = prompt.uncached(upstream, now) * token_s * (2 + upstream.index.displaced)
         return Offer(upstream, wait, work)

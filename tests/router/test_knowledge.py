@@ -137,7 +137,7 @@ def test_a_full_cache_is_known_by_what_it_drops() -> None:
 def test_times_are_learned() -> None:
     """Red when the fit is off, or an estimate is negative or free."""
     times = FirstTokenTimes()
-    assert times.seconds(1_000, 0) == pytest.approx(0.2, rel=0.01)
+    assert times.rates == pytest.approx((2e-4, 5e-3), rel=0.01)
     dice = random.Random(0)
     for _ in range(300):
         tokens, requests = dice.randrange(10, 4_000), dice.randrange(1, 30)
@@ -148,6 +148,22 @@ def test_times_are_learned() -> None:
         odd.saw(100, 5, 0.0)
         odd.saw(5_000, 1, 0.0)
     assert min(odd.rates) > 0
+
+
+def test_a_slower_machine_is_asked_less() -> None:
+    """Red when upstreams of unequal speed are taken for equal, or equal ones for unequal."""
+    quick, slow, dice = upstream("quick"), upstream("slow"), random.Random(1)
+    for _ in range(100):
+        tokens, requests = dice.randrange(10, 4_000), dice.randrange(1, 30)
+        seconds = (tokens * 1e-3 + requests * 0.02) * dice.uniform(0.9, 1.1)
+        quick.times.saw(tokens, requests, seconds)
+        slow.times.saw(tokens, requests, 3 * seconds)
+    together = FirstTokenTimes.of_all([quick.times, slow.times]).rates
+    assert slow.times.pace(together) / quick.times.pace(together) == pytest.approx(3.0, rel=0.1)
+    alike = quick.times.rates
+    assert (quick.times.pace(alike), FirstTokenTimes().pace(alike)) == (1.0, 1.0)
+    chooser, prompt = Chooser("prefix", clock=lambda: 1.0), Prompt(1_600, 16, ())
+    assert {chooser.choose([quick, slow], prompt) for _ in range(4)} == {quick}
 
 
 def test_a_prefix_is_worth_its_seconds_and_no_more() -> None:

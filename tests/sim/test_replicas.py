@@ -23,6 +23,7 @@ from quire.sched.scheduler import Scheduler
 from quire.sim.clock import Clock, TimedRunner
 from quire.sim.engine import SimEngine
 from quire.sim.simulate import Fleet, Simulated, simulate
+from quire.sim.tables import table_named
 from tests.sim.tables import ask, table
 
 
@@ -133,6 +134,18 @@ def test_a_router_that_knows_prefixes_finds_them() -> None:
     turns = conversations(330, 2, "round-robin").stats.prefix_hit_rate
     assert shared > 0.95 * endless
     assert turns < 0.8 * endless
+
+
+@pytest.mark.parametrize("rate", [20.0, 60.0])
+def test_requests_that_share_nothing_are_spread(rate: float) -> None:
+    """Red when what an engine learned from being busy draws even more requests to it, or one that
+    nobody asked yet is thought slow."""
+    engine = SimEngine.of(table_named("h200-8b"))
+    rng = random.Random(0)
+    sizes = [(rng.randint(128, 1024), rng.randint(16, 64)) for _ in range(240)]
+    work = asks(poisson_times(240, rate, 1, 0), sizes, 0)
+    counts = Counter(simulate(Fleet(engine, 4), work).places)
+    assert max(counts.values()) - min(counts[i] for i in range(4)) <= 12, counts
 
 
 def test_a_conversation_waits_for_its_answer() -> None:
