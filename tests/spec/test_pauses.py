@@ -72,6 +72,7 @@ class Pausing:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny")
+    open_tiny(made, "llama")
     open_tiny(made, "deepseek_v3")
     heads.add_mtp(made / "deepseek_v3")
     return made
