@@ -12,7 +12,9 @@ from dataclasses import dataclass
 PATIENCE = 8  # looks in a row that may fail before they become rare
 TRIAL = 2  # steps in a row that a rare look takes where drafts promise to pay
 FIRST, LAST = 8, 64  # steps from one rare look to the next, at first and at most
-SILENCE = 4  # looks without a guess that count as one in vain: they cost less
+# Looks that count as one in vain: those without a guess, which cost less, and those whose drafts
+# were wrong, which what is counted of drafts (`survival.py`) knows of as well.
+SILENT, WRONG = 4, 2
 
 
 @dataclass(slots=True)
@@ -39,12 +41,16 @@ class Looks:
         self.every, self.left = 1, PATIENCE
 
     def miss(self) -> None:
-        """No draft would pay, or all that were fed were wrong."""
+        """No draft would pay."""
         self._fail(1.0, FIRST, self.most)
+
+    def wrong(self) -> None:
+        """Drafts were fed, and none was right."""
+        self._fail(1 / WRONG, FIRST, self.most)
 
     def nothing(self) -> None:
         """There was no guess."""
-        self._fail(1 / SILENCE, 1, FIRST)
+        self._fail(1 / SILENT, 1, FIRST)
 
     def promise(self) -> None:
         """Drafts would pay now, by what is known."""

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from quire.request import Request, RequestId
 from quire.sched.scheduler import Scheduler
 from quire.spec.depth import Candidate, Costs, best_depths
-from quire.spec.looks import Looks
+from quire.spec.looks import PATIENCE, Looks
 from quire.spec.proposer import Guess, Proposer
 from quire.spec.survival import UNJUDGED, Survival
 from quire.spec.tree import Parents, chosen, is_chain, paths_of, survivals, trunk_of
@@ -127,7 +127,7 @@ class Speculation:
         """Forget what drafts were worth so far."""
         self.survival = Survival()
         self._looks: dict[RequestId, Looks] = {}
-        self._waits = Looks(most=MOST_AHEAD)  # in which steps results in flight are awaited
+        self._waits = Looks(left=PATIENCE / 2, most=MOST_AHEAD)  # in which steps results in flight are awaited
         self._is_awaited = False
         self._load = 0  # most requests that ran since their number halved
         self._worth: dict[tuple[float, int, int], bool] = {}
@@ -254,7 +254,7 @@ class Speculation:
             num_accepted += event.num_accepted
             self._learn_of(event, trees.get(event.request_id))
         if num_drafted:
-            (self._waits.hit if self._paid(num_accepted, len(plan.works)) else self._waits.miss)()
+            (self._waits.hit if self._paid(num_accepted, len(plan.works)) else self._waits.wrong)()
 
     def _learn_of(self, event: TokenEvent, parents: Parents | None) -> None:
         id, num_levels = event.request_id, event.num_drafted
@@ -269,7 +269,7 @@ class Speculation:
                 chances = chances[: event.num_accepted]
             self.survival.learn(id, chances, event.num_accepted)
         if (looks := self._looks.get(id)) is not None:
-            (looks.hit if event.num_accepted else looks.miss)()
+            (looks.hit if event.num_accepted else looks.wrong)()
         self.counts.add(num_levels, event.num_accepted)
 
     def _paid(self, num_accepted: int, num_requests: int) -> bool:
