@@ -187,10 +187,10 @@ def test_a_head_takes_up_again_when_fewer_requests_are_left() -> None:
     case = Timed(HEAD, Headed())
     longest = case.add([1, 2, 3], 300, ignore_eos=True)
     for i in range(31):
-        case.add([i, 1, 2], 60, ignore_eos=True)
-    follow(case, 50)
+        case.add([i, 1, 2], 100, ignore_eos=True)
+    follow(case, 95)
     assert len(case.scheduler.running) == 32 and longest.num_drafted == 0
-    follow(case, 20)
+    follow(case, 15)  # the next rare look would be at step 128
     assert len(case.scheduler.running) == 1 and longest.num_accepted > 0
     works = case.works_of(longest)
     assert all(not before.is_read or work.is_read for before, work in pairwise(works))
@@ -219,6 +219,18 @@ def test_a_head_that_is_wrong_stops_reading(monkeypatch: pytest.MonkeyPatch) -> 
     assert 0 < request.num_drafted < 60 and request.num_accepted == 0
     assert len(read) < 100, "reads for nothing"
     assert max(b - a for a, b in pairwise(read)) >= LAST / 2
+
+
+def test_a_head_that_is_right_again_is_read_again() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.doubles.verified", lambda drawn, drafts: drawn[:1])
+        case = Timed(HEAD, Headed())
+        # The double's guesses are right at every second position.
+        requests = [case.add([1, 2, 3, 4][:num], 1000, ignore_eos=True) for num in (3, 4)]
+        follow(case, 200)
+    assert not any(request.num_accepted for request in requests)
+    follow(case, 400)
+    assert max(request.num_accepted for request in requests) > 50
 
 
 def test_who_may_not_draft_is_not_read() -> None:
