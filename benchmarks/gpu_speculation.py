@@ -25,7 +25,6 @@ from benchmarks.speculation import Perfect, Wrong
 from quire import LLM, SamplingParams
 from quire.bench.shapes import SHAPES, shrunk, write_shape
 from quire.spec.speculation import Speculation
-from quire.spec.survival import Survival
 
 
 class Mode(NamedTuple):
@@ -61,7 +60,7 @@ class Ran(NamedTuple):
 def ask(llm: LLM, asked: Asked, mode: Mode) -> Ran:
     drafts = llm._engine.core.drafts
     assert isinstance(drafts, Speculation)
-    drafts.survival = Survival()
+    drafts.restart()
     drafts.limits = drafts.limits._replace(is_fixed=mode.is_fixed)
     drafts.proposer = Wrong() if mode.drafter == "wrong" else Perfect(asked.answers)
     params = SamplingParams(

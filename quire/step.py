@@ -64,6 +64,7 @@ class Work(NamedTuple):
     num_drafts: int = 0
     drafts: tuple[int, ...] = ()  # their ids; empty: the runner makes them
     parents: tuple[int, ...] = ()  # of a tree (`spec/tree.py`); empty: each follows the one before
+    is_read: bool = True  # False: no drafts follow from this step, so no head needs its states
 
     def drafting(self, draft: Draft, num: int) -> Work:
         """The same with the first `num` of these drafts behind its one token."""

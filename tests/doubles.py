@@ -250,6 +250,9 @@ class RandomDrafts:
     def awaits_results(self, scheduler: Scheduler) -> bool:
         return not scheduler.config.waits_for_draws and self.rng.random() < 0.5
 
+    def marked(self, plan: StepPlan) -> StepPlan:
+        return plan
+
     def learn(self, plan: StepPlan, events: list[TokenEvent]) -> None:
         self.num_drafted += sum(event.num_drafted for event in events)
         self.num_accepted += sum(event.num_accepted for event in events)

@@ -98,6 +98,8 @@ class EngineCore:
                 self._news += self._settle(len(self._inflight))
             drafts = self.drafts.make(self.scheduler)
         plan = self.scheduler.schedule(drafts)
+        if self.drafts is not None:
+            plan = self.drafts.marked(plan)
         launched = bool(plan.works)
         if launched:
             self.last_plan = plan

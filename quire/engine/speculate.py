@@ -48,6 +48,7 @@ from quire.sched.costs import StepCosts
 from quire.spec.depth import Costs
 from quire.spec.forced import Forced
 from quire.spec.in_turn import InTurn
+from quire.spec.neural import CHANCE
 from quire.spec.proposer import Proposer
 from quire.spec.speculation import Limits, Speculation
 from quire.speculative import METHODS, SpecConfig, describe, parse_speculative
@@ -259,7 +260,8 @@ def speculation_of(
         what += f" in a tree of {config.levels} levels"
     decisions.append(Decision("speculation", what, why))
     counts = None if drafter is None else drafter.counts
-    limits = Limits(config.depth, not config.adaptive, config.method)
+    has_head = isinstance(drafter, (FeatureDrafter, MedusaDrafter))
+    limits = Limits(config.depth, not config.adaptive, config.method, CHANCE if has_head else 0.0)
     return Speculation(proposer, limits, costs, counts)
 
 

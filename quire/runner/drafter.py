@@ -23,7 +23,7 @@ from quire.runner.rows import GRAMMAR, HIDDEN, LOGPROBS, RequestRows
 from quire.runner.runner import ModelRunner
 from quire.runner.states import StepStates
 from quire.spec.speculation import SpecCounts
-from quire.step import Admission, StepPlan, Work
+from quire.step import StepPlan, Work
 
 FEW = 8  # tokens of a request that a graph of few tokens may be replayed for
 
@@ -44,8 +44,8 @@ class ModelDrafter:
         self.counts = SpecCounts()
         self._done: dict[int, int] = {}  # row -> positions whose keys and values are there
 
-    def admit(self, admissions: Iterable[Admission]) -> None:
-        for admission in admissions:
+    def begin(self, plan: StepPlan) -> None:
+        for admission in plan.admissions:
             self._done.pop(admission.row, None)
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:

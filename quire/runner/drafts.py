@@ -14,12 +14,13 @@ from torch import Tensor
 from quire.forward import StateReads
 from quire.runner.gather import StepShape
 from quire.runner.states import StepStates
-from quire.step import Admission, Work
+from quire.step import StepPlan, Work
 
 
 class Drafter(Protocol):
-    def admit(self, admissions: Sequence[Admission]) -> None:
-        """These rows have other requests, or other pages, from now on."""
+    def begin(self, plan: StepPlan) -> None:
+        """A step begins: rows may have other requests, or other pages, from now on, and of works
+        that are not read nothing is kept."""
         ...
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:

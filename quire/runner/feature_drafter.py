@@ -33,7 +33,7 @@ from quire.runner.tail import sampled_batch
 from quire.runner.trees import StepTrees, TreeNode
 from quire.runner.upload import IntArray, Uploader
 from quire.spec.speculation import SpecCounts
-from quire.step import Admission, Work
+from quire.step import StepPlan, Work
 
 WAITING = 32  # positions of a request that are read at once if no drafts are asked for before
 LARGE = 1 << 10  # tokens of a step whose states must not stay for the sake of a few of them
@@ -64,16 +64,23 @@ class FeatureDrafter:
             with suppress(NotRecordable):
                 self._tape = HeadTape(layer, target.model.spec.hidden_size)
 
-    def admit(self, admissions: Iterable[Admission]) -> None:
-        for admission in admissions:
+    def begin(self, plan: StepPlan) -> None:
+        for admission in plan.admissions:
             self._kept.forget(admission.row)
+        skipped = [(work, work.start) for work in plan.works if not work.is_read]
+        # What is right of what was kept: there is no other chance to read it.
+        self._read([due for due in skipped if self._kept.num_before(due[0].row, due[1])])
+        for work, _ in skipped:
+            self._kept.forget(work.row)
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         self.layer.pool.copy(sources, targets)
 
     def reads(self, works: Sequence[Work]) -> StateReads | None:
-        rows = self._target.rows
-        return self.layer.head.reads if any(rows.may_draft(w.row) for w in works) else None
+        return self.layer.head.reads if any(map(self._is_read, works)) else None
+
+    def _is_read(self, work: Work) -> bool:
+        return work.is_read and self._target.rows.may_draft(work.row)
 
     def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
         begun = time.perf_counter()
@@ -85,7 +92,7 @@ class FeatureDrafter:
         ends, is_large = shape.query_ends.tolist(), len(whole) > LARGE
         due: list[tuple[Work, int]] = []
         for work, end in zip(works, ends, strict=False):  # what pads a step comes last
-            if not self._target.rows.may_draft(work.row):
+            if not self._is_read(work):
                 continue
             own = whole[end - work.num_tokens : end]
             self._kept.put(work.row, work.start, own.clone() if is_large else own)

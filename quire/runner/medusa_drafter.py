@@ -7,7 +7,7 @@ What each head guesses is drawn in turn, so that penalties and grammars see the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from quire.runner.runner import ModelRunner
 from quire.runner.states import StepStates
 from quire.runner.trees import TreeNode
 from quire.spec.speculation import SpecCounts
-from quire.step import Admission, Work
+from quire.step import StepPlan, Work
 
 
 class MedusaDrafter:
@@ -30,16 +30,21 @@ class MedusaDrafter:
         self.heads, self.counts = heads, SpecCounts()
         self._target, self._kept, self._draws = target, KeptStates(), DraftDraws(target)
 
-    def admit(self, admissions: Iterable[Admission]) -> None:
-        for admission in admissions:
+    def begin(self, plan: StepPlan) -> None:
+        for admission in plan.admissions:
             self._kept.forget(admission.row)
+        for work in plan.works:
+            if not work.is_read:
+                self._kept.forget(work.row)
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         """There are none."""
 
     def reads(self, works: Sequence[Work]) -> StateReads | None:
-        rows = self._target.rows
-        return self.heads.reads if any(rows.may_draft(w.row) for w in works) else None
+        return self.heads.reads if any(map(self._is_read, works)) else None
+
+    def _is_read(self, work: Work) -> bool:
+        return work.is_read and self._target.rows.may_draft(work.row)
 
     def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
         sampled, end = states.sampled.clone(), 0
@@ -48,7 +53,7 @@ class MedusaDrafter:
                 continue
             num = 1 + work.num_drafts
             begin, end = end, end + num
-            if self._target.rows.may_draft(work.row):
+            if self._is_read(work):
                 self._kept.forget(work.row)
                 first = work.start + work.num_tokens - num
                 self._kept.put(work.row, first, sampled[begin:end])

@@ -184,7 +184,7 @@ class ModelRunner:
         The draw writes over them."""
         if self.drafter is None:
             return None
-        self.drafter.admit(plan.admissions)
+        self.drafter.begin(plan)
         works = [work for work in plan.works if work.num_drafts and not work.drafts]
         if not works:
             return None

@@ -72,7 +72,8 @@ def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) 
     for count, (survival, index, depth) in enumerate(offers, 1):
         depths[index] = depth
         tokens += survival
-        drawing += costs.draw * candidates[index].is_drawn
+        # A model that drafts draws as well.
+        drawing += costs.draw * candidates[index].is_drawn * (2 - candidates[index].is_made)
         if not candidates[index].is_made and (step := candidates[index].step_of(depth)):
             assert costs.draft is not None, "drafts of a model without its costs"
             if step > len(drafting):

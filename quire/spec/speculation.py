@@ -1,27 +1,29 @@
 """Speculation: before each step, who gets how many drafts; after it, what that was worth.
 
 The proposer guesses, `survival.py` knows what its guesses are worth, `depth.py` weighs that against
-the costs of a step. The scheduler then feeds the drafts and `verify.py` judges them. Nothing here
-can change what is drawn.
+the costs of a step, and `looks.py` says who need not be asked for a while. The scheduler then feeds
+the drafts and `verify.py` judges them. Nothing here can change what is drawn.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from quire.request import Request, RequestId
 from quire.sched.scheduler import Scheduler
 from quire.spec.depth import Candidate, Costs, best_depths
+from quire.spec.looks import PATIENCE, Looks
 from quire.spec.proposer import Guess, Proposer
 from quire.spec.survival import UNJUDGED, Survival
-from quire.spec.tree import chosen, is_chain, paths_of, survivals, trunk_of
-from quire.step import Draft, StepPlan, TokenEvent
+from quire.spec.tree import Parents, chosen, is_chain, paths_of, survivals, trunk_of
+from quire.step import Draft, StepPlan, TokenEvent, Work
 
-# Steps without drafts, after which results in flight are awaited in one step of so many only.
-PATIENCE, LOOK_EVERY = 8, 8
+# Steps between two that wait for results in flight, at most: for the requests there are, and when
+# one comes that was not there before.
+MOST_AHEAD, NEWCOMER = 256, 32
 
 
 class Drafts(Protocol):
@@ -34,6 +36,10 @@ class Drafts(Protocol):
 
     def make(self, scheduler: Scheduler) -> Mapping[RequestId, Draft]:
         """Drafts for requests that decode next; the scheduler may use fewer of them."""
+        ...
+
+    def marked(self, plan: StepPlan) -> StepPlan:
+        """The plan that came of them, in which works say whether drafts may follow from them."""
         ...
 
     def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
@@ -96,6 +102,7 @@ class Limits(NamedTuple):
     depth: int
     is_fixed: bool = False
     name: str = ""  # of the method, for those who watch
+    head: float = 0.0  # chance that counting begins with, of a head that reads states; 0: none
 
 
 class Speculation:
@@ -109,66 +116,168 @@ class Speculation:
         """Without costs the depth is always the most. A drafter may add to the counts too."""
         self.proposer, self.limits, self.costs = proposer, limits, costs
         self.counts = counts or SpecCounts()
-        self.survival = Survival()
         self._known: dict[RequestId, Request] = {}
         self._fed: dict[RequestId, tuple[float, ...]] = {}  # own chances of drafts in flight
-        self._num_without = 0  # steps in a row that nobody drafted for
+        self._promising: set[RequestId] = set()  # drafts of these would pay in this step
+        self._read: set[RequestId] = set()  # the head reads what their newest step left
+        self._step = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what drafts were worth so far."""
+        self.survival = Survival()
+        self._looks: dict[RequestId, Looks] = {}
+        self._waits = Looks(left=PATIENCE / 2, most=MOST_AHEAD)  # in which steps results in flight are awaited
+        self._is_awaited = False
+        self._load = 0  # most requests that ran since their number halved
+        self._worth: dict[tuple[float, int, int], bool] = {}
 
     @property
     def name(self) -> str:
         return self.limits.name
 
+    # ------------------------------------------------------------ before a step
+
     def awaits_results(self, scheduler: Scheduler) -> bool:
         if scheduler.config.waits_for_draws:
             return False  # requests wait one by one, for steps on other stages
-        has_paid = self.limits.is_fixed or self._num_without < PATIENCE
-        if not has_paid and self._num_without % LOOK_EVERY:
-            return False
-        return any(self._allowed(request) for request in scheduler.running.values())
+        self._notice(scheduler)
+        due, step = self._waits.is_due, self._step + 1
+        self._is_awaited = (self.limits.is_fixed or due(step)) and any(
+            self._allowed(request) and (self.limits.is_fixed or self._looks[id].is_due(step))
+            for id, request in scheduler.running.items()
+        )
+        return self._is_awaited
 
     def make(self, scheduler: Scheduler) -> dict[RequestId, Draft]:
         begun = time.perf_counter()
-        self._forget_ended(scheduler)
-        guesses: dict[RequestId, Guess] = {}
-        num_decodes = 0
-        for request in scheduler.running.values():
-            if request.num_to_feed != 1:
-                continue
-            num_decodes += 1
-            most = min(self._most(request), scheduler.max_drafts(request))
-            if most > 0 and not request.num_pending:
-                guess = self.proposer.propose(request, most)
-                if guess.chances:
-                    guesses[request.id] = guess
-        taken = self._cut(guesses, num_decodes - len(guesses)) if guesses else {}
+        self._step += 1
+        self._notice(scheduler)
+        decodes = [request for request in scheduler.running.values() if request.num_to_feed == 1]
+        guesses = self._guesses(decodes, scheduler)
+        taken = self._cut(guesses, len(decodes) - len(guesses)) if guesses else {}
+        self._promising = set(taken)
+        for id in guesses:
+            (self._looks[id].promise if id in taken else self._looks[id].miss)()
+        if self._is_awaited:
+            (self._waits.promise if taken else self._waits.miss)()
+            self._is_awaited = False
+        if self.limits.head:  # it begins to read where it has not, and guesses in the next step
+            for id in [id for id in taken if not guesses[id].tokens and id not in self._read]:
+                del taken[id]
         self._fed = {id: made.chances for id, made in taken.items()}
-        self._num_without = 0 if taken else self._num_without + 1
         self.survival.fade(list(scheduler.running))
         self.counts.seconds += time.perf_counter() - begun
         return {id: made.draft for id, made in taken.items()}
 
+    def _guesses(self, decodes: Sequence[Request], scheduler: Scheduler) -> dict[RequestId, Guess]:
+        """For those who are to be looked at."""
+        guesses: dict[RequestId, Guess] = {}
+        is_fixed, is_worth = self.limits.is_fixed, self._is_worth(1.0, len(decodes), 0)
+        for request in decodes:
+            looks = self._looks[request.id]
+            if request.num_pending or not (is_fixed or looks.is_due(self._step)):
+                continue
+            most = min(self._allowed(request), scheduler.max_drafts(request))
+            if most <= 0:
+                continue
+            guess = self.proposer.propose(request, most) if is_worth else None
+            if guess is None:
+                looks.miss()
+            elif guess.chances:
+                guesses[request.id] = guess
+            else:
+                looks.nothing()
+        return guesses
+
+    def _notice(self, scheduler: Scheduler) -> None:
+        """Who came and who left, and whether there is more room for drafts than there was."""
+        running = scheduler.running
+        self._forget_ended(scheduler)
+        for id, request in running.items():
+            if id not in self._looks:
+                self._known[id], self._looks[id] = request, Looks()
+                if self._allowed(request):
+                    self._waits.soon(NEWCOMER)
+        self._load = max(self._load, len(running))
+        if 2 * len(running) <= self._load:
+            self._load = len(running)
+            for looks in (self._waits, *self._looks.values()):
+                looks.soon(1)
+
+    def _is_worth(self, chance: float, num_drafting: int, num_others: int) -> bool:
+        """Whether drafts that are right so often pay in a step of so many requests."""
+        if self.limits.is_fixed or self.costs is None:
+            return True
+        key = chance, num_drafting, num_others
+        if key not in self._worth:
+            each = Candidate((chance,) * self.limits.depth)
+            self._worth[key] = any(best_depths([each] * num_drafting, num_others, self.costs))
+        return self._worth[key]
+
+    # ------------------------------------------------------------ the step
+
+    def marked(self, plan: StepPlan) -> StepPlan:
+        if not self.limits.head:
+            return plan
+        new = {a.request_id for a in plan.admissions if a.params.num_speculative_tokens == 0}
+        allowed = [work.request_id for work in plan.works if self._may_draft(work, new)]
+        is_worth = self._is_worth(self.limits.head, len(allowed), len(plan.works) - len(allowed))
+        read = {id for id in allowed if self._is_followed(id, is_worth)}
+        self._read.difference_update(work.request_id for work in plan.works)
+        self._read |= read
+        if len(read) == len(plan.works):
+            return plan
+        works = [work._replace(is_read=work.request_id in read) for work in plan.works]
+        return replace(plan, works=tuple(works))
+
+    def _may_draft(self, work: Work, refusing: set[RequestId]) -> bool:
+        request = self._known.get(work.request_id)
+        return self._allowed(request) > 0 if request else work.request_id not in refusing
+
+    def _is_followed(self, id: RequestId, is_worth: bool) -> bool:
+        """Whether a draft may follow soon from what the step leaves of this request."""
+        if self.limits.is_fixed or id in self._promising:
+            return True
+        looks = self._looks.get(id)
+        return is_worth and self._waits.is_eager and (looks is None or looks.is_eager)
+
+    # ------------------------------------------------------------ after it
+
     def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
         trees = {work.request_id: work.parents for work in plan.works if work.parents}
+        num_drafted = num_accepted = 0
         for event in events:
             if not event.num_drafted:
                 continue
-            id, num_levels = event.request_id, event.num_drafted
-            chances = self._fed.get(id, ())[: event.num_drafted]
-            if parents := trees.get(id):
-                num_levels = max(map(len, paths_of(parents)))
-                right = (*event.branch, *([UNJUDGED] if event.finish is not None else ()))
-                if len(chances) == len(parents):
-                    self.survival.learn_tree(id, chances, parents, right)
-            else:
-                if event.finish is not None:  # what stood behind the end was not judged
-                    chances = chances[: event.num_accepted]
-                self.survival.learn(id, chances, event.num_accepted)
-            self.counts.add(num_levels, event.num_accepted)
+            num_drafted += event.num_drafted
+            num_accepted += event.num_accepted
+            self._learn_of(event, trees.get(event.request_id))
+        if num_drafted:
+            (self._waits.hit if self._paid(num_accepted, len(plan.works)) else self._waits.wrong)()
 
-    def _most(self, request: Request) -> int:
-        """What the request allows; also notes that it runs."""
-        self._known[request.id] = request
-        return self._allowed(request)
+    def _learn_of(self, event: TokenEvent, parents: Parents | None) -> None:
+        id, num_levels = event.request_id, event.num_drafted
+        chances = self._fed.get(id, ())[: event.num_drafted]
+        if parents:
+            num_levels = max(map(len, paths_of(parents)))
+            right = (*event.branch, *([UNJUDGED] if event.finish is not None else ()))
+            if len(chances) == len(parents):
+                self.survival.learn_tree(id, chances, parents, right)
+        else:
+            if event.finish is not None:  # what stood behind the end was not judged
+                chances = chances[: event.num_accepted]
+            self.survival.learn(id, chances, event.num_accepted)
+        if (looks := self._looks.get(id)) is not None:
+            (looks.hit if event.num_accepted else looks.wrong)()
+        self.counts.add(num_levels, event.num_accepted)
+
+    def _paid(self, num_accepted: int, num_requests: int) -> bool:
+        """Whether a step's right drafts were worth waiting for results."""
+        if self.costs is None:
+            return num_accepted > 0
+        saved = num_accepted * self.costs.plain(num_requests)
+        return num_accepted > 0 and saved >= num_requests * self.costs.wait
 
     def _allowed(self, request: Request) -> int:
         if request.params.pooling is not None:
@@ -179,7 +288,7 @@ class Speculation:
     def _cut(self, guesses: dict[RequestId, Guess], num_others: int) -> dict[RequestId, Taken]:
         if self.limits.is_fixed or self.costs is None:
             return {id: Taken.all_of(guess) for id, guess in guesses.items()}
-        promising = {id: self._promising(id, guess) for id, guess in guesses.items()}
+        promising = {id: self._ranked(id, guess) for id, guess in guesses.items()}
         candidates = [
             Candidate(
                 chances,
@@ -196,7 +305,7 @@ class Speculation:
             if depth
         }
 
-    def _promising(self, id: RequestId, guess: Guess) -> tuple[Sequence[int], Sequence[float]]:
+    def _ranked(self, id: RequestId, guess: Guess) -> tuple[Sequence[int], Sequence[float]]:
         """A tree's drafts, those that survive most first, and chances in that order."""
         if not guess.parents:
             return (), self.survival.chances(id, guess.chances)
@@ -212,4 +321,6 @@ class Speculation:
         for id in [id for id in self._known if id not in scheduler.running]:
             if scheduler.waiting.get(id) is None:
                 self.survival.forget(id)
+                self._looks.pop(id, None)
+                self._read.discard(id)
                 self.proposer.forget(self._known.pop(id))

@@ -144,6 +144,9 @@ class Told:
     def awaits_results(self, scheduler: Scheduler) -> bool:
         return True
 
+    def marked(self, plan: StepPlan) -> StepPlan:
+        return plan
+
     def make(self, scheduler: Scheduler) -> dict[RequestId, Draft]:
         return {
             request.id: draft

@@ -132,6 +132,9 @@ class Seldom:
     def awaits_results(self, scheduler: Scheduler) -> bool:
         return True
 
+    def marked(self, plan: StepPlan) -> StepPlan:
+        return plan
+
     def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
         """Nothing is learned."""
 
