@@ -15,7 +15,8 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,8 @@ from pathlib import Path
 from quire.errors import NotSupported
 from quire.kv.tier_index import Buffer, Wanted
 from quire.obs.log import log_event
-from quire.tiers.segment import Sealer, Spot, preamble_of, scan
+from quire.tiers.scribe import PlainScribe, Scribe
+from quire.tiers.segment import Page, Record, Sealer, Spot, preamble_of, scan
 
 SUFFIX = ".pages"
 MIN_SEGMENT, MAX_SEGMENT = 1 << 20, 256 << 20  # bytes
@@ -42,17 +44,27 @@ class Segment:
 
 
 class DiskShelf:
-    def __init__(self, folder: Path, limit: int, fingerprint: bytes, sealer: Sealer) -> None:
-        """Raises NotSupported or OSError when the folder cannot be had."""
+    def __init__(
+        self,
+        folder: Path,
+        limit: int,
+        fingerprint: bytes,
+        sealer: Sealer,
+        scribe: Scribe | None = None,
+    ) -> None:
+        """`scribe` seals and writes. Raises NotSupported or OSError: the folder cannot be had."""
         self.folder, self.limit = folder, limit
         self._sealer, self._preamble = sealer, sealer.preamble(fingerprint)
+        self.scribe = scribe or PlainScribe()
         self._segment_bytes = min(max(limit // SEGMENTS, MIN_SEGMENT), MAX_SEGMENT)
+        self._writing = threading.Lock()  # held while a file grows; taken before the other
         self._lock = threading.Lock()
         self._index: dict[bytes, tuple[Segment, Spot]] = {}
         self._segments: OrderedDict[Path, Segment] = OrderedDict()  # least recently used first
         self._open: Segment | None = None  # the one that is written
         self._write_fd = -1
         self._number = 0
+        self._is_closed = False
         self._resume = 0.0  # when writing may be tried again
         self.num_bytes = self.num_bad = self.num_removed = self.num_foreign = 0
         self._claim = _claim(folder)
@@ -70,7 +82,8 @@ class DiskShelf:
         return time.monotonic() < self._resume
 
     def close(self) -> None:
-        with self._lock:
+        with self._writing, self._lock:
+            self._is_closed = True
             self._end_segment()
             for segment in self._segments.values():
                 _close(segment)
@@ -137,38 +150,63 @@ class DiskShelf:
 
     def write(self, node: Wanted, data: Buffer) -> bool:
         """Append a node; False: it could not be written, and nothing of it is left."""
-        if self.is_paused:
-            return False
-        with self._lock:
-            try:
-                return self._append(node, data)
-            except OSError as error:
-                self._pause(error)
-                return False
+        return self.write_many([(node, data)]) == 1
 
-    def _append(self, node: Wanted, data: Buffer) -> bool:
-        head = self._sealer.record_head(node.key, node.tokens, data)
-        length = len(head) + len(node.tokens) + len(data)
+    def write_many(self, nodes: Sequence[Page]) -> int:
+        """Append nodes; returns how many were written. Nothing is left of the others."""
+        with self._writing:
+            if self._is_closed or self.is_paused or not nodes:
+                return 0
+            records = deque(self._sealer.records(nodes, self.scribe))
+            count = 0
+            while records:
+                try:
+                    count += self._append(records)
+                except OSError as error:
+                    self._pause(error)
+                    break
+            return count
+
+    def _append(self, records: deque[Record]) -> int:
+        """Take as many of the first records as one segment has room for, and write them. Others
+        read meanwhile: what is written is in the index afterwards."""
+        with self._lock:
+            if not self._begin_with(records[0].num_bytes):
+                records.popleft()  # larger than the folder may be
+                return 0
+            segment = self._open
+            assert segment is not None
+            some, end = list[Record](), segment.num_bytes
+            room = min(self._segment_bytes, end + self.limit - self.num_bytes)
+            while records and (not some or end + records[0].num_bytes <= room):
+                some.append(records.popleft())
+                end += some[-1].num_bytes
+        try:
+            self.scribe.write(self._write_fd, [part for record in some for part in record.parts])
+        except OSError:
+            with self._lock:
+                self._cut(segment, segment.num_bytes)
+            raise
+        with self._lock:
+            self._enter(segment, some)
+        return len(some)
+
+    def _begin_with(self, length: int) -> bool:
+        """Have a segment open that a record of this length may be appended to; False: it is too
+        large for the folder."""
         if not self._make_room(length + len(self._preamble)):
             return False
         if self._open is None or self._open.num_bytes + length > self._segment_bytes:
             self._end_segment()
             self._begin_segment()
-        segment = self._open
-        assert segment is not None
-        begin = segment.num_bytes
-        try:
-            for part in (head, node.tokens, data):
-                _write_all(self._write_fd, part)
-        except OSError:
-            self._cut(segment, begin)
-            raise
-        segment.num_bytes += length
-        self.num_bytes += length
-        segment.keys.append(node.key)
-        spot = Spot(begin + len(head), len(node.tokens), len(data), head[-36:-4])
-        self._index[node.key] = (segment, spot)
         return True
+
+    def _enter(self, segment: Segment, records: Sequence[Record]) -> None:
+        for record in records:
+            self._index[record.key] = (segment, record.spot(segment.num_bytes))
+            segment.keys.append(record.key)
+            segment.num_bytes += record.num_bytes
+            self.num_bytes += record.num_bytes
 
     def _cut(self, segment: Segment, length: int) -> None:
         """Take back a part of a record; what follows one would not be found after a restart."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -25,10 +26,12 @@ from quire.request import RequestId
 from quire.tiers.disk import DiskShelf
 from quire.tiers.memory import MemoryShelf
 from quire.tiers.porter import Porter
+from quire.tiers.segment import Page
 from quire.tiers.tempo import Tempo
 
 MAX_STAGED = 1 << 30  # bytes brought for requests that have not started
 MAX_BACKLOG = 256 << 20  # bytes that wait to be written, or half of memory; more is not written
+BATCH_BYTES = 2 << 20  # written at a time, and a node more
 READERS = 4  # threads that read and check what goes to a device
 ITEM = 4  # bytes of a token id
 WRITER = "writer"
@@ -51,7 +54,7 @@ class Remote(Protocol):
 
 
 class Rooms(Protocol):
-    """Memory that a device copies from and to (`memory/rooms.py`)."""
+    """Memory for one node each (`memory/rooms.py`); a device copies from and to it."""
 
     def take(self) -> Buffer | None: ...
 
@@ -99,16 +102,19 @@ class Tiers:
         tempo: Tempo,
         node_bytes: int,
         device: Device | None = None,
+        rooms: Rooms | None = None,
     ) -> None:
-        """`device`: where the pool is, unless it is in memory of the host."""
+        """`device`: where the pool is, unless it is in memory of the host: then `rooms`, if there
+        are any, are what its pages are copied to."""
         self.memory, self.disk, self.tempo = memory, disk, tempo
-        self.node_bytes, self.device = node_bytes, device
+        self.node_bytes, self.device, self._rooms = node_bytes, device, rooms
         self.counts = TierCounts()
         self._lock = threading.Lock()
         self._bringing: set[RequestId] = set()
         self._computing: set[RequestId] = set()  # who is sooner there without what memory has
         self._staged: dict[RequestId, int] = {}  # bytes brought for each
         self._backlog, self._max_backlog = 0, max(MAX_BACKLOG, memory.limit // 2)
+        self._unwritten: deque[tuple[Wanted, Buffer, Landing | None]] = deque()
         self._reader, self._writer = Porter("kv-reader"), Porter("kv-writer")
         self._puller, self._lifter = Porter("kv-puller"), Porter("kv-lifter")
         self.remote: Remote | None = None
@@ -171,7 +177,9 @@ class Tiers:
     # ------------------------------------------------------------ as a PageStore
 
     def room(self) -> Buffer | None:
-        room = None if self.device is None else self.device.rooms.take()
+        if self.device is None:
+            return None if self._rooms is None else self._rooms.take()
+        room = self.device.rooms.take()
         self.counts.drops += room is None
         return room
 
@@ -188,7 +196,8 @@ class Tiers:
             self.memory.put(node, data, WRITER, "memory", landing)
             with self._lock:
                 self._backlog += len(data)
-            self._writer.do(partial(self._write, disk, node, data, landing))
+            self._unwritten.append((node, data, landing))
+            self._writer.do(partial(self._write, disk))
 
     def get(self, key: bytes) -> Stored:
         """The bytes of a node that some request has pinned."""
@@ -226,7 +235,7 @@ class Tiers:
         """Their pages one after the other; a device is filled from several threads, since checking
         digests takes longer than reading."""
         if self.device is None:
-            yield from map(disk.read, nodes)
+            yield from (disk.read(node, self.room()) for node in nodes)
             return
         rooms = self.device.rooms
         with ThreadPoolExecutor(READERS, "kv-check") as readers:
@@ -288,27 +297,44 @@ class Tiers:
         with self._lock:
             self._bringing.discard(owner)
 
-    def _write(self, disk: DiskShelf, node: Wanted, data: Buffer, landing: Landing | None) -> None:
-        if landing is not None:
-            landing.wait()
-        if node.key not in disk:
-            if disk.write(node, data):
-                self.counts.writes += 1
-                self.counts.written_bytes += len(data)
-            else:
-                self.counts.drops += 1
-        with self._lock:
-            self._backlog -= len(data)
-        self.memory.let_go(WRITER, [node.key])
+    def _write(self, disk: DiskShelf) -> None:
+        """Write some of what waits, the oldest first. Nothing may: an earlier turn took it all."""
+        some: dict[bytes, Page] = {}
+        num_bytes = 0
+        while self._unwritten and num_bytes < BATCH_BYTES:
+            node, data, landing = self._unwritten.popleft()
+            if landing is not None:
+                landing.wait()
+            some[node.key] = (node, data)
+            num_bytes += len(data)
+        try:
+            self._write_some(disk, [page for key, page in some.items() if key not in disk])
+        finally:
+            with self._lock:
+                self._backlog -= num_bytes
+            self.memory.let_go(WRITER, some)
+
+    def _write_some(self, disk: DiskShelf, pages: Sequence[Page]) -> None:
+        num_written = disk.write_many(pages)
+        self.counts.writes += num_written
+        self.counts.written_bytes += num_written * self.node_bytes
+        self.counts.drops += len(pages) - num_written
 
     # ------------------------------------------------------------ end and looks
 
     def flush(self, seconds: float) -> bool:
         """Wait until all that was saved is written; False: it took too long."""
-        return self._writer.wait(seconds)
+        if self.disk is None:
+            return True
+        self.disk.scribe.hurry()
+        is_done = self._writer.wait(seconds)
+        self.disk.scribe.take_time()
+        return is_done
 
     def close(self, seconds: float = 5.0) -> None:
         """Write what waits to be written, as far as there is time, and give the folder back."""
+        if self.disk is not None:
+            self.disk.scribe.hurry()
         self._writer.close(seconds)
         self._reader.close(seconds)
         self._lifter.close(seconds)

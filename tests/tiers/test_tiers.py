@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import TransferError
-from quire.kv.tier_index import Wanted
+from quire.kv.tier_index import Buffer, Wanted
 from quire.request import RequestId
 from quire.tiers import tiers as tiers_module
 from quire.tiers.memory import MemoryShelf
@@ -59,10 +59,10 @@ def test_a_request_that_leaves_while_it_is_read_for(
     assert tiers.disk is not None
     plain = tiers.disk.read
 
-    def slow(one: Wanted) -> bytearray | None:
+    def slow(one: Wanted, room: Buffer | None) -> Buffer | None:
         reached.set()
         assert go_on.wait(5.0)
-        return plain(one)
+        return plain(one, room)
 
     monkeypatch.setattr(tiers.disk, "read", slow)
     assert tiers.fetch(ONE, NODES, "")
