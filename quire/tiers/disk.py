@@ -39,7 +39,7 @@ class Segment:
     path: Path
     num_bytes: int
     used: float
-    fd: int = -1  # open for reading; -1: of another model, never read
+    fd: int = -1  # open for reading; -1: of another model, or unreadable
     keys: list[bytes] = field(default_factory=list)
 
 
@@ -96,14 +96,9 @@ class DiskShelf:
     def _scan(self) -> None:
         found = []
         for path in self.folder.glob(f"*{SUFFIX}"):
-            try:
-                facts = path.stat()
-                is_ours = preamble_of(path) == self._preamble
-                fd = os.open(path, os.O_RDONLY) if is_ours else -1
-            except OSError as error:
-                log_event("kv_segment_unreadable", severity=logging.WARNING, reason=str(error))
-                continue
-            found.append(Segment(path, facts.st_size, facts.st_mtime if is_ours else 0.0, fd))
+            with suppress(FileNotFoundError):  # somebody makes room by hand
+                facts, fd = path.stat(), self._open_ours(path)
+                found.append(Segment(path, facts.st_size, facts.st_mtime if fd >= 0 else 0.0, fd))
         for segment in sorted(found, key=lambda one: one.used):
             self._segments[segment.path] = segment
             self.num_bytes += segment.num_bytes
@@ -114,6 +109,14 @@ class DiskShelf:
         numbers = [int(path.stem, 16) for path in self._segments if _is_number(path.stem)]
         self._number = max(numbers, default=0)
 
+    def _open_ours(self, path: Path) -> int:
+        """-1: it is another model's, or may not be read. It takes room all the same."""
+        try:
+            return os.open(path, os.O_RDONLY) if preamble_of(path) == self._preamble else -1
+        except OSError as error:
+            log_event("kv_segment_unreadable", severity=logging.WARNING, reason=str(error))
+            return -1
+
     def read(self, node: Wanted, room: Buffer | None = None) -> Buffer | None:
         """Pages of a node, in `room` if they fit; None: it is not here, or not what was written,
         and is forgotten. Several threads may read at once."""
@@ -121,7 +124,11 @@ class DiskShelf:
             segment, spot = self._index.get(node.key, (None, None))
             if segment is None or spot is None:
                 return None
-            fd = os.dup(segment.fd)  # the segment may be removed meanwhile
+            try:
+                fd = os.dup(segment.fd)  # the segment may be removed meanwhile
+            except OSError as error:  # no descriptor left: not the node's fault
+                log_event("kv_segment_not_read", severity=logging.WARNING, reason=str(error))
+                return None
         try:
             data = self._sealer.read(fd, node.key, spot, node.tokens, room)
         except OSError as error:
@@ -141,7 +148,7 @@ class DiskShelf:
         now = time.time()
         if segment.path in self._segments:
             self._segments.move_to_end(segment.path)
-        if now - segment.used > TOUCH_S:
+        if abs(now - segment.used) > TOUCH_S:  # the clock may have been set back
             segment.used = now
             with suppress(OSError):  # only the order after a restart suffers
                 os.utime(segment.path)
@@ -217,11 +224,18 @@ class DiskShelf:
     def _begin_segment(self) -> None:
         self._number += 1
         path = self.folder / f"{self._number:016x}{SUFFIX}"
-        self._write_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._open = Segment(path, 0, time.time(), os.open(path, os.O_RDONLY))
+        write_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        try:
+            _write_all(write_fd, self._preamble)
+            read_fd = os.open(path, os.O_RDONLY)
+        except OSError:  # what follows half a preamble would not be found
+            os.close(write_fd)
+            with suppress(OSError):
+                path.unlink()
+            raise
+        self._write_fd = write_fd
+        self._open = Segment(path, len(self._preamble), time.time(), read_fd)
         self._segments[path] = self._open
-        _write_all(self._write_fd, self._preamble)
-        self._open.num_bytes = len(self._preamble)
         self.num_bytes += len(self._preamble)
 
     def _end_segment(self) -> None:

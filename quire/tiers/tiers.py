@@ -25,7 +25,7 @@ from quire.obs.log import log_event
 from quire.request import RequestId
 from quire.tiers.disk import DiskShelf
 from quire.tiers.memory import MemoryShelf
-from quire.tiers.porter import Porter
+from quire.tiers.porter import Porter, Task
 from quire.tiers.segment import Page
 from quire.tiers.tempo import Tempo
 
@@ -127,14 +127,12 @@ class Tiers:
     def fetch(self, owner: RequestId, wanted: Sequence[Wanted], source: str) -> bool:
         missing = [node for node in wanted if not self.memory.pin(owner, node)]
         if missing and source and self.remote is not None:
-            self._bringing.add(owner)
-            self._puller.do(partial(self._pull, self.remote, owner, missing, source))
-            return True
+            pull = partial(self._pull, self.remote, owner, missing, source)
+            return self._begin(self._puller, owner, pull)
         if missing and self.disk is not None:
             if self._is_worth(wanted, len(missing)):
-                self._bringing.add(owner)
-                self._reader.do(partial(self._bring, owner, missing, wanted))
-                return True
+                bring = partial(self._bring, self.disk, owner, missing, wanted)
+                return self._begin(self._reader, owner, bring)
             self.counts.recomputed += 1
         return self.device is not None and self._begin_lift(owner, wanted)
 
@@ -157,8 +155,20 @@ class Tiers:
             self.counts.recomputed += 1
             self._computing.add(owner)
             return False
+        return self._begin(self._lifter, owner, partial(self._lift, owner, here))
+
+    def _begin(self, porter: Porter, owner: RequestId, task: Task) -> bool:
+        """Let a request wait for a task; however that ends, it waits no longer."""
+
+        def bring() -> None:
+            try:
+                task()
+            finally:
+                with self._lock:
+                    self._bringing.discard(owner)
+
         self._bringing.add(owner)
-        self._lifter.do(partial(self._lift, owner, here))
+        porter.do(bring)
         return True
 
     def is_bringing(self, owner: RequestId) -> bool:
@@ -217,18 +227,23 @@ class Tiers:
 
     # ------------------------------------------------------------ threads
 
-    def _bring(self, owner: RequestId, missing: Sequence[Wanted], wanted: Sequence[Wanted]) -> None:
+    def _bring(
+        self,
+        disk: DiskShelf,
+        owner: RequestId,
+        missing: Sequence[Wanted],
+        wanted: Sequence[Wanted],
+    ) -> None:
         """Read a chain, up to what cannot be read."""
-        assert self.disk is not None
         while self.is_bringing(owner) and sum(list(self._staged.values())) > MAX_STAGED:
             time.sleep(0.01)  # until one of those that wait has started
         begun, num_bytes = time.perf_counter(), 0
-        for node, data in zip(missing, self._read(self.disk, missing), strict=False):
+        for node, data in zip(missing, self._read(disk, missing), strict=False):
             if data is None or not self._hand_over(owner, node, data):
                 break
             num_bytes += len(data)
         self.tempo.read(num_bytes, time.perf_counter() - begun)
-        self.counts.bad = self.disk.num_bad
+        self.counts.bad = disk.num_bad
         self._lift(owner, wanted)
 
     def _read(self, disk: DiskShelf, nodes: Sequence[Wanted]) -> Iterator[Buffer | None]:
@@ -285,7 +300,7 @@ class Tiers:
 
     def _lift(self, owner: RequestId, wanted: Sequence[Wanted]) -> None:
         """Bring what a request has in memory to the device, as far as there is room: the step that
-        loads it copies the rest. Then the request need not wait any more."""
+        loads it copies the rest."""
         if self.device is not None and self.is_bringing(owner):
             nodes = self.memory.pinned(owner, wanted)
             nodes = [node for node in nodes if node.stored.lifted is None]
@@ -294,8 +309,6 @@ class Tiers:
             self.tempo.lifted(len(rows) * self.node_bytes, time.perf_counter() - begun)
             for node, row in zip(nodes, rows, strict=False):
                 self.memory.lift(owner, node.key, row)
-        with self._lock:
-            self._bringing.discard(owner)
 
     def _write(self, disk: DiskShelf) -> None:
         """Write some of what waits, the oldest first. Nothing may: an earlier turn took it all."""
