@@ -6,6 +6,7 @@ waits for ever, or keeps a lease or a pin for the one that is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -53,10 +54,8 @@ class Remote:
         return self.answer()
 
     def kill(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.connection.close()
         self.answers.close()
 
