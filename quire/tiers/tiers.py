@@ -220,8 +220,10 @@ class Tiers:
         return kept.stored
 
     def offer(self, nodes: Sequence[Wanted]) -> str:
-        """A ticket for another engine; empty: there is nothing to read, or nobody may."""
-        ticket = self.remote.offer(nodes) if self.remote is not None else ""
+        """A ticket for another engine; empty: there is nothing to read, or nobody may, or so much
+        is lent already that memory is over its limit."""
+        is_full = self.memory.num_bytes > self.memory.limit  # all of it is held by somebody
+        ticket = "" if self.remote is None or is_full else self.remote.offer(nodes)
         self.counts.tickets += bool(ticket)
         return ticket
 
