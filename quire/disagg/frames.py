@@ -66,11 +66,15 @@ def _exactly(connection: socket.socket, count: int, deadline: float | None) -> b
 # ---------------------------------------------------------------- who is there
 
 
-def greet(connection: socket.socket, secret: bytes, seconds: float) -> None:
-    """The side that listens: let in whoever knows the secret and says so in time."""
+def greet(connection: socket.socket, secret: bytes, seconds: float | None = None) -> None:
+    """The side that listens: let in whoever knows the secret and, where it counts, says so in
+    time."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     send(connection, HELLO, GREETING, nonce)
-    proof = receive(connection, PROOF, DIGEST_BYTES, time.monotonic() + seconds)
+    before = connection.gettimeout()
+    deadline = None if seconds is None else time.monotonic() + seconds
+    proof = receive(connection, PROOF, DIGEST_BYTES, deadline)
+    connection.settimeout(before)
     if not hmac.compare_digest(proof, _proof(secret, nonce)):
         raise TransferError(
             "the other engine has another secret, model, form of the cache or version"

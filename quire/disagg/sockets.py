@@ -101,7 +101,6 @@ class SocketConnector:
             with connection:
                 connection.settimeout(STALL_S)
                 frames.greet(connection, self._secret, GREETING_S)
-                connection.settimeout(STALL_S)
                 self._answer(connection)
         except (OSError, TransferError) as error:
             if not self._is_closed:
