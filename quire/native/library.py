@@ -38,6 +38,7 @@ class Library:
         self.isa = self.isas[-1]
         self._pools: dict[int, int] = {}  # by number of threads; none ever goes: it may be in use
         self._pool: int | None = None
+        self._scribe: int | None = None
 
     def _isa_names(self) -> list[str]:
         names: list[str] = []
@@ -96,10 +97,11 @@ class Library:
     def can_seal(self) -> bool:
         return bool(self._c.qn_can_seal())
 
-    def new_scribe(self) -> int | None:
-        """A thread of the lowest priority; None: there can be none."""
-        made: int | None = self._c.qn_scribe_new()
-        return made
+    def scribe(self) -> int | None:
+        """A thread of the lowest priority, one for all; None: there can be none."""
+        if self._scribe is None:
+            self._scribe = self._c.qn_scribe_new()
+        return self._scribe
 
     def seal(self, scribe: int | None, pads: bytes, pieces: int, each: int, count: int) -> bytes:
         """See `scribe.py`; `pieces` is an address, `each` how many of them are a record."""

@@ -34,7 +34,7 @@ class NativeScribe:
     def __init__(self, library: Library) -> None:
         """Only where `library.can_seal()`."""
         self._library = library
-        self._patient = self._thread = library.new_scribe()
+        self._patient = self._thread = library.scribe()
 
     def hurry(self) -> None:
         self._thread = None  # the caller's own, at the usual priority

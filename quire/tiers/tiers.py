@@ -31,7 +31,7 @@ from quire.tiers.tempo import Tempo
 
 MAX_STAGED = 1 << 30  # bytes brought for requests that have not started
 MAX_BACKLOG = 256 << 20  # bytes that wait to be written, or half of memory; more is not written
-BATCH_BYTES = 2 << 20  # written at a time, and a node more
+BATCH_BYTES = 4 << 20  # written at a time, and a node more
 READERS = 4  # threads that read and check what goes to a device
 ITEM = 4  # bytes of a token id
 WRITER = "writer"
