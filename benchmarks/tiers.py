@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire import LLM, SamplingParams
 from quire.bench.serve.work import Ask
@@ -136,37 +136,63 @@ def predicted(options: argparse.Namespace) -> dict[str, object]:
 
 
 def through(options: argparse.Namespace) -> dict[str, object]:
-    """The same fresh prompts and answers with and without tiers, in turns."""
+    """The same fresh prompts and answers with and without tiers, in turns; "none again" tells how
+    much of a difference is the machine's."""
     num, out = 8, 128
     params = SamplingParams(max_tokens=out, temperature=0.0, ignore_eos=True)
-    rates: dict[str, list[float]] = {"none": [], "memory": [], "memory and disk": []}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        memory = {"kv_host_memory": 4 << 30}
+        memory = {"kv_host_memory": options.memory << 20}
         kinds: dict[str, dict[str, Any]] = {
             "none": {},
+            "none again": {},
             "memory": memory,
             "memory and disk": {**memory, "kv_disk": folder, "kv_disk_size": 8 << 30},
         }
         size = {"max_model_len": options.length + out + 16}
+        size["kv_cache_memory"] = options.pool << 20
         llms = {
             name: stack.enter_context(opened(options, **size, **more))
             for name, more in kinds.items()
         }
+        runs: dict[str, list[Spent]] = {name: [] for name in kinds}
         for turn in range(options.rounds + 1):
             prompts = [tokens(1_000 * turn + i, options.length) for i in range(num)]
-            for name, llm in llms.items():
-                taken = seconds(llm, prompts, params)
+            for name in random.Random(turn).sample(sorted(llms), len(llms)):
+                found = spent(llms[name], prompts, params)
                 if turn:  # the first round warms up
-                    rates[name].append(num * (options.length + out) / taken)
-    pairs = {
-        name: [mine / none for mine, none in zip(rates[name], rates["none"], strict=True)]
-        for name in rates
-    }
+                    runs[name].append(found)
+    each = num * (options.length + out)
     return {
-        "tokens a second": {name: round(max(found), 1) for name, found in rates.items()},
-        "of none, median": {name: round(statistics.median(p), 4) for name, p in pairs.items()},
+        "tokens a second": {name: round(each / min(found).wall, 1) for name, found in runs.items()},
+        "of none, median": {name: against(runs, name, "wall") for name in runs},
+        "CPU time of all threads, of none": {name: against(runs, name, "cpu") for name in runs},
+        "CPU time of the thread that steps, of none": {
+            name: against(runs, name, "steps") for name in runs
+        },
     }
+
+
+class Spent(NamedTuple):
+    """Seconds."""
+
+    wall: float
+    cpu: float  # of all threads, until all is written
+    steps: float  # of this thread
+
+
+def spent(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams) -> Spent:
+    cpu, own = time.process_time(), time.thread_time()
+    wall, own = seconds(llm, prompts, params), time.thread_time() - own
+    tiers = llm._engine.tiers
+    assert tiers is None or tiers.flush(60.0)
+    return Spent(wall, time.process_time() - cpu, own)
+
+
+def against(runs: dict[str, list[Spent]], name: str, what: str) -> float:
+    """Median of what this kind took, as a share of what "none" took in the same round."""
+    pairs = zip(runs[name], runs["none"], strict=True)
+    return round(statistics.median(getattr(a, what) / getattr(b, what) for a, b in pairs), 4)
 
 
 # ------------------------------------------------------------ two engines
@@ -256,7 +282,8 @@ def main() -> None:
     parser.add_argument("what", choices=whats)
     parser.add_argument("--model", default="default")
     parser.add_argument("--length", type=int, default=1024, help="tokens of a prompt")
-    parser.add_argument("--pool", type=int, default=48, help="MiB of the pool in `preempted`")
+    parser.add_argument("--pool", type=int, default=48, help="MiB of the pool, in two of them")
+    parser.add_argument("--memory", type=int, default=4096, help="MiB of memory in `through`")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()

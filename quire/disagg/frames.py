@@ -13,6 +13,7 @@ import hmac
 import secrets
 import socket
 import struct
+import time
 
 from quire.errors import TransferError
 from quire.kv.tier_index import Buffer
@@ -30,14 +31,17 @@ def send(connection: socket.socket, kind: int, *parts: bytes | Buffer) -> None:
         connection.sendall(part)
 
 
-def receive(connection: socket.socket, kind: int, most: int) -> bytearray:
-    """The body of the next frame. Raises TransferError, or OSError when the other side is gone."""
-    found, length = _HEAD.unpack(_exactly(connection, _HEAD.size))
+def receive(
+    connection: socket.socket, kind: int, most: int, deadline: float | None = None
+) -> bytearray:
+    """The body of the next frame; `deadline` of time.monotonic for all of it. Raises TransferError,
+    or OSError when the other side is gone."""
+    found, length = _HEAD.unpack(_exactly(connection, _HEAD.size, deadline))
     if found != kind or length > most:
         raise TransferError(
             f"got a frame of kind {found} and {length} bytes, want kind {kind} and at most {most}"
         )
-    return _exactly(connection, length)
+    return _exactly(connection, length, deadline)
 
 
 def kind_ahead(connection: socket.socket) -> int:
@@ -46,10 +50,12 @@ def kind_ahead(connection: socket.socket) -> int:
     return first[0] if first else 0
 
 
-def _exactly(connection: socket.socket, count: int) -> bytearray:
+def _exactly(connection: socket.socket, count: int, deadline: float | None) -> bytearray:
     data, at = bytearray(count), 0
     view = memoryview(data)
     while at < count:
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
         got = connection.recv_into(view[at:])
         if got == 0:
             raise TransferError("the other engine closed the connection")
@@ -60,11 +66,15 @@ def _exactly(connection: socket.socket, count: int) -> bytearray:
 # ---------------------------------------------------------------- who is there
 
 
-def greet(connection: socket.socket, secret: bytes) -> None:
-    """The side that listens: let in whoever knows the secret."""
+def greet(connection: socket.socket, secret: bytes, seconds: float | None = None) -> None:
+    """The side that listens: let in whoever knows the secret and, where it counts, says so in
+    time."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     send(connection, HELLO, GREETING, nonce)
-    proof = receive(connection, PROOF, DIGEST_BYTES)
+    before = connection.gettimeout()
+    deadline = None if seconds is None else time.monotonic() + seconds
+    proof = receive(connection, PROOF, DIGEST_BYTES, deadline)
+    connection.settimeout(before)
     if not hmac.compare_digest(proof, _proof(secret, nonce)):
         raise TransferError(
             "the other engine has another secret, model, form of the cache or version"

@@ -62,6 +62,7 @@ class Leases:
             if landing is not None and landing not in landings[-1:]:  # of many nodes at once
                 landings.append(landing)
         if not held:
+            self._memory.let_go(name)  # of a node that is on the device alone
             return None
         with self._lock:
             self._generation += 1

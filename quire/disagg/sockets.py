@@ -23,8 +23,10 @@ from quire.obs.log import log_event
 from quire.tiers.memory import MemoryShelf
 
 CONNECT_S, STALL_S = 5.0, 10.0
+GREETING_S = 5.0  # for all of a greeting: strangers may not keep connections to themselves
 SWEEP_S = 1.0
 MAX_CONNECTIONS = 64
+WILDCARDS = ("0.0.0.0", "::", "0")
 _YES, _NO = b"\1", b"\0"
 
 
@@ -38,7 +40,8 @@ class SocketConnector:
         peers: Collection[str],
     ) -> None:
         """`listen`: address to offer at, None for engines that only pull. `peers`: addresses that
-        may be pulled from; a ticket with any other is refused. Raises OSError."""
+        may be pulled from; a ticket with any other is refused. Raises OSError, or TransferError
+        for an address that cannot be."""
         self.leases = Leases(memory)
         self._secret, self._mover = secret, mover
         self._peers = frozenset(peers)
@@ -48,6 +51,11 @@ class SocketConnector:
         self._listener: socket.socket | None = None
         if listen is not None:
             host, port = split_address(listen)
+            if host in WILDCARDS:
+                raise TransferError(
+                    "tickets carry the address, and nobody can connect to this one; name an"
+                    " address of this machine"
+                )
             self._listener = socket.create_server((host, port))
             self._listener.settimeout(SWEEP_S)
             self.address = f"{host}:{self._listener.getsockname()[1]}"
@@ -92,7 +100,7 @@ class SocketConnector:
         try:
             with connection:
                 connection.settimeout(STALL_S)
-                frames.greet(connection, self._secret)
+                frames.greet(connection, self._secret, GREETING_S)
                 self._answer(connection)
         except (OSError, TransferError) as error:
             if not self._is_closed:

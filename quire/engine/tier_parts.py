@@ -27,17 +27,21 @@ from quire.engine.device_place import DevicePlace, open_place
 from quire.engine.tier_identity import PageMakers, fingerprint
 from quire.errors import NotSupported, TransferError
 from quire.kv.spec import CacheSpec
+from quire.memory.rooms import Rooms
 from quire.memory.sizing import size_text
 from quire.memory.transfer import PageTransfer, Transfer
+from quire.native.library import find_library
+from quire.native.scribe import NativeScribe
 from quire.obs.log import log_event
 from quire.runner.chunk_times import chunk_times
 from quire.runner.runner import ModelRunner
 from quire.tiers.disk import DiskShelf
 from quire.tiers.memory import MemoryShelf
+from quire.tiers.scribe import PlainScribe, Scribe
 from quire.tiers.secret_file import read_secret
 from quire.tiers.segment import Sealer
 from quire.tiers.tempo import Tempo
-from quire.tiers.tiers import Tiers
+from quire.tiers.tiers import MAX_BACKLOG, MAX_STAGED, Tiers
 
 DISK_SIZE = 8 << 30  # where none is said
 LENT_MEMORY = 1 << 30  # the same, of engines that prefill: pages wait there to be taken
@@ -103,12 +107,16 @@ def open_tiers(
     if disk is None and not limit and args.kv_role == "both":
         return TierParts(None, secret)
     node_bytes = len(pool.groups) * pool.page_bytes
-    place = None
-    if made.config.device != "cpu":
+    place = rooms = None
+    if made.config.device == "cpu":
+        most = limit + (MAX_STAGED + max(MAX_BACKLOG, limit // 2) if disk is not None else 0)
+        rooms = Rooms(most // node_bytes + 1, node_bytes, is_locked=False)
+    else:
         place = open_place(pool, limit, brings=disk is not None or args.kv_role != "both")
         decisions.append(place.decision)
     costs = chunk_times(runner, made.config.sched.max_num_batched_tokens) if place else None
-    tiers = Tiers(memory, disk, Tempo(costs), node_bytes, place.beside if place else None)
+    beside = place.beside if place else None
+    tiers = Tiers(memory, disk, Tempo(costs), node_bytes, beside, rooms)
     if args.kv_role != "both":
         assert secret is not None
         mark = fingerprint(made, args, _secret_file(args).with_name("kv-weights.json"))
@@ -166,7 +174,14 @@ def _open_disk(
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     secret = secret or read_secret(folder / "secret")
     mark = fingerprint(made, args, folder / "weights.json")
-    return secret, DiskShelf(folder, size, mark, Sealer(secret))
+    return secret, DiskShelf(folder, size, mark, Sealer(secret), _scribe())
+
+
+def _scribe() -> Scribe:
+    library = find_library().library
+    if library is None or not library.can_seal():
+        return PlainScribe()
+    return NativeScribe(library)
 
 
 def _found(disk: DiskShelf) -> str:

@@ -76,8 +76,8 @@ class PageStore(Protocol):
     """The same tiers, as the pool sees them: bytes by key."""
 
     def room(self) -> Buffer | None:
-        """A buffer for one node, to be filled and `put`; None: there is none left, and the node
-        is not kept."""
+        """A buffer for one node, to be filled and `put`; None: there is none left. Then a device
+        does not keep the node, since it can copy nowhere else."""
         ...
 
     def put(self, node: Wanted, data: Buffer, landing: Landing | None = None) -> None:

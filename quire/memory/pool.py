@@ -122,9 +122,9 @@ class PagePool:
         for group in range(len(self.groups)):
             mover.move(whole, sources[group], targets[group], self._spec)
 
-    def export(self, pages: Sequence[int]) -> bytearray:
-        """The bytes of these pages, one after the other."""
-        made = bytearray(len(pages) * self.page_bytes)
+    def export(self, pages: Sequence[int], room: Buffer | None = None) -> Buffer:
+        """The bytes of these pages, one after the other; in `room` if there is one."""
+        made = bytearray(len(pages) * self.page_bytes) if room is None else room
         for (page, region), target in zip(
             product(pages, self._bytes), self._cuts(made, len(pages)), strict=True
         ):

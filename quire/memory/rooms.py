@@ -1,8 +1,10 @@
-"""Rooms: memory of the host in pieces of one node, locked in place so that a device can copy.
+"""Rooms: memory of the host in pieces of one node, used again and again.
 
 A room is free again when nobody has it any more: the shelf, a lease, a thread that writes it, a
-copy under way. It looks like any other buffer, so none of them knows. Locking memory takes a while
-and stops the device, so all of it is locked before the first request.
+copy under way. It looks like any other buffer, so none of them knows. The one that was left last is
+taken first: memory that was touched before is several times faster to fill than memory that is new.
+Where a device copies, all of it is locked before the first request, since locking takes a while and
+stops the device. Elsewhere it costs nothing until it is used.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ class Rooms:
         self.node_bytes = node_bytes
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         memory = mmap.mmap(-1, max(1, num * node_bytes), private)
-        memory.madvise(mmap.MADV_HUGEPAGE)  # a tenth of the time to lock
+        memory.madvise(mmap.MADV_HUGEPAGE)  # a tenth of the time to lock, or to touch
         self._bytes = np.frombuffer(memory, np.uint8)
-        self._free = deque(range(num))
+        self._free = deque(range(num))  # taken from the front, which is where they go back
         self._is_locked = is_locked
         if is_locked and (wrong := register(self._bytes.ctypes.data, len(self._bytes))):
             raise NotSupported(
@@ -53,7 +55,7 @@ class Rooms:
         except IndexError:
             return None
         piece = self._bytes[index * self.node_bytes : (index + 1) * self.node_bytes]
-        weakref.finalize(piece, self._free.append, index).atexit = False
+        weakref.finalize(piece, self._free.appendleft, index).atexit = False
         return piece.data
 
     def close(self) -> None:

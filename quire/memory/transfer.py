@@ -38,7 +38,8 @@ class PageTransfer:
 
     def save(self, saves: Sequence[PageSave]) -> None:
         for save in saves:
-            self._store.put(Wanted(save.key, save.tokens), self._pool.export(save.pages))
+            data = self._pool.export(save.pages, self._store.room())
+            self._store.put(Wanted(save.key, save.tokens), data)
 
     def load(self, loads: Sequence[PageLoad]) -> None:
         size = self._pool.page_bytes

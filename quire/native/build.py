@@ -63,7 +63,7 @@ KERNELS = (
 )
 COMMON = (
     *("main.c", "multiply.c", "grouped.c", "experts.c", "adapt.c"),
-    *("pool.c", "replay.c", "deal.c", "exchange.c"),
+    *("pool.c", "replay.c", "deal.c", "exchange.c", "scribe.c"),
 )
 TIMEOUT_S = 300
 DIGEST_BYTES = 32

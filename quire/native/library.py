@@ -38,6 +38,7 @@ class Library:
         self.isa = self.isas[-1]
         self._pools: dict[int, int] = {}  # by number of threads; none ever goes: it may be in use
         self._pool: int | None = None
+        self._scribe: int | None = None
 
     def _isa_names(self) -> list[str]:
         names: list[str] = []
@@ -93,6 +94,25 @@ class Library:
         """`place`: address, rows, bytes of a row, bytes between rows, seconds to wait."""
         return bool(self._c.qn_take(byref(exchange), turn, rank, *place))
 
+    def can_seal(self) -> bool:
+        return bool(self._c.qn_can_seal())
+
+    def scribe(self) -> int | None:
+        """A thread of the lowest priority, one for all; None: there can be none."""
+        if self._scribe is None:
+            self._scribe = self._c.qn_scribe_new()
+        return self._scribe
+
+    def seal(self, scribe: int | None, pads: bytes, pieces: int, each: int, count: int) -> bytes:
+        """See `scribe.py`; `pieces` is an address, `each` how many of them are a record."""
+        out = ctypes.create_string_buffer(32 * count)
+        self._c.qn_seal(scribe, pads, pieces, each, count, out)
+        return out.raw
+
+    def write(self, scribe: int | None, fd: int, pieces: int, count: int) -> int:
+        """Bytes written, or minus the number of the error."""
+        return int(self._c.qn_write(scribe, fd, pieces, count))
+
     def run(self, ops: int, num_ops: int, step: ctypes.Structure, scratch: int) -> None:
         """Operations at that address, one after the other; see `tape.py`."""
         self._c.qn_run(self._pool, ops, num_ops, byref(step), scratch)
@@ -113,6 +133,10 @@ def _bind(c: ctypes.CDLL) -> ctypes.CDLL:
             c_int,
             [c_void_p, c_int64, c_int, c_void_p, c_int64, c_int64, c_int64, c_double],
         ),
+        "qn_can_seal": (c_int, []),
+        "qn_scribe_new": (c_void_p, []),
+        "qn_seal": (c_int, [c_void_p, c_char_p, c_void_p, c_int64, c_int64, c_char_p]),
+        "qn_write": (c_int64, [c_void_p, c_int, c_void_p, c_int64]),
         "qn_rows": (None, [weight, c_void_p, c_int64, c_void_p]),
         "qn_product": (
             None,

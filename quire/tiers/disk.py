@@ -15,7 +15,8 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,8 @@ from pathlib import Path
 from quire.errors import NotSupported
 from quire.kv.tier_index import Buffer, Wanted
 from quire.obs.log import log_event
-from quire.tiers.segment import Sealer, Spot, preamble_of, scan
+from quire.tiers.scribe import PlainScribe, Scribe
+from quire.tiers.segment import Page, Record, Sealer, Spot, preamble_of, scan
 
 SUFFIX = ".pages"
 MIN_SEGMENT, MAX_SEGMENT = 1 << 20, 256 << 20  # bytes
@@ -37,22 +39,32 @@ class Segment:
     path: Path
     num_bytes: int
     used: float
-    fd: int = -1  # open for reading; -1: of another model, never read
+    fd: int = -1  # open for reading; -1: of another model, or unreadable
     keys: list[bytes] = field(default_factory=list)
 
 
 class DiskShelf:
-    def __init__(self, folder: Path, limit: int, fingerprint: bytes, sealer: Sealer) -> None:
-        """Raises NotSupported or OSError when the folder cannot be had."""
+    def __init__(
+        self,
+        folder: Path,
+        limit: int,
+        fingerprint: bytes,
+        sealer: Sealer,
+        scribe: Scribe | None = None,
+    ) -> None:
+        """`scribe` seals and writes. Raises NotSupported or OSError: the folder cannot be had."""
         self.folder, self.limit = folder, limit
         self._sealer, self._preamble = sealer, sealer.preamble(fingerprint)
+        self.scribe = scribe or PlainScribe()
         self._segment_bytes = min(max(limit // SEGMENTS, MIN_SEGMENT), MAX_SEGMENT)
+        self._writing = threading.Lock()  # held while a file grows; taken before the other
         self._lock = threading.Lock()
         self._index: dict[bytes, tuple[Segment, Spot]] = {}
         self._segments: OrderedDict[Path, Segment] = OrderedDict()  # least recently used first
         self._open: Segment | None = None  # the one that is written
         self._write_fd = -1
         self._number = 0
+        self._is_closed = False
         self._resume = 0.0  # when writing may be tried again
         self.num_bytes = self.num_bad = self.num_removed = self.num_foreign = 0
         self._claim = _claim(folder)
@@ -70,7 +82,8 @@ class DiskShelf:
         return time.monotonic() < self._resume
 
     def close(self) -> None:
-        with self._lock:
+        with self._writing, self._lock:
+            self._is_closed = True
             self._end_segment()
             for segment in self._segments.values():
                 _close(segment)
@@ -83,14 +96,9 @@ class DiskShelf:
     def _scan(self) -> None:
         found = []
         for path in self.folder.glob(f"*{SUFFIX}"):
-            try:
-                facts = path.stat()
-                is_ours = preamble_of(path) == self._preamble
-                fd = os.open(path, os.O_RDONLY) if is_ours else -1
-            except OSError as error:
-                log_event("kv_segment_unreadable", severity=logging.WARNING, reason=str(error))
-                continue
-            found.append(Segment(path, facts.st_size, facts.st_mtime if is_ours else 0.0, fd))
+            with suppress(FileNotFoundError):  # somebody makes room by hand
+                facts, fd = path.stat(), self._open_ours(path)
+                found.append(Segment(path, facts.st_size, facts.st_mtime if fd >= 0 else 0.0, fd))
         for segment in sorted(found, key=lambda one: one.used):
             self._segments[segment.path] = segment
             self.num_bytes += segment.num_bytes
@@ -101,6 +109,14 @@ class DiskShelf:
         numbers = [int(path.stem, 16) for path in self._segments if _is_number(path.stem)]
         self._number = max(numbers, default=0)
 
+    def _open_ours(self, path: Path) -> int:
+        """-1: it is another model's, or may not be read. It takes room all the same."""
+        try:
+            return os.open(path, os.O_RDONLY) if preamble_of(path) == self._preamble else -1
+        except OSError as error:
+            log_event("kv_segment_unreadable", severity=logging.WARNING, reason=str(error))
+            return -1
+
     def read(self, node: Wanted, room: Buffer | None = None) -> Buffer | None:
         """Pages of a node, in `room` if they fit; None: it is not here, or not what was written,
         and is forgotten. Several threads may read at once."""
@@ -108,7 +124,11 @@ class DiskShelf:
             segment, spot = self._index.get(node.key, (None, None))
             if segment is None or spot is None:
                 return None
-            fd = os.dup(segment.fd)  # the segment may be removed meanwhile
+            try:
+                fd = os.dup(segment.fd)  # the segment may be removed meanwhile
+            except OSError as error:  # no descriptor left: not the node's fault
+                log_event("kv_segment_not_read", severity=logging.WARNING, reason=str(error))
+                return None
         try:
             data = self._sealer.read(fd, node.key, spot, node.tokens, room)
         except OSError as error:
@@ -128,7 +148,7 @@ class DiskShelf:
         now = time.time()
         if segment.path in self._segments:
             self._segments.move_to_end(segment.path)
-        if now - segment.used > TOUCH_S:
+        if abs(now - segment.used) > TOUCH_S:  # the clock may have been set back
             segment.used = now
             with suppress(OSError):  # only the order after a restart suffers
                 os.utime(segment.path)
@@ -137,38 +157,63 @@ class DiskShelf:
 
     def write(self, node: Wanted, data: Buffer) -> bool:
         """Append a node; False: it could not be written, and nothing of it is left."""
-        if self.is_paused:
-            return False
-        with self._lock:
-            try:
-                return self._append(node, data)
-            except OSError as error:
-                self._pause(error)
-                return False
+        return self.write_many([(node, data)]) == 1
 
-    def _append(self, node: Wanted, data: Buffer) -> bool:
-        head = self._sealer.record_head(node.key, node.tokens, data)
-        length = len(head) + len(node.tokens) + len(data)
+    def write_many(self, nodes: Sequence[Page]) -> int:
+        """Append nodes; returns how many were written. Nothing is left of the others."""
+        with self._writing:
+            if self._is_closed or self.is_paused or not nodes:
+                return 0
+            records = deque(self._sealer.records(nodes, self.scribe))
+            count = 0
+            while records:
+                try:
+                    count += self._append(records)
+                except OSError as error:
+                    self._pause(error)
+                    break
+            return count
+
+    def _append(self, records: deque[Record]) -> int:
+        """Take as many of the first records as one segment has room for, and write them. Others
+        read meanwhile: what is written is in the index afterwards."""
+        with self._lock:
+            if not self._begin_with(records[0].num_bytes):
+                records.popleft()  # larger than the folder may be
+                return 0
+            segment = self._open
+            assert segment is not None
+            some, end = list[Record](), segment.num_bytes
+            room = min(self._segment_bytes, end + self.limit - self.num_bytes)
+            while records and (not some or end + records[0].num_bytes <= room):
+                some.append(records.popleft())
+                end += some[-1].num_bytes
+        try:
+            self.scribe.write(self._write_fd, [part for record in some for part in record.parts])
+        except OSError:
+            with self._lock:
+                self._cut(segment, segment.num_bytes)
+            raise
+        with self._lock:
+            self._enter(segment, some)
+        return len(some)
+
+    def _begin_with(self, length: int) -> bool:
+        """Have a segment open that a record of this length may be appended to; False: it is too
+        large for the folder."""
         if not self._make_room(length + len(self._preamble)):
             return False
         if self._open is None or self._open.num_bytes + length > self._segment_bytes:
             self._end_segment()
             self._begin_segment()
-        segment = self._open
-        assert segment is not None
-        begin = segment.num_bytes
-        try:
-            for part in (head, node.tokens, data):
-                _write_all(self._write_fd, part)
-        except OSError:
-            self._cut(segment, begin)
-            raise
-        segment.num_bytes += length
-        self.num_bytes += length
-        segment.keys.append(node.key)
-        spot = Spot(begin + len(head), len(node.tokens), len(data), head[-36:-4])
-        self._index[node.key] = (segment, spot)
         return True
+
+    def _enter(self, segment: Segment, records: Sequence[Record]) -> None:
+        for record in records:
+            self._index[record.key] = (segment, record.spot(segment.num_bytes))
+            segment.keys.append(record.key)
+            segment.num_bytes += record.num_bytes
+            self.num_bytes += record.num_bytes
 
     def _cut(self, segment: Segment, length: int) -> None:
         """Take back a part of a record; what follows one would not be found after a restart."""
@@ -179,11 +224,18 @@ class DiskShelf:
     def _begin_segment(self) -> None:
         self._number += 1
         path = self.folder / f"{self._number:016x}{SUFFIX}"
-        self._write_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._open = Segment(path, 0, time.time(), os.open(path, os.O_RDONLY))
+        write_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        try:
+            _write_all(write_fd, self._preamble)
+            read_fd = os.open(path, os.O_RDONLY)
+        except OSError:  # what follows half a preamble would not be found
+            os.close(write_fd)
+            with suppress(OSError):
+                path.unlink()
+            raise
+        self._write_fd = write_fd
+        self._open = Segment(path, len(self._preamble), time.time(), read_fd)
         self._segments[path] = self._open
-        _write_all(self._write_fd, self._preamble)
-        self._open.num_bytes = len(self._preamble)
         self.num_bytes += len(self._preamble)
 
     def _end_segment(self) -> None:

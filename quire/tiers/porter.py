@@ -1,4 +1,7 @@
-"""Porter: a thread that does one thing after another, for whoever must not wait."""
+"""Porter: a thread that does one thing after another, for whoever must not wait.
+
+A task that raises ends its thread, which says so on stderr; another one goes on with the rest.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,12 @@ class Porter:
                 return
             self._tasks.append(task)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                self._begin()
             self._changed.notify_all()
+
+    def _begin(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
 
     def wait(self, seconds: float) -> bool:
         """Until nothing is left to do; False: that took longer."""
@@ -44,13 +50,24 @@ class Porter:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._is_busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: bool(self._tasks) or self._is_closed)
-                if self._is_closed:
-                    return
-                task, self._is_busy = self._tasks.popleft(), True
-            task()
-            del task  # and what it holds
+        is_whole = False
+        try:
+            while self._do_next():
+                pass
+            is_whole = True
+        finally:
+            if not is_whole:
+                with self._changed:
+                    self._begin()
+
+    def _do_next(self) -> bool:
+        """False: closed."""
+        with self._changed:
+            self._is_busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: bool(self._tasks) or self._is_closed)
+            if self._is_closed:
+                return False
+            task, self._is_busy = self._tasks.popleft(), True
+        task()
+        return True  # and nothing holds what the task held

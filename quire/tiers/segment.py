@@ -16,11 +16,14 @@ import hmac
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.kv.tier_index import Buffer
+from quire.kv.tier_index import Buffer, Wanted
+from quire.tiers.scribe import Scribe
+
+Page = tuple[Wanted, Buffer]
 
 MAGIC = b"quire pages 1\n\0\0"
 FINGERPRINT_BYTES, KEY_BYTES, MARK_BYTES = 32, 64, 16
@@ -45,6 +48,27 @@ class Spot(NamedTuple):
         return self.offset + self.token_bytes + self.data_bytes
 
 
+class Record(NamedTuple):
+    """A node as it is written."""
+
+    key: bytes
+    parts: tuple[bytes, bytes, Buffer]  # head, token ids, pages
+    digest: bytes
+
+    @staticmethod
+    def of(key: bytes, tokens: bytes, data: Buffer, digest: bytes) -> Record:
+        head = _HEAD.pack(RECORD, len(tokens), len(data), key, digest)
+        return Record(key, (head + _CRC.pack(zlib.crc32(head)), tokens, data), digest)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.parts))
+
+    def spot(self, begin: int) -> Spot:
+        head, tokens, data = self.parts
+        return Spot(begin + len(head), len(tokens), len(data), self.digest)
+
+
 class Sealer:
     """Makes and checks what only holders of the secret can make."""
 
@@ -61,10 +85,10 @@ class Sealer:
         made.update(data)
         return made.digest()
 
-    def record_head(self, key: bytes, tokens: bytes, data: bytes | Buffer) -> bytes:
-        sealed = self.digest(key, tokens, data)
-        head = _HEAD.pack(RECORD, len(tokens), len(data), key, sealed)
-        return head + _CRC.pack(zlib.crc32(head))
+    def records(self, nodes: Sequence[Page], scribe: Scribe) -> list[Record]:
+        parts = [(node.key, node.tokens, data) for node, data in nodes]
+        seals = scribe.digests(self._secret, parts)
+        return [Record.of(*part, seal) for part, seal in zip(parts, seals, strict=True)]
 
     def read(
         self, fd: int, key: bytes, spot: Spot, tokens: bytes, room: Buffer | None = None

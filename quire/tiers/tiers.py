@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -24,11 +25,13 @@ from quire.obs.log import log_event
 from quire.request import RequestId
 from quire.tiers.disk import DiskShelf
 from quire.tiers.memory import MemoryShelf
-from quire.tiers.porter import Porter
+from quire.tiers.porter import Porter, Task
+from quire.tiers.segment import Page
 from quire.tiers.tempo import Tempo
 
 MAX_STAGED = 1 << 30  # bytes brought for requests that have not started
 MAX_BACKLOG = 256 << 20  # bytes that wait to be written, or half of memory; more is not written
+BATCH_BYTES = 4 << 20  # written at a time, and a node more
 READERS = 4  # threads that read and check what goes to a device
 ITEM = 4  # bytes of a token id
 WRITER = "writer"
@@ -51,7 +54,7 @@ class Remote(Protocol):
 
 
 class Rooms(Protocol):
-    """Memory that a device copies from and to (`memory/rooms.py`)."""
+    """Memory for one node each (`memory/rooms.py`); a device copies from and to it."""
 
     def take(self) -> Buffer | None: ...
 
@@ -99,16 +102,19 @@ class Tiers:
         tempo: Tempo,
         node_bytes: int,
         device: Device | None = None,
+        rooms: Rooms | None = None,
     ) -> None:
-        """`device`: where the pool is, unless it is in memory of the host."""
+        """`device`: where the pool is, unless it is in memory of the host: then `rooms`, if there
+        are any, are what its pages are copied to."""
         self.memory, self.disk, self.tempo = memory, disk, tempo
-        self.node_bytes, self.device = node_bytes, device
+        self.node_bytes, self.device, self._rooms = node_bytes, device, rooms
         self.counts = TierCounts()
         self._lock = threading.Lock()
         self._bringing: set[RequestId] = set()
         self._computing: set[RequestId] = set()  # who is sooner there without what memory has
         self._staged: dict[RequestId, int] = {}  # bytes brought for each
         self._backlog, self._max_backlog = 0, max(MAX_BACKLOG, memory.limit // 2)
+        self._unwritten: deque[tuple[Wanted, Buffer, Landing | None]] = deque()
         self._reader, self._writer = Porter("kv-reader"), Porter("kv-writer")
         self._puller, self._lifter = Porter("kv-puller"), Porter("kv-lifter")
         self.remote: Remote | None = None
@@ -121,14 +127,12 @@ class Tiers:
     def fetch(self, owner: RequestId, wanted: Sequence[Wanted], source: str) -> bool:
         missing = [node for node in wanted if not self.memory.pin(owner, node)]
         if missing and source and self.remote is not None:
-            self._bringing.add(owner)
-            self._puller.do(partial(self._pull, self.remote, owner, missing, source))
-            return True
+            pull = partial(self._pull, self.remote, owner, missing, source)
+            return self._begin(self._puller, owner, pull)
         if missing and self.disk is not None:
             if self._is_worth(wanted, len(missing)):
-                self._bringing.add(owner)
-                self._reader.do(partial(self._bring, owner, missing, wanted))
-                return True
+                bring = partial(self._bring, self.disk, owner, missing, wanted)
+                return self._begin(self._reader, owner, bring)
             self.counts.recomputed += 1
         return self.device is not None and self._begin_lift(owner, wanted)
 
@@ -151,8 +155,20 @@ class Tiers:
             self.counts.recomputed += 1
             self._computing.add(owner)
             return False
+        return self._begin(self._lifter, owner, partial(self._lift, owner, here))
+
+    def _begin(self, porter: Porter, owner: RequestId, task: Task) -> bool:
+        """Let a request wait for a task; however that ends, it waits no longer."""
+
+        def bring() -> None:
+            try:
+                task()
+            finally:
+                with self._lock:
+                    self._bringing.discard(owner)
+
         self._bringing.add(owner)
-        self._lifter.do(partial(self._lift, owner, here))
+        porter.do(bring)
         return True
 
     def is_bringing(self, owner: RequestId) -> bool:
@@ -171,7 +187,9 @@ class Tiers:
     # ------------------------------------------------------------ as a PageStore
 
     def room(self) -> Buffer | None:
-        room = None if self.device is None else self.device.rooms.take()
+        if self.device is None:
+            return None if self._rooms is None else self._rooms.take()
+        room = self.device.rooms.take()
         self.counts.drops += room is None
         return room
 
@@ -188,7 +206,8 @@ class Tiers:
             self.memory.put(node, data, WRITER, "memory", landing)
             with self._lock:
                 self._backlog += len(data)
-            self._writer.do(partial(self._write, disk, node, data, landing))
+            self._unwritten.append((node, data, landing))
+            self._writer.do(partial(self._write, disk))
 
     def get(self, key: bytes) -> Stored:
         """The bytes of a node that some request has pinned."""
@@ -201,32 +220,39 @@ class Tiers:
         return kept.stored
 
     def offer(self, nodes: Sequence[Wanted]) -> str:
-        """A ticket for another engine; empty: there is nothing to read, or nobody may."""
-        ticket = self.remote.offer(nodes) if self.remote is not None else ""
+        """A ticket for another engine; empty: there is nothing to read, or nobody may, or so much
+        is lent already that memory is over its limit."""
+        is_full = self.memory.num_bytes > self.memory.limit  # all of it is held by somebody
+        ticket = "" if self.remote is None or is_full else self.remote.offer(nodes)
         self.counts.tickets += bool(ticket)
         return ticket
 
     # ------------------------------------------------------------ threads
 
-    def _bring(self, owner: RequestId, missing: Sequence[Wanted], wanted: Sequence[Wanted]) -> None:
+    def _bring(
+        self,
+        disk: DiskShelf,
+        owner: RequestId,
+        missing: Sequence[Wanted],
+        wanted: Sequence[Wanted],
+    ) -> None:
         """Read a chain, up to what cannot be read."""
-        assert self.disk is not None
         while self.is_bringing(owner) and sum(list(self._staged.values())) > MAX_STAGED:
             time.sleep(0.01)  # until one of those that wait has started
         begun, num_bytes = time.perf_counter(), 0
-        for node, data in zip(missing, self._read(self.disk, missing), strict=False):
+        for node, data in zip(missing, self._read(disk, missing), strict=False):
             if data is None or not self._hand_over(owner, node, data):
                 break
             num_bytes += len(data)
         self.tempo.read(num_bytes, time.perf_counter() - begun)
-        self.counts.bad = self.disk.num_bad
+        self.counts.bad = disk.num_bad
         self._lift(owner, wanted)
 
     def _read(self, disk: DiskShelf, nodes: Sequence[Wanted]) -> Iterator[Buffer | None]:
         """Their pages one after the other; a device is filled from several threads, since checking
         digests takes longer than reading."""
         if self.device is None:
-            yield from map(disk.read, nodes)
+            yield from (disk.read(node, self.room()) for node in nodes)
             return
         rooms = self.device.rooms
         with ThreadPoolExecutor(READERS, "kv-check") as readers:
@@ -276,7 +302,7 @@ class Tiers:
 
     def _lift(self, owner: RequestId, wanted: Sequence[Wanted]) -> None:
         """Bring what a request has in memory to the device, as far as there is room: the step that
-        loads it copies the rest. Then the request need not wait any more."""
+        loads it copies the rest."""
         if self.device is not None and self.is_bringing(owner):
             nodes = self.memory.pinned(owner, wanted)
             nodes = [node for node in nodes if node.stored.lifted is None]
@@ -285,30 +311,45 @@ class Tiers:
             self.tempo.lifted(len(rows) * self.node_bytes, time.perf_counter() - begun)
             for node, row in zip(nodes, rows, strict=False):
                 self.memory.lift(owner, node.key, row)
-        with self._lock:
-            self._bringing.discard(owner)
 
-    def _write(self, disk: DiskShelf, node: Wanted, data: Buffer, landing: Landing | None) -> None:
-        if landing is not None:
-            landing.wait()
-        if node.key not in disk:
-            if disk.write(node, data):
-                self.counts.writes += 1
-                self.counts.written_bytes += len(data)
-            else:
-                self.counts.drops += 1
-        with self._lock:
-            self._backlog -= len(data)
-        self.memory.let_go(WRITER, [node.key])
+    def _write(self, disk: DiskShelf) -> None:
+        """Write some of what waits, the oldest first. Nothing may: an earlier turn took it all."""
+        some: dict[bytes, Page] = {}
+        num_bytes = 0
+        while self._unwritten and num_bytes < BATCH_BYTES:
+            node, data, landing = self._unwritten.popleft()
+            if landing is not None:
+                landing.wait()
+            some[node.key] = (node, data)
+            num_bytes += len(data)
+        try:
+            self._write_some(disk, [page for key, page in some.items() if key not in disk])
+        finally:
+            with self._lock:
+                self._backlog -= num_bytes
+            self.memory.let_go(WRITER, some)
+
+    def _write_some(self, disk: DiskShelf, pages: Sequence[Page]) -> None:
+        num_written = disk.write_many(pages)
+        self.counts.writes += num_written
+        self.counts.written_bytes += num_written * self.node_bytes
+        self.counts.drops += len(pages) - num_written
 
     # ------------------------------------------------------------ end and looks
 
     def flush(self, seconds: float) -> bool:
         """Wait until all that was saved is written; False: it took too long."""
-        return self._writer.wait(seconds)
+        if self.disk is None:
+            return True
+        self.disk.scribe.hurry()
+        is_done = self._writer.wait(seconds)
+        self.disk.scribe.take_time()
+        return is_done
 
     def close(self, seconds: float = 5.0) -> None:
         """Write what waits to be written, as far as there is time, and give the folder back."""
+        if self.disk is not None:
+            self.disk.scribe.hurry()
         self._writer.close(seconds)
         self._reader.close(seconds)
         self._lifter.close(seconds)

@@ -8,12 +8,13 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from quire.errors import NotSupported
-from quire.tiers import disk as disk_module
+from quire.kv.tier_index import Buffer
 from quire.tiers.disk import SUFFIX, DiskShelf
 from quire.tiers.secret_file import read_secret
 from tests.rules.source import ROOT
@@ -135,15 +136,12 @@ def test_a_disk_that_cannot_be_written_is_still_read(
     filled(tmp_path, 3)
     shelf = open_shelf(tmp_path)
     assert shelf.write(node(3), data_of(3))
-    plain = os.write
 
-    def write(fd: int, data: bytes) -> int:
-        if len(data) > 1000:
-            plain(fd, data[:500])
-            raise OSError(code, os.strerror(code))
-        return plain(fd, data)
+    def write(fd: int, parts: Sequence[bytes | Buffer]) -> None:
+        os.write(fd, b"".join(parts)[:500])
+        raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(disk_module.os, "write", write)
+    monkeypatch.setattr(shelf.scribe, "write", write)
     assert not shelf.write(node(4), data_of(4)) and shelf.is_paused
     monkeypatch.undo()
     assert not shelf.write(node(5), data_of(5)), "not tried again at once"

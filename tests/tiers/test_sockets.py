@@ -222,3 +222,24 @@ def test_a_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(TransferError, match="timed out"):
             taker.pull(str(Ticket(address, "0" * 32, 1, 1)), NODES, lambda: True)
         assert time.monotonic() - begun < 5
+
+
+def test_whoever_greets_slowly_is_turned_away(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when strangers that send a byte now and then can keep all connections to themselves."""
+    monkeypatch.setattr(sockets, "GREETING_S", 0.3)
+    with socket.create_connection(split_address(pair.lender.address)) as slow:
+        slow.settimeout(30.0)
+        with suppress(OSError):
+            for byte in bytes([2, 32, 0, 0, 0, 0, 0, 0, 0, *range(32)])[:-1]:
+                slow.sendall(bytes([byte]))
+                time.sleep(0.05)
+            slow.recv(1000)  # its hello
+            assert slow.recv(1) == b"", "still listened to"
+    assert len(pair.pull(pair.ticket())) == NUM_NODES
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
+def test_an_address_that_nobody_can_connect_to_is_refused(listen: str) -> None:
+    """Tickets carry the address: with this one each of them would be refused by the other side."""
+    with pytest.raises(TransferError, match="name an address of this machine"):
+        SocketConnector(MemoryShelf(0), mover(), SECRET, listen, ())

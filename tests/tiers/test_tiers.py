@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import TransferError
-from quire.kv.tier_index import Wanted
+from quire.kv.tier_index import Buffer, Wanted
 from quire.request import RequestId
 from quire.tiers import tiers as tiers_module
 from quire.tiers.memory import MemoryShelf
@@ -59,10 +59,10 @@ def test_a_request_that_leaves_while_it_is_read_for(
     assert tiers.disk is not None
     plain = tiers.disk.read
 
-    def slow(one: Wanted) -> bytearray | None:
+    def slow(one: Wanted, room: Buffer | None) -> Buffer | None:
         reached.set()
         assert go_on.wait(5.0)
-        return plain(one)
+        return plain(one, room)
 
     monkeypatch.setattr(tiers.disk, "read", slow)
     assert tiers.fetch(ONE, NODES, "")
@@ -136,4 +136,32 @@ def test_a_pull_that_fails_is_no_wait(tmp_path: Path) -> None:
     assert tiers.fetch(TWO, NODES, "some ticket")
     assert tiers._puller.wait(5.0) and not tiers.is_bringing(TWO)
     assert tiers.counts.failed_pulls == 1 and tiers.memory._pinned == {}
+    tiers.close()
+
+
+def test_leases_do_not_outgrow_memory() -> None:
+    """Red when prompts that nobody fetches can pin more than memory may hold."""
+
+    class Lender:
+        def __init__(self) -> None:
+            self.num_offers = 0
+
+        def offer(self, nodes: object) -> str:
+            self.num_offers += 1
+            return "a ticket"
+
+        def pull(self, ticket: str, wanted: object, is_alive: object) -> list[bytearray]:
+            return []
+
+        def close(self) -> None: ...
+
+    tiers, lender = Tiers(MemoryShelf(3 * DATA_BYTES), None, Tempo(), DATA_BYTES), Lender()
+    tiers.remote = lender
+    for number, one in enumerate(NODES[:4]):
+        assert tiers.offer(NODES[:1]) == "a ticket"
+        tiers.memory.put(one, data_of(number), RequestId(number), "memory")
+    assert tiers.memory.num_bytes == 4 * DATA_BYTES
+    assert tiers.offer(NODES[:1]) == "" and lender.num_offers == 4
+    tiers.let_go(RequestId(0))
+    assert tiers.offer(NODES[1:2]) == "a ticket"
     tiers.close()

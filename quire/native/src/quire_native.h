@@ -241,6 +241,20 @@ void qn_put(const qn_exchange *exchange, int64_t turn, const void *rows, int64_t
 int qn_take(const qn_exchange *exchange, int64_t turn, int rank, void *rows, int64_t count,
             int64_t bytes, int64_t stride, double wait_s);
 
+/* Digests and files, by a thread of the lowest priority; it lives as long as the process. Without
+ * one (NULL) the caller does the work. */
+struct iovec;
+typedef struct qn_scribe qn_scribe;
+qn_scribe *qn_scribe_new(void);
+/* Whether this CPU has instructions for it. */
+int qn_can_seal(void);
+/* HMAC-SHA256 of records that consist of so many pieces each: out [records, 32]. `pads` are the two
+ * blocks that the key makes, inner and outer. */
+int qn_seal(qn_scribe *scribe, const uint8_t *pads, const struct iovec *pieces, int64_t per_record,
+            int64_t count, uint8_t *out);
+/* All pieces where the file stands; changes `pieces`. Bytes written, or minus the error's number. */
+int64_t qn_write(qn_scribe *scribe, int fd, struct iovec *pieces, int64_t count);
+
 /* A list of operations, one after the other. */
 void qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *step, void *scratch);
 
