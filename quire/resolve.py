@@ -111,6 +111,12 @@ def _check_ranks(args: EngineArgs, device: str) -> None:
                 " states of the model needs all of it on one rank; use method 'draft_model',"
                 " 'suffix' or 'ngram', or one rank"
             )
+        if part is not None and args.parallel.data_parallel_size > 1:
+            raise NotSupported(
+                f"got {asked} with speculative_config.method={part!r}: a model that drafts is on"
+                " the first rank, which has pages of its own requests alone; use method 'suffix'"
+                " or 'ngram', or tensor_parallel_size"
+            )
 
 
 def _cache(

@@ -130,7 +130,7 @@ def build_engine(
     drafts = parts.finish(runner, config, decisions)
     makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache)
     kept_apart = open_tiers(args, makers, runner, decisions)
-    kv = _kv_manager(config, cache, pages, kept_apart.secret)
+    kv = _kv_manager(config, cache, pages, kept_apart.secret, ranks.num_homes)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
     names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
@@ -143,10 +143,10 @@ def build_engine(
 
 
 def _kv_manager(
-    config: EngineConfig, cache: CacheSpec, pages: int, secret: bytes | None
+    config: EngineConfig, cache: CacheSpec, pages: int, secret: bytes | None, num_homes: int
 ) -> KVManager:
     caching, windows = config.cache.prefix_caching, cache.groups.windows
-    return KVManager(pages, cache.page_size, caching, windows, secret)
+    return KVManager(pages, cache.page_size, caching, windows, secret, num_homes)
 
 
 def _settled(
