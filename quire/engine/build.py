@@ -48,6 +48,7 @@ from quire.memory.sizing import (
     check_weights_fit,
     cpu_cache_bytes,
     num_pages,
+    on_each,
     size_text,
 )
 from quire.models.decoder import Decoder, heads_of, spec_of_rank
@@ -327,7 +328,8 @@ def _size_pool(
         Decision(
             "kv cache",
             f"{pages - 1} pages of {cache.page_size} tokens, {size_text(pages * page_bytes)}"
-            f" of {cache.form.name}, {cache.token_bytes:,} bytes a token",
+            f" of {cache.form.name}, {cache.token_bytes:,} bytes a token"
+            + on_each(model.ranks.num_homes),
             room.describe(),
         )
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import pytest
 import transformers
 
 from quire import LLM, StructuredOutputsParams
+from quire.cli.inspect import inspect
+from quire.config import Decision
 from quire.dist.ranks import ALONE, Ranks
 from quire.engine.rank_group import RankGroup
+from quire.flat_args import args_of
 from quire.lora.request import LoRARequest
 from quire.models.tiny import tiny_model
 from quire.step import Pending, StepPlan
 from tests.dist.group import PARAMS, PROMPTS, alone, answers, model_on, said
+from tests.dist.test_fast import FLOATS, distance, prompt_logprobs
 from tests.dist.test_ranks import CASES, steps_of
 from tests.lora.cases import write_adapter
 
@@ -88,6 +93,19 @@ def test_requests_of_ranks_over_sockets(name: str, tmp_path: Path) -> None:
         group.close()
 
 
+def cache_said(decisions: Iterable[Decision]) -> str:
+    return next(decision.value for decision in decisions if decision.what == "kv cache")
+
+
+def test_inspect_says_whose_pages_it_counts(tmp_path: Path) -> None:
+    """Red when somebody who plans memory takes a rank's pages for the group's."""
+    folder = str(tiny_model("deepseek_v3", tmp_path))
+    for ranks in ({}, {"data_parallel_size": 3, "max_model_len": 96}):
+        args = args_of({"model": folder, "device": "cpu", "kv_cache_memory": 1 << 20, **ranks})
+        said_so = "on each of 3 ranks" in cache_said(inspect(args).decisions)
+        assert said_so == bool(ranks)
+
+
 def test_latents_are_stored_once(group: RankGroup, tmp_path: Path) -> None:
     """Red when a group with requests of its own on each rank does not hold twice the tokens of one
     whose ranks have all latents, in the same memory."""
@@ -102,6 +120,8 @@ def test_latents_are_stored_once(group: RankGroup, tmp_path: Path) -> None:
             assert answers(llm, prompts, params) == expected
             totals.append(llm.stats().pages_total)
             preempted.append(llm.stats().num_preempted)
+            said_so = ", on each of 2 ranks" in cache_said(llm.decisions)
+            assert said_so == bool(ranks)
             pool = llm._engine.runner.pool
             assert pool.num_pages * pool.page_bytes <= args["kv_cache_memory"]
     assert totals[1] == 2 * totals[0]
@@ -190,6 +210,27 @@ def test_experts_with_two_homes_of_requests_of_several(group: RankGroup, tmp_pat
     with model_on(group, folder, **args, **HOMES) as llm:
         assert answers(llm) == expected
         assert answers(llm) == expected
+
+
+def test_latents_of_prompts_expanded(group: RankGroup, tmp_path: Path) -> None:
+    """Red when a rank takes another form of latent attention for its rows than one rank does."""
+    folder = tiny_model("deepseek_v3", tmp_path)
+    args = {"enable_prefix_caching": False}
+    expected = answers(alone(folder, **args))
+    with model_on(group, folder, **args, **HOMES) as llm:
+        assert answers(llm) == expected
+
+
+@pytest.mark.parametrize("name", ["windows", "experts", "latents"] if IS_LONG else ["experts"])
+def test_split_sums_beside_whole_attention(name: str, group: RankGroup, tmp_path: Path) -> None:
+    """Red when attention, which no rank shares, is split with the rest."""
+    family, changes, args = CASES[name]
+    folder = tiny_model(family, tmp_path, **changes)
+    expected = prompt_logprobs(alone(folder, **args))
+    with model_on(group, folder, tp_reduce="fast", **args, **HOMES) as llm:
+        assert distance(prompt_logprobs(llm), expected) < FLOATS
+        together = answers(llm)
+        assert [answers(llm, [p], [q])[0] for p, q in zip(PROMPTS, PARAMS, strict=True)] == together
 
 
 def test_attention_is_whole_and_the_rest_is_shared_out() -> None:

@@ -24,12 +24,12 @@ LONG_ONLY = pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
 HOMES = {"tensor_parallel_size": 1, "data_parallel_size": 2}
 
 
-@pytest.mark.parametrize("rank", [1, 0], ids=["whose request it is", "who only helps"])
-def test_a_lost_rank_is_noticed_where_each_has_requests(rank: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("home", [1, 0], ids=["whose request it is", "who only helps"])
+def test_a_lost_rank_is_noticed_where_each_has_requests(home: int, tmp_path: Path) -> None:
     """Red when ranks go on without one that attends rows of its own, or of none."""
     group = RankGroup(2, deadline_s=2.0)
     with model_on(group, tiny_model("qwen2_moe", tmp_path), **HOMES) as llm:
-        if rank == 1:  # the first request goes to the first rank, this one beside it
+        if home == 1:  # the first rank has this one, so the next goes to the other
             other = llm.stream([8, 9, 10], LONG)
             next(other)
         end_one(llm, group, group._others[0], signal.SIGKILL)
