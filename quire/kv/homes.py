@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from quire.request import Request
 
 
-# Held pages that weigh as much as one to compute. With more, requests that begin alike gather on one
-# rank; with less, a burst of them computes what they have in common once on every rank.
+# Held pages that weigh as much as one to compute. With more, requests that begin alike gather on
+# one rank; with less, a burst of them computes what they have in common once on every rank.
 COMPUTED = 4
 
 
