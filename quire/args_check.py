@@ -82,6 +82,13 @@ def check_args(args: EngineArgs) -> None:
 def _check_ranks(asked: Parallel) -> None:
     _whole("tensor_parallel_size", asked.tensor_parallel_size, 1, MAX_RANKS)
     _whole("pipeline_parallel_size", asked.pipeline_parallel_size, 1, MAX_RANKS)
+    _whole("data_parallel_size", asked.data_parallel_size, 1, MAX_RANKS)
+    for other in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if asked.data_parallel_size > 1 and getattr(asked, other) > 1:
+            raise NotSupported(
+                f"got {asked}: where ranks have requests of their own, each attends with all heads"
+                f" in all layers so far; use data_parallel_size or {other}, not both"
+            )
     _whole("num_redundant_experts", asked.num_redundant_experts, 0, MAX_REDUNDANT)
     _whole("eplb_step_interval", asked.eplb_step_interval, 1, MAX_INTERVAL)
     _whole("nnodes", asked.nnodes, 1, MAX_RANKS)

@@ -44,6 +44,7 @@ class Parallel:
 
     tensor_parallel_size: int = 1  # ranks that share each layer among them
     pipeline_parallel_size: int = 1  # stages of layers, one behind the other
+    data_parallel_size: int = 1  # ranks that attend their own requests, and share all else
     num_redundant_experts: int = 0  # of each layer, that live on a second rank as well
     eplb_step_interval: int = 3000  # steps after which it is looked which ones
     nnodes: int = 1  # machines that the ranks are on
@@ -56,11 +57,16 @@ class Parallel:
 
     @property
     def num_ranks(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.num_beside * self.pipeline_parallel_size
+
+    @property
+    def num_beside(self) -> int:
+        """Ranks that share the layers of a stage, one way or the other."""
+        return self.tensor_parallel_size * self.data_parallel_size
 
     def __str__(self) -> str:
         """For messages: what was asked for."""
-        sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
         asked = [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) != 1]
         return ", ".join(asked) or "one rank"
 

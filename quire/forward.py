@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.attn.backend import AttentionBackend, LayerCache
+    from quire.dist.homes import Homes
     from quire.memory.pool import PagePool
     from quire.nn.linear import Adapted
 
@@ -73,6 +74,7 @@ class LayerContext:
     cache: LayerCache
     plan: object  # whatever the backend's plan() returned for the layer's group
     adapted: Adapted | None = None  # where some row of the step has an adapter
+    homes: Homes | None = None  # where ranks attend rows of their own; the plan is of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +124,11 @@ class ForwardContext:
     taps: Taps | None = None  # streams that somebody reads besides the result
     adapted: Adapted | None = None
     incoming: Stream | None = None  # from the stage before, where another rank has those layers
+    homes: Homes | None = None  # where ranks attend rows of their own; the plans are of ours
 
     def at(self, layer: int) -> LayerContext:
         plan = self.attn_plans[self.pool.group_of(layer)]
-        return LayerContext(self.attention, self.pool.layer(layer), plan, self.adapted)
+        return LayerContext(self.attention, self.pool.layer(layer), plan, self.adapted, self.homes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,8 @@ class Tail:
     index: Tensor  # [kept] int64, places in the step
     # Plans the last layer for these tokens alone; called there, when the device has work to do.
     plan: Callable[[], object]
+    homes: Homes | None = None  # of these tokens
+    own: Tensor | None = None  # [own kept] int64, places among our tokens; None: all are ours
 
     @property
     def is_empty(self) -> bool:
@@ -147,3 +152,7 @@ class Tail:
     def of(self, x: Tensor) -> Tensor:
         """[tokens, ...] -> [kept, ...]"""
         return x.index_select(0, self.index)
+
+    def of_queries(self, q: Tensor) -> Tensor:
+        """The same of what `store` returned."""
+        return q.index_select(0, self.index if self.own is None else self.own)

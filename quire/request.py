@@ -74,6 +74,7 @@ class Request:
     hint: tuple[int, ...] = ()  # tokens that may be much like the output (`spec/hint.py`)
 
     row: int = NOT_RUNNING
+    home: int = 0  # the rank that keeps its pages, where each has requests of its own
     num_computed: int = 0
     num_inflight: int = 0
     num_pending: int = 0

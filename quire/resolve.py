@@ -38,7 +38,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
 
     device, why = pick_device(args.device)
     decide("device", device.type, why)
-    _check_ranks(args, device.type)
+    _check_ranks(args, spec, device.type)
     dtype, why = pick_dtype(args.dtype, spec.dtype, device)
     decide("dtype", str(dtype).removeprefix("torch."), why)
     max_len = _max_model_len(args, spec, device.type, decide)
@@ -83,7 +83,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
     return config, device, dtype
 
 
-def _check_ranks(args: EngineArgs, device: str) -> None:
+def _check_ranks(args: EngineArgs, spec: ModelSpec, device: str) -> None:
     if args.parallel.num_ranks == 1:
         return
     asked = str(args.parallel)
@@ -91,6 +91,11 @@ def _check_ranks(args: EngineArgs, device: str) -> None:
         raise NotSupported(
             f"got {asked} on {device}: ranks hold a model together on CPUs only so far; start one"
             " engine for each device, or use device='cpu'"
+        )
+    if spec.moe is not None and args.parallel.num_beside > spec.moe.router.num_experts:
+        raise NotSupported(
+            f"got {asked} for {spec.moe.router.num_experts} experts, want at least an expert for"
+            " each rank; use fewer"
         )
     if args.parallel.num_redundant_experts and args.load_format == "dummy":
         raise NotSupported(
@@ -110,6 +115,12 @@ def _check_ranks(args: EngineArgs, device: str) -> None:
                 f"got {asked} with speculative_config.method={part!r}: what drafts with layers or"
                 " states of the model needs all of it on one rank; use method 'draft_model',"
                 " 'suffix' or 'ngram', or one rank"
+            )
+        if part is not None and args.parallel.data_parallel_size > 1:
+            raise NotSupported(
+                f"got {asked} with speculative_config.method={part!r}: a model that drafts is on"
+                " the first rank, which has pages of its own requests alone; use method 'suffix'"
+                " or 'ngram', or tensor_parallel_size"
             )
 
 

@@ -27,13 +27,15 @@ class Admission(NamedTuple):
     seed: int
     banned_until_min: tuple[int, ...]  # eos and stop ids, banned while output < min_tokens
     adapter: int = 0  # number of its adapter; 0: none
+    home: int = 0  # the rank that keeps its pages and attends its rows (`kv/homes.py`)
 
     @staticmethod
     def of(request: Request) -> Admission:
         params, ids = request.params, request.tokens.tolist()
         banned = (*request.eos_ids, *(params.stop_token_ids or ())) if params.min_tokens else ()
-        num_prompt, seed, adapter = request.num_prompt, request.seed, request.adapter.number
-        return Admission(request.id, request.row, ids, num_prompt, params, seed, banned, adapter)
+        known = (ids, request.num_prompt, params, request.seed)
+        whose = (banned, request.adapter.number, request.home)
+        return Admission(request.id, request.row, *known, *whose)
 
 
 class Draft(NamedTuple):

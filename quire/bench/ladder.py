@@ -191,7 +191,8 @@ class Ladder:
         )
         runner = self.engine.runner
         windows = runner.pool.groups.windows
-        scheduler = Scheduler(config, KVManager(self.num_pages, self.page_size, prefix, windows))
+        sizes, num_homes = (self.num_pages, self.page_size), runner.model.ranks.num_homes
+        scheduler = Scheduler(config, KVManager(*sizes, prefix, windows, None, num_homes))
         if graphs:
             runner = ModelRunner(
                 runner.model, runner.backend, runner.spec, runner.pool, runner.rows, True

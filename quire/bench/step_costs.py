@@ -17,6 +17,7 @@ import numpy as np
 
 from quire.bench.offline import greedy
 from quire.engine.build import Engine
+from quire.errors import NotSupported
 from quire.request import Request, RequestId
 from quire.runner.runner import ModelRunner
 from quire.sched.cost_table import CostTable, EngineFacts, Load, Point
@@ -57,6 +58,12 @@ def measure_costs(
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostTable:
     """`clock`: with one thread, `time.process_time` does not count what others do meanwhile."""
+    if engine.runner.model.ranks.has_homes:
+        raise NotSupported(
+            f"got data_parallel_size={engine.runner.model.ranks.size}: a step takes as long as the"
+            " rank that attends most, which a table of costs does not know; use"
+            " tensor_parallel_size, or one rank"
+        )
     probe = StepProbe(engine.runner, clock)
     loads, times = [], []
     for kind in kinds(engine):

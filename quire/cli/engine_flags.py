@@ -47,6 +47,7 @@ FIELDS = {
     "enforce_eager": "enforce_eager",
     "tensor_parallel_size": "tensor_parallel_size",
     "pipeline_parallel_size": "pipeline_parallel_size",
+    "data_parallel_size": "data_parallel_size",
     "tp_reduce": "tp_reduce",
     "nnodes": "nnodes",
     "node_rank": "node_rank",
@@ -140,6 +141,13 @@ def _add_rank_flags(parser: VerbParser) -> None:
         type=positive,
         metavar="N",
         help="stages of layers one behind the other, each so many processes",
+    )
+    add(
+        "--data-parallel-size",
+        "-dp",
+        type=positive,
+        metavar="N",
+        help="processes that keep pages of their own requests, and share experts and all else",
     )
     add(
         "--num-redundant-experts",

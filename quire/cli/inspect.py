@@ -113,7 +113,8 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     rates = decode_rates(spec, context or longest, step, cache, bandwidth)
     decisions = [*config.decisions, *cpu.kernel_decisions(), *cache_decisions(cache)]
     decisions += [*_pack_decisions(args, opened, cpu, device), *planned_tiers(args, cache)]
-    decisions.append(_cache_decision(config, device, plan, weights, needs))
+    num_homes = args.parallel.data_parallel_size
+    decisions.append(_cache_decision(config, device, plan, weights, needs, num_homes))
     forms = by_part(held)
     return Inspection(facts, context or longest, plan, forms, bandwidth, rates, decisions)
 
@@ -368,9 +369,10 @@ def _cache_decision(
     plan: ModelPlan,
     weights: int,
     needs: PageNeeds,
+    num_homes: int,
 ) -> Decision:
     from quire.config import Decision
-    from quire.memory.sizing import Room, cpu_cache_bytes, num_pages
+    from quire.memory.sizing import Room, cpu_cache_bytes, num_pages, on_each
     from quire.runner.device import free_memory, total_memory
 
     free = free_memory(device)
@@ -391,7 +393,7 @@ def _cache_decision(
     value = f"about {pages} pages of {size}"
     if len(plan.groups) == 1:
         value += f" = {pages * size} tokens"
-    return Decision("kv cache", value, room.describe())
+    return Decision("kv cache", value + on_each(num_homes), room.describe())
 
 
 def _shown(value: Any) -> str:

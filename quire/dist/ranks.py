@@ -109,6 +109,17 @@ class Ranks:
     comm: Comm = field(default_factory=SoloComm)
     stage: Stage = field(default_factory=Stage)
     splits_sums: bool = False  # faster, and not to the bits of one rank
+    has_homes: bool = False  # each has requests of its own, whose rows it alone attends
+
+    @property
+    def attention(self) -> Ranks:
+        """Who shares the heads."""
+        return ALONE if self.has_homes else self
+
+    @property
+    def num_homes(self) -> int:
+        """Ranks that keep pages of other requests than the first one does."""
+        return self.size if self.has_homes else 1
 
     @property
     def is_alone(self) -> bool:

@@ -48,6 +48,7 @@ from quire.memory.sizing import (
     check_weights_fit,
     cpu_cache_bytes,
     num_pages,
+    on_each,
     size_text,
 )
 from quire.models.decoder import Decoder, heads_of, spec_of_rank
@@ -130,7 +131,7 @@ def build_engine(
     drafts = parts.finish(runner, config, decisions)
     makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache)
     kept_apart = open_tiers(args, makers, runner, decisions)
-    kv = _kv_manager(config, cache, pages, kept_apart.secret)
+    kv = _kv_manager(config, cache, pages, kept_apart.secret, ranks.num_homes)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
     names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
@@ -143,10 +144,10 @@ def build_engine(
 
 
 def _kv_manager(
-    config: EngineConfig, cache: CacheSpec, pages: int, secret: bytes | None
+    config: EngineConfig, cache: CacheSpec, pages: int, secret: bytes | None, num_homes: int
 ) -> KVManager:
     caching, windows = config.cache.prefix_caching, cache.groups.windows
-    return KVManager(pages, cache.page_size, caching, windows, secret)
+    return KVManager(pages, cache.page_size, caching, windows, secret, num_homes)
 
 
 def _settled(
@@ -327,7 +328,8 @@ def _size_pool(
         Decision(
             "kv cache",
             f"{pages - 1} pages of {cache.page_size} tokens, {size_text(pages * page_bytes)}"
-            f" of {cache.form.name}, {cache.token_bytes:,} bytes a token",
+            f" of {cache.form.name}, {cache.token_bytes:,} bytes a token"
+            + on_each(model.ranks.num_homes),
             room.describe(),
         )
     )

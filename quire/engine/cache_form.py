@@ -18,6 +18,7 @@ from quire.load.kv_scales import kv_scales
 from quire.models.decoder import Decoder
 from quire.models.kv_cache import CacheWish
 from quire.models.spec import ModelSpec
+from quire.nn.at_home import AtHome
 from quire.nn.attention import Attention
 
 
@@ -48,7 +49,8 @@ def balance_keys(model: Decoder, cache: CacheSpec) -> None:
     for layer, block in zip(model.layers, model.blocks, strict=True):
         if not cache.form_of(layer).is_coded or layer in cache.scales:
             continue
-        attention, probe, empty = block.attn, KeyProbe(), LayerCache(x[:0], x[:0])
+        probe, empty = KeyProbe(), LayerCache(x[:0], x[:0])
+        attention = block.attn.inner if isinstance(block.attn, AtHome) else block.attn
         assert isinstance(attention, Attention) and attention.transform is not None
         with torch.inference_mode():
             block.store(x, None, LayerContext(cast("AttentionBackend", probe), empty, None))

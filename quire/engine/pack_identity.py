@@ -68,6 +68,7 @@ def identity_of(checkpoint: Checkpoint, wish: Wish, ranks: Ranks = ALONE) -> str
     stage = ranks.stage
     share = f"{ranks.rank} of {ranks.size}, stage {stage.index} of {stage.count}"
     share += f", splits sums: {ranks.splits_sums}"
+    share += ", whole attention" * ranks.has_homes
     parts = (files, config, repr(wish), share, torch.__version__, platform.machine(), _sources())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 

@@ -343,7 +343,7 @@ class EngineProcess:
 
     def _memory(self) -> dict[str, float]:
         cache = self.engine.config.cache
-        num_slots = (cache.num_pages - 1) * cache.page_size
+        num_slots = self.core.scheduler.kv.allocator.num_pages * cache.page_size
         return {"kv_token_bytes": cache.token_bytes, "kv_slots": num_slots}
 
     def _beat(self) -> None:

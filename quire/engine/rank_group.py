@@ -81,7 +81,7 @@ class RankGroup:
         if args.num_threads is None:
             here = self.size // (1 if self._nodes is None else self._nodes.nnodes)
             args = replace(args, num_threads=max(1, usable_cpus() // here))
-        self._shares_first = args.parallel.tensor_parallel_size - 1
+        self._shares_first = args.parallel.num_beside - 1
         meeting = self._meeting(args.parallel)
 
         def order(rank: int) -> msg.Begin:
@@ -106,7 +106,7 @@ class RankGroup:
             return f"{self._nodes.master_addr}:{store.port}"
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._folders.append(tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=memory))
-        meeting, sharing = Path(self._folders[-1].name) / "meeting", asked.tensor_parallel_size
+        meeting, sharing = Path(self._folders[-1].name) / "meeting", asked.num_beside
         if self.comm == "shared" and sharing > 1:
             for stage in range(asked.pipeline_parallel_size):
                 make_memory(_named(meeting, f"-beside-{stage}"), sharing)
@@ -233,7 +233,7 @@ def ranks_of(
     """The place of a rank among those that were told the same; `lives`: whether they still do.
     `own_host`: where others reach us, if not where they reach the first rank."""
     asked, deadline_s = begin.args.parallel, begin.deadline_s
-    index, rank = divmod(begin.rank, asked.tensor_parallel_size)
+    index, rank = divmod(begin.rank, asked.num_beside)
     at: Meeting = Path(begin.meeting)
     if begin.comm == "network":
         host, _, port = begin.meeting.rpartition(":")
@@ -242,7 +242,7 @@ def ranks_of(
     if (count := asked.pipeline_parallel_size) > 1:
         ring = GlooRing(_named(at, f"-behind-{rank}"), index, count, deadline_s)
         stage = Stage(index, count, ring)
-    place, meeting = (rank, asked.tensor_parallel_size), _named(at, f"-beside-{index}")
+    place, meeting = (rank, asked.num_beside), _named(at, f"-beside-{index}")
     if place[1] == 1:
         return Ranks(stage=stage)
     library = find_library().library
@@ -250,7 +250,8 @@ def ranks_of(
         comm: Comm = SharedComm(meeting, place, deadline_s, library, lives)
     else:
         comm = GlooComm(meeting, *place, deadline_s)
-    return Ranks(*place, comm, stage, asked.tp_reduce == "fast")
+    has_homes = asked.data_parallel_size > 1
+    return Ranks(*place, comm, stage, asked.tp_reduce == "fast", has_homes)
 
 
 @overload

@@ -22,17 +22,40 @@ SCRATCH_PAGE = 0  # never handed out: padding rows of captured graphs read and w
 OnEvict = Callable[[Node, int], Sequence[int]]
 
 
+class PageRecords:
+    """What is known of each page, by its number."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.refs = [0] * num_pages
+        self.node_of: list[Node | None] = [None] * num_pages  # published content of each page
+
+
 class PageAllocator:
-    def __init__(self, num_pages: int, on_evict: OnEvict) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        on_evict: OnEvict,
+        records: PageRecords | None = None,
+        first: int = SCRATCH_PAGE + 1,
+    ) -> None:
+        """`first`: the first page to hand out, where `records` are of others' pages as well."""
         if num_pages < 2:
             raise ValueError(f"got num_pages={num_pages}, want at least 2 (one is scratch)")
         self.num_pages = num_pages - 1  # that can be handed out
-        self.refs = [0] * num_pages
-        self.node_of: list[Node | None] = [None] * num_pages  # published content of each page
-        self._empty = list(range(num_pages - 1, SCRATCH_PAGE, -1))  # a stack: low ids first
+        records = records or PageRecords(num_pages)
+        self.refs, self.node_of = records.refs, records.node_of
+        end = first + self.num_pages
+        self._empty = list(range(end - 1, first - 1, -1))  # a stack: low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._on_evict = on_evict
         self.num_evicted = 0
+
+    def of(self, home: int) -> PageAllocator:
+        """The pages of a rank (`homes.py`): all, where there is one."""
+        return self
+
+    def home_of(self, page: int) -> int:
+        return 0
 
     @property
     def num_available(self) -> int:

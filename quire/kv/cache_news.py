@@ -8,7 +8,7 @@ behind, or speaks of another process, is told everything there is.
 from __future__ import annotations
 
 import secrets
-from collections import deque
+from collections import Counter, deque
 from itertools import islice
 
 from quire.kv.prefix import Node, PrefixTree
@@ -25,6 +25,7 @@ class CacheLog:
         self.epoch = secrets.token_hex(8)
         self.next = 0
         self._keys: dict[bytes, bytes] = {}  # of nodes, by their own
+        self._times: Counter[bytes] = Counter()  # that the tree holds each: once in every home
         self._changes: deque[tuple[bool, bytes]] = deque(maxlen=MOST_CHANGES)
         for node in tree.nodes.values():  # parents come before their children
             self.inserted(node)
@@ -35,12 +36,18 @@ class CacheLog:
         if key is None:
             return
         self._keys[node.key] = key
-        self._changes.append((True, key))
-        self.next += 1
+        self._times[key] += 1
+        if self._times[key] == 1:
+            self._changes.append((True, key))
+            self.next += 1
 
     def removed(self, node: Node) -> None:
         key = self._keys.pop(node.key, None)
-        if key is not None:
+        if key is None:
+            return
+        self._times[key] -= 1
+        if not self._times[key]:
+            del self._times[key]
             self._changes.append((False, key))
             self.next += 1
 
@@ -57,7 +64,7 @@ class CacheLog:
     def since(self, epoch: str, number: int) -> News:
         first = self.next - len(self._changes)
         if epoch != self.epoch or not first <= number <= self.next:
-            return self._news(True, b"".join(self._keys.values()), b"")
+            return self._news(True, b"".join(self._times), b"")
         # What came and went in between is told as what it is now.
         last: dict[bytes, bool] = {}
         for was_added, key in islice(self._changes, number - first, None):

@@ -56,6 +56,7 @@ def _check_counts(kv: KVManager) -> None:
 
 def _check_holding(kv: KVManager, held: Holding) -> None:
     pages = held.pages()
+    assert len({kv.allocator.home_of(page) for page in pages}) <= 1, f"several homes: {held.tables}"
     assert len(set(pages)) == len(pages), f"tables name a page twice: {held.tables}"
     for group, (table, first) in enumerate(zip(held.tables, held.firsts, strict=True)):
         assert set(table[:first]) <= {GONE}, f"group {group}: pages before column {first}"

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count, repeat
 
-from quire.kv.allocator import PageAllocator
 from quire.kv.groups import PageNeeds, Window, first_column, kept_window
 from quire.kv.holding import CacheCounts, Holding
+from quire.kv.homes import allocator_of
 from quire.kv.lookup import ITEM, cached_path
 from quire.kv.prefix import GONE, Node, PrefixTree
 from quire.kv.tier_index import TierIndex
@@ -45,13 +45,16 @@ class KVManager:
         prefix_caching: bool = True,
         windows: tuple[Window, ...] = (None,),
         secret: bytes | None = None,
+        num_homes: int = 1,
     ) -> None:
-        """`secret` makes the keys of prefixes; None: they are for this process alone."""
+        """`secret` makes the keys of prefixes; None: they are for this process alone.
+        `num_homes`: ranks that keep so many pages each, of their own requests (`homes.py`)."""
         self.page_size = page_size
         self.prefix_caching = prefix_caching
         self.windows, self.num_groups = windows, len(windows)
         self.tree = PrefixTree(windows) if secret is None else PrefixTree(windows, secret)
-        self.allocator = PageAllocator(num_pages, on_evict=self.tree.evict)
+        self.num_homes = num_homes
+        self.allocator = allocator_of(num_pages, self.tree.evict, num_homes)
         self.counts = CacheCounts()
         self._windowed = [(g, window) for g, window in enumerate(windows) if window is not None]
         self._held: dict[RequestId, Holding] = {}
@@ -74,10 +77,15 @@ class KVManager:
         if path is not None and self.transfers is not None:
             ahead = self.transfers.ready(request, path)
         held = self._take_up(request, path or [], len(ahead))
-        if ahead and self.transfers and not self.transfers.load(held, ahead, self.allocator):
+        pages = self.allocator.of(request.home)
+        if ahead and self.transfers and not self.transfers.load(held, ahead, pages):
             self.release(request)
             held = self._take_up(request, path or [], 0)
         return min(len(held.tables[0]) * self.page_size, len(request.tokens) - 1)
+
+    def find(self, request: Request) -> list[Node]:
+        """What `match` would adopt of the pages that the request's home has."""
+        return self._path(request) or []
 
     def fetch(self, request: Request) -> bool:
         """Have pages that tiers hold brought into memory; True: `match` shall wait."""
@@ -111,8 +119,9 @@ class KVManager:
         for group, window in self._windowed:
             held.firsts[group] = first = first_column(end, window, self.page_size)
             held.tables[group][:first] = [GONE] * first
+        allocator = self.allocator.of(request.home)
         for page in held.pages():
-            self.allocator.share(page)
+            allocator.share(page)
 
     def fork(self, parent: Request, child: Request) -> int:
         """Let a sibling with the same prompt share the parent's prompt pages, the last included."""
@@ -145,7 +154,7 @@ class KVManager:
         held = self._held[request.id]
         if upto <= held.num_ready:
             return True
-        size, allocator, tables = self.page_size, self.allocator, held.tables
+        size, allocator, tables = self.page_size, self.allocator.of(request.home), held.tables
         first, near, far = start // size, -(-upto // size), -(-max(upto, ahead) // size)
         num_needed = 0
         shared: list[tuple[int, int]] = []
@@ -182,23 +191,24 @@ class KVManager:
         self._writes += map(_page_write, zip(repeat(row), count(first), pages, repeat(group)))
 
     def _copy_page(self, request: Request, held: Holding, group: int, column: int) -> None:
-        source, target = held.tables[group][column], self.allocator.take()
+        allocator = self.allocator.of(request.home)
+        source, target = held.tables[group][column], allocator.take()
         held.tables[group][column] = target
         del held.nodes[column:]
         held.ahead.clear()
         held.next_edge = 0
         self._copies.append(PageCopy(source, target))
         self._writes.append(PageWrite(request.row, column, target, group))
-        self.allocator.drop(source)
+        allocator.drop(source)
         self.counts.copied_pages += 1
 
     def admit(self, request: Request, num_cached: int) -> None:
         """The request has its row: stage the pages it adopted and count the hit."""
         self.counts.prompt_tokens += len(request.tokens)
-        if num_cached == 0:
+        held = self._held[request.id]
+        if num_cached == 0 and not held.num_loaded:
             return
         self.counts.hit_tokens += num_cached
-        held = self._held[request.id]
         self.counts.loaded_tokens += held.num_loaded * self.page_size
         end = -(-num_cached // self.page_size)
         if held.num_loaded:  # the last page is ours and need not be copied to be written
@@ -242,7 +252,7 @@ class KVManager:
             held.num_loaded = 0
             self.let_go(request)
         for group, window in self._windowed:
-            self._move_window(held, group, first_column(request.num_computed, window, size))
+            self._move_window(request, group, first_column(request.num_computed, window, size))
             edge = min(edge, (held.firsts[group] + 1) * size + kept_window(window, size))
         held.next_edge = edge
 
@@ -319,16 +329,18 @@ class KVManager:
             node.pages[group] = ours
             self.allocator.node_of[ours] = node
         elif theirs != ours:
-            self.allocator.share(theirs)
+            allocator = self.allocator.of(request.home)
+            allocator.share(theirs)
             held.tables[group][column] = theirs
             self._writes.append(PageWrite(request.row, column, theirs, group))
-            self.allocator.drop(ours)
+            allocator.drop(ours)
             self.counts.shared_pages += 1
 
-    def _move_window(self, held: Holding, group: int, first: int) -> None:
+    def _move_window(self, request: Request, group: int, first: int) -> None:
+        held, allocator = self._held[request.id], self.allocator.of(request.home)
         table = held.tables[group]
         for column in range(held.firsts[group], first):
-            self.allocator.drop(table[column])
+            allocator.drop(table[column])
             table[column] = GONE
             self.counts.window_pages += 1
         held.firsts[group] = max(first, held.firsts[group])
@@ -346,7 +358,7 @@ class KVManager:
             self._copies = [c for c in self._copies if c.target not in gone]
         if self.transfers is not None:
             self.transfers.forget_loads(pages)
-        self.allocator.drop_many(reversed(pages))
+        self.allocator.of(request.home).drop_many(reversed(pages))
 
     def let_go(self, request: Request) -> None:
         """The request ended or lost its row: forget what tiers brought for it."""

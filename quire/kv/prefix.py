@@ -54,27 +54,28 @@ class PrefixTree:
     nodes: dict[bytes, Node] = field(default_factory=dict)
     listener: TreeListener | None = None
     _num_inserted: int = 0
-    _roots: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
+    _roots: dict[tuple[str, bytes, int], bytes] = field(default_factory=dict)
     _ghosts: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def root_of(self, request: Request) -> bytes:
         """Where its keys begin: all that a request's pages depend on besides tokens."""
-        return self.root_key(request.cache_salt, request.adapter.digest)
+        return self.root_key(request.cache_salt, request.adapter.digest, request.home)
 
-    def root_key(self, salt: str, adapter: bytes = b"") -> bytes:
-        """`adapter`: the digest of its weights, which its pages depend on."""
-        key = self._roots.get((salt, adapter))
+    def root_key(self, salt: str, adapter: bytes = b"", home: int = 0) -> bytes:
+        """`adapter`: the digest of its weights, which its pages depend on. `home`: whose pages."""
+        key = self._roots.get((salt, adapter, home))
         if key is None:
             text = salt.encode("utf-8", "surrogatepass")
-            key = blake2b(self.secret + text, key=adapter).digest()
+            rank = home.to_bytes(4, "little")
+            key = blake2b(self.secret + text, key=adapter, salt=rank).digest()
             if len(self._roots) >= MAX_GHOSTS:  # salts come from clients: keep the memo bounded
                 self._roots.clear()
-            self._roots[salt, adapter] = key
+            self._roots[salt, adapter, home] = key
         return key
 
     def roots(self) -> Iterable[tuple[str, bytes]]:
         """Salts seen lately, and their keys; of requests without an adapter."""
-        return ((salt, key) for (salt, adapter), key in self._roots.items() if not adapter)
+        return ((salt, key) for (salt, adapter, _), key in self._roots.items() if not adapter)
 
     @staticmethod
     def child_key(parent_key: bytes, tokens: bytes) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from quire.dist.homes import Homes
 from quire.lora.folder import MAX_RANK
 from quire.lora.placed import Adapter, Delta, linears_of
 from quire.models.decoder import Decoder
@@ -47,6 +48,9 @@ class RecordedAdapters:
         return y
 
     def of_tail(self) -> RecordedAdapters:
+        return self
+
+    def of_own(self, homes: Homes) -> RecordedAdapters:
         return self
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.dist.homes import Homes
 from quire.lora.placed import Adapter
 from quire.nn.linear import Linear
 
@@ -62,3 +63,6 @@ class StepAdapters:
     def of_tail(self) -> StepAdapters:
         assert self._drawn is not None, "a tail of a tail"
         return StepAdapters(self._adapters, self._drawn)
+
+    def of_own(self, homes: Homes) -> StepAdapters:
+        return StepAdapters(self._adapters, homes.take(torch.from_numpy(self._rows)).numpy())

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from quire.dist.homes import Homes
 from quire.kernels.low_rank_expand import low_rank_expand, low_rank_gate
 from quire.kernels.low_rank_places import Places
 from quire.kernels.low_rank_shrink import low_rank_shrink
@@ -71,3 +72,6 @@ class GpuStep:
     def of_tail(self) -> GpuStep:
         assert self._tail is not None, "a tail of a tail"
         return GpuStep.of(self._adapters, self._tail())
+
+    def of_own(self, homes: Homes) -> GpuStep:
+        raise AssertionError("ranks have requests of their own on CPUs only")

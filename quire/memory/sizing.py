@@ -55,6 +55,11 @@ def size_text(num_bytes: int) -> str:
     return f"{size:.{digits}f} {unit}"
 
 
+def on_each(num_homes: int) -> str:
+    """Behind a number of pages, where several ranks keep so many each of their own requests."""
+    return f", on each of {num_homes} ranks" if num_homes > 1 else ""
+
+
 def check_weights_fit(num_bytes: int, total: int) -> None:
     """Before memory is asked for: a system that promises more than it has would kill us later."""
     if num_bytes > total:

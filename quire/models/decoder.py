@@ -23,6 +23,7 @@ from quire.forward import ForwardContext, LayerContext, Stream, Tail
 from quire.models.heads.vocabulary import DraftVocabulary
 from quire.models.kv_cache import kv_shape
 from quire.models.spec import ModelSpec, RopeSpec
+from quire.nn.at_home import AtHome
 from quire.nn.attention import Attention, Ropes, RopeTables
 from quire.nn.embed import Embedding
 from quire.nn.linear import Adapted, Linear
@@ -52,7 +53,10 @@ class Block:
     ) -> None:
         attention = Attention if spec.mla is None else MlaAttention
         self.attn_norm = norm_of(spec, dtype, device)
-        self.attn = attention(spec, heads, layer, dtype, device, ranks)
+        inner = attention(spec, heads, layer, dtype, device, ranks.attention)
+        self.attn: Attention | MlaAttention | AtHome = inner
+        if ranks.has_homes:
+            self.attn = AtHome(inner, spec.hidden_size)
         self.mlp_norm = norm_of(spec, dtype, device)
         mlp = SparseMLP if spec.is_sparse(layer) else MLP
         self.mlp = mlp(spec, dtype, device, ranks=ranks)
@@ -165,6 +169,7 @@ def heads_of(spec: ModelSpec, page_size: int) -> AttnSpec:
 
 def spec_of_rank(spec: ModelSpec, ranks: Ranks) -> ModelSpec:
     """With the heads that this rank has."""
+    ranks = ranks.attention
     if ranks.is_alone:
         return spec
     num_kv_heads = spec.num_heads if spec.mla else spec.num_kv_heads
@@ -263,9 +268,9 @@ class Decoder:
             if tail.is_empty:
                 return residual[:0]
             adapted = None if at.adapted is None else at.adapted.of_tail()
-            at = replace(at, plan=tail.plan(), adapted=adapted)
+            at = replace(at, plan=tail.plan(), adapted=adapted, homes=tail.homes)
             # Plain launches: attention of single queries reads all but the newest keys early.
-            q, residual = tail.of(q), tail.of(residual)
+            q, residual = tail.of_queries(q), tail.of(residual)
         x, stream = last.feed_forward(last.attn.attend(q, at), residual, at.adapted)
         x, stream = self.norm(x, stream)
         if ctx.taps is not None:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
+from itertools import groupby
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
+from quire.dist.homes import StepHomes
 from quire.native.library import Library
 from quire.native.panels import Panels
 
@@ -81,6 +83,7 @@ class Rows:
         """`within`: these are its columns from `column` on."""
         self.tape, self.memory, self.width, self.of_samples = tape, memory, width, of_samples
         self.within, self.column = within, column
+        self.is_own: bool = tape.is_own if within is None else within.is_own
 
     def __del__(self) -> None:
         if self.within is None:
@@ -194,6 +197,23 @@ class Pause(NamedTuple):
     before: int  # this operation
     of_samples: bool
     go: Callable[[int], None]  # for so many rows
+    is_own: bool  # these are of this rank's requests alone
+
+
+class Run(NamedTuple):
+    """Operations in between, one behind the other."""
+
+    begin: int
+    end: int
+    is_own: bool
+
+
+class OwnStep(NamedTuple):
+    """This rank's part of a step, where ranks attend rows of their own."""
+
+    step: Step
+    tokens: StepHomes
+    samples: StepHomes
 
 
 class Tape:
@@ -205,6 +225,10 @@ class Tape:
         self._scratch_bytes = 0
         self._array: Any = None
         self._pauses: list[Pause] = []
+        self._parts: list[Run | Pause] = []
+        self.is_own = False  # what is recorded now is of rows of this rank's requests alone
+        self._are_own: list[bool] = []  # the same, of each operation
+        self.own: OwnStep | None = None  # of the step that is replayed
         self._ids = torch.empty(0, dtype=torch.int64)
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
@@ -242,6 +266,7 @@ class Tape:
 
     def add(self, kind: int, of_samples: bool, **fields: Any) -> None:
         self.ops.append(Op(kind=kind, of_samples=of_samples, **fields))
+        self._are_own.append(self.is_own)
 
     def embed(self, table: Panels) -> Rows:
         out = self.rows(table.num_in, False)
@@ -287,8 +312,10 @@ class Tape:
 
     def pick(self, x: Rows) -> Rows:
         """The rows that are read at the end, of all tokens'."""
+        now, self.is_own = self.is_own, x.is_own
         out = self.rows(x.width, True)
         self.add(PICK, True, x=self.whole(x), out=out.address, width=x.width)
+        self.is_own = now
         return out
 
     # ------------------------------------------------------------ pauses
@@ -300,9 +327,10 @@ class Tape:
         into = Columns(out.memory.view(self.max_rows, -1), 0, width)
 
         def go(num_rows: int) -> None:
-            into.of(num_rows).copy_(make(*(source.of(num_rows) for source in sources)))
+            made = make(*(source.of(num_rows) for source in sources))
+            into.of(len(made)).copy_(made)
 
-        self._pauses.append(Pause(len(self.ops), out.of_samples, go))
+        self._pauses.append(Pause(len(self.ops), out.of_samples, go, inputs[0].is_own))
         return out
 
     def look_up(self, make: Callable[[Tensor], Tensor], width: int) -> Rows:
@@ -313,7 +341,7 @@ class Tape:
         def go(num_rows: int) -> None:
             into.of(num_rows).copy_(make(self._ids))
 
-        self._pauses.append(Pause(len(self.ops), False, go))
+        self._pauses.append(Pause(len(self.ops), False, go, self.is_own))
         return out
 
     @property
@@ -326,17 +354,27 @@ class Tape:
         """Recording is over."""
         self._array = (Op * len(self.ops))(*self.ops)
         self._scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8)
-
-    def replay(self, step: Step, ids: Tensor | None = None) -> None:
-        """`ids`: of the step's tokens, for whoever looks them up in a pause."""
-        scratch, first = self._scratch.data_ptr(), ctypes.addressof(self._array)
-        done, self._ids = 0, self._ids if ids is None else ids
+        done = 0
         for pause in self._pauses:
-            if pause.before > done:
-                at = first + done * ctypes.sizeof(Op)
-                self.library.run(at, pause.before - done, step, scratch)
-                done = pause.before
-            pause.go(int(step.num_samples if pause.of_samples else step.num_tokens))
-        if done < len(self.ops):
-            at = first + done * ctypes.sizeof(Op)
-            self.library.run(at, len(self.ops) - done, step, scratch)
+            self._parts += [*self._runs(done, pause.before), pause]
+            done = pause.before
+        self._parts += self._runs(done, len(self.ops))
+
+    def _runs(self, begin: int, end: int) -> Iterator[Run]:
+        """These operations, cut where others' rows follow own rows or the other way round."""
+        for is_own, run in groupby(range(begin, end), self._are_own.__getitem__):
+            numbers = list(run)
+            yield Run(numbers[0], numbers[-1] + 1, is_own)
+
+    def replay(self, step: Step, ids: Tensor | None = None, own: OwnStep | None = None) -> None:
+        """`ids`: of the step's tokens, for whoever looks them up in a pause. `own`: what of the
+        step is ours, where that is not all of it."""
+        scratch, first = self._scratch.data_ptr(), ctypes.addressof(self._array)
+        self._ids, self.own = self._ids if ids is None else ids, own
+        for part in self._parts:
+            of = step if own is None or not part.is_own else own.step
+            if isinstance(part, Pause):
+                part.go(int(of.num_samples if part.of_samples else of.num_tokens))
+            elif of.num_tokens:
+                at = first + part.begin * ctypes.sizeof(Op)
+                self.library.run(at, part.end - part.begin, of, scratch)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.dist.cuts import Cut
+from quire.dist.homes import Homes
 from quire.nn.ops import GatedKernel, GateForm, LinearKernel, Ops
 from quire.nn.parameter import Kept, Parameter
 
@@ -25,6 +26,10 @@ class Adapted(Protocol):
 
     def of_tail(self) -> Adapted:
         """Of the rows that a step's tail keeps."""
+        ...
+
+    def of_own(self, homes: Homes) -> Adapted:
+        """Of a rank's own rows; they have no tail."""
         ...
 
 

@@ -39,7 +39,6 @@ ONE_DEVICE = "one device runs the whole model; start one engine for each device"
 TASKS = (None, "auto", "generate", "embed", "embedding", "classify", "score", "reward")
 
 UNNEEDED = {
-    "data_parallel_size": Unneeded((1,), ONE_DEVICE),
     "distributed_executor_backend": Unneeded((None,), ONE_DEVICE),
     "disable_custom_all_reduce": Unneeded(None),
     "enable_expert_parallel": Unneeded(None),  # ranks that share a layer have whole experts

@@ -42,7 +42,7 @@ class FirstRunner(ModelRunner):
     def execute(self, plan: StepPlan) -> Pending:
         if self.prompt_reader is not None:
             raise NotSupported(
-                "hidden states of prompts are read on one rank only; use tensor_parallel_size=1"
+                "hidden states of prompts are read on one rank only; start one without others"
             )
         self._announce(plan)
         with self._together():

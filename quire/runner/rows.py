@@ -64,6 +64,7 @@ class RequestRows:
         self.needs = np.zeros(rows, dtype=np.int32)
         self.info: list[RowInfo | None] = [None] * rows
         self.adapters = np.zeros(rows, dtype=np.int64)  # numbers; 0: none
+        self.homes = np.zeros(rows, dtype=np.int64)  # the rank that has each one's pages
 
     def starts_of(self, num_seqs: int) -> Tensor:
         """[num_seqs + 1] where queries of one token each begin; with drafts they outnumber rows."""
@@ -144,6 +145,7 @@ class RequestRows:
             self.info[a.row] = RowInfo(a.params, a.num_prompt, a.banned_until_min)
             self.needs[a.row] = needs_of(a.params)
             self.adapters[a.row] = a.adapter
+            self.homes[a.row] = a.home
         if "token_at" in sent:
             self.tokens.view(-1).index_copy_(0, sent["token_at"], sent["token_ids"])
         if plan.page_writes:

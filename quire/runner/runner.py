@@ -33,6 +33,7 @@ from quire.runner.captured import decoded, mixed_queries, prompt_logits
 from quire.runner.drafts import Drafter
 from quire.runner.gather import StepShape, decode_batches, ragged_batches
 from quire.runner.graphs import GraphCache
+from quire.runner.home_pages import HomePages, HomeRows
 from quire.runner.masks import GrammarMasks, StepMask
 from quire.runner.mixed_graphs import MOST_PROMPTS, MixedGraphs, MixedSize, Queries
 from quire.runner.pending import Draw, PendingStep
@@ -86,6 +87,9 @@ class ModelRunner:
         self.adapted_graphs: AdaptedGraphs | None = None  # likewise, where they are on a GPU
         self.transfer: Transfer | None = None  # likewise, where pages are kept elsewhere too
         self.balancer: Balancer | None = None  # likewise, where experts have second homes
+        self.homes: HomePages | None = None  # where ranks have requests of their own
+        if model.ranks.has_homes:
+            self.homes = HomePages(model.ranks, pool.num_pages)
         self.graphs: GraphCache | None = None
         if use_graphs:
             sizes = rows.max_rows, rows.max_len
@@ -104,6 +108,7 @@ class ModelRunner:
 
     def _launch(self, plan: StepPlan) -> Launched | None:
         """Up to the forward; None: nobody feeds anything."""
+        plan = plan if self.homes is None else self.homes.own_part(plan)
         staging, transfer = self._stage, self.transfer
         shape, sent = staging(plan) if transfer is None else transfer.around(plan, staging)
         if shape is None:
@@ -275,7 +280,8 @@ class ModelRunner:
         assert self.tapes is not None
         has_tail = self.has_tail(plan, shape)
         adapted = recorded_of(self.adapters, self.rows, shape)
-        (hidden,) = self.tapes.run(self.batches(shape, sent), sent, has_tail, adapted)
+        batches, own = self.batches(shape, sent), self.home_rows(shape)
+        (hidden,) = self.tapes.run(batches, sent, has_tail, adapted, own=own)
         return Forwarded(hidden, self.tapes.streams(shape.num_tokens), has_tail)
 
     def _by_layer(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:
@@ -326,9 +332,14 @@ class ModelRunner:
         def planned() -> object:
             group = self.pool.group_of(self.model.layers[-1])
             batch = sampled_batch(self.rows, shape, sent, step, group)
+            if own is not None:
+                batch = own.drawn(batch)
             return self.backend.plan(batch, self.group_specs[group])
 
-        return Tail(sent["sample_index"], planned)
+        index, own = sent["sample_index"], self.home_rows(shape)
+        if own is None:
+            return Tail(index, planned)
+        return Tail(index, planned, own.samples, own.places(index))
 
     def planned(self, batches: tuple[Batch, ...], max_context: int | None = None) -> ForwardContext:
         plans = tuple(
@@ -344,8 +355,17 @@ class ModelRunner:
             assert self.mixed_graphs is not None
             return self.mixed_graphs.replay(sent, shape.mixed_size)
         adapted = adapted_of(self.adapters, self.rows, shape)
-        ctx = replace(self.planned(self.batches(shape, sent)), adapted=adapted)
+        batches, own = self.batches(shape, sent), self.home_rows(shape)
+        if own is None:
+            ctx = replace(self.planned(batches), adapted=adapted)
+        else:
+            ctx = self.planned(tuple(map(own.batch, batches)))
+            ctx = replace(ctx, batch=batches[0], adapted=adapted, homes=own.tokens)
         return Queries(ctx, *self.model.queries(ctx))
+
+    def home_rows(self, shape: StepShape) -> HomeRows | None:
+        """Which rows of a step are ours; None: all."""
+        return None if self.homes is None else self.homes.of(shape, self.rows.homes[shape.rows])
 
     # ------------------------------------------------------------ outputs
 

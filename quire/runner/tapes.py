@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,13 +16,15 @@ from torch import Tensor
 from quire.attn.backend import AttentionBackend
 from quire.attn.latent_native import LatentNative
 from quire.attn.native import NativeAttention
+from quire.dist.homes import StepHomes
 from quire.forward import Batch, ForwardContext, Tail, Taps, stream_of
 from quire.lora.recorded import RecordedAdapters
 from quire.lora.step import StepAdapters
 from quire.memory.pool import PagePool
 from quire.models.decoder import Decoder
 from quire.native.heads import StepPointers, address_of
-from quire.native.tape import NotRecordable, Positions, Rows, Tape
+from quire.native.tape import NotRecordable, OwnStep, Positions, Rows, Step, Tape
+from quire.runner.home_pages import HomeRows
 
 
 class Tapes:
@@ -56,13 +58,14 @@ class Tapes:
         has_tail: bool,
         adapted: StepAdapters | None = None,
         incoming: Sequence[Tensor] = (),
+        own: HomeRows | None = None,
     ) -> tuple[Tensor, ...]:
         """Hidden states after the last norm: of all tokens, or of those drawn from alone. On a
         stage before the last, the stream that the next one goes on with.
 
         They stay until the next step."""
         self._last = self._recording(has_tail and self._has_end, adapted is not None)
-        return self._last.run(batches, sent, adapted, incoming)
+        return self._last.run(batches, sent, adapted, incoming, own)
 
     def _recording(self, has_tail: bool, is_adapted: bool) -> _Recording:
         if not is_adapted:
@@ -98,6 +101,7 @@ class _Recording:
         # The memory of these is nobody else's: filled before each step, or read after it.
         hidden, count = model.spec.hidden_size, 0 if model.stage.is_first else model.stream_parts
         self.incoming = [self.tape.rows(hidden, False) for _ in range(count)]
+        homes = RecordedHomes(self.tape) if model.ranks.has_homes else None
         ctx = ForwardContext(
             batch,
             cast("AttentionBackend", attention),
@@ -106,15 +110,16 @@ class _Recording:
             tapped,
             adapters,
             stream_of(cast("list[Tensor]", self.incoming)) if self.incoming else None,
+            homes,
         )
         if model.stage.is_last:
             last = plans[pool.group_of(model.layers[-1])]
-            tail = Tail(cast("Tensor", self.tape), lambda: last) if has_tail else None
+            tail = Tail(cast("Tensor", self.tape), lambda: last, homes) if has_tail else None
             made: tuple[object, ...] = (model.forward(ctx, tail),)
         else:
             made = model.pass_on(ctx)
         self.results = [rows for rows in made if isinstance(rows, Rows)]
-        self.pointers = StepPointers(num_groups)
+        self.pointers, self.own_pointers = StepPointers(num_groups), StepPointers(num_groups)
         self.streams = cast("tuple[Rows, ...]", tapped.taken())  # their memory is nobody else's
         self.tape.end()
 
@@ -124,26 +129,81 @@ class _Recording:
         sent: dict[str, Tensor],
         adapted: StepAdapters | None = None,
         incoming: Sequence[Tensor] = (),
+        own: HomeRows | None = None,
     ) -> tuple[Tensor, ...]:
         first = batches[0]
         num_tokens, num_samples = first.num_tokens, sent["sample_index"].shape[0]
         assert num_tokens <= self.tape.max_rows, f"{num_tokens} tokens in a step"
-        step = self.pointers.step(batches)
-        step.sample_index = address_of(sent["sample_index"], torch.int64)
-        step.sample_rows = address_of(sent["sample_rows"], torch.int32)
-        step.num_samples = num_samples
-        slots = None if adapted is None else adapted.slots()  # alive while the step runs
-        if slots is not None:
-            step.adapters, step.sample_adapters = (address_of(s, torch.int32) for s in slots)
+        slots = None if adapted is None else adapted.slots()
+        whole = _Inputs(batches, sent["sample_index"], sent["sample_rows"], slots)
         for rows, came in zip(self.incoming, incoming, strict=True):
             _tensor(rows, num_tokens).copy_(came)
-        self.tape.replay(step, first.input_ids)
+        part = None if own is None else whole.part(own)  # alive while the step runs
+        ours = None
+        if own is not None and part is not None:
+            ours = OwnStep(part.step(self.own_pointers), own.tokens, own.samples)
+        self.tape.replay(whole.step(self.pointers), first.input_ids, ours)
         kept = num_samples if self.has_tail else num_tokens
         return tuple(_tensor(rows, kept) for rows in self.results)
 
 
+class _Inputs(NamedTuple):
+    """What a step's operations read besides rows."""
+
+    batches: tuple[Batch, ...]
+    sample_index: Tensor
+    sample_rows: Tensor
+    slots: tuple[Tensor, Tensor] | None  # of the adapters of each token, and of each sample
+
+    def part(self, own: HomeRows) -> _Inputs:
+        slots = self.slots
+        if slots is not None:
+            slots = own.tokens.take(slots[0]), own.samples.take(slots[1])
+        batches = tuple(map(own.batch, self.batches))
+        samples = own.places(self.sample_index), own.samples.take(self.sample_rows)
+        return _Inputs(batches, *samples, slots)
+
+    def step(self, pointers: StepPointers) -> Step:
+        """All of this must outlive it."""
+        step = pointers.step(self.batches)
+        step.sample_index = address_of(self.sample_index, torch.int64)
+        step.sample_rows = address_of(self.sample_rows, torch.int32)
+        step.num_samples = len(self.sample_index)
+        if self.slots is not None:
+            step.adapters, step.sample_adapters = (address_of(s, torch.int32) for s in self.slots)
+        return step
+
+
 def _tensor(rows: Rows, count: int) -> Tensor:
     return rows.memory.view(-1, rows.width)[:count]
+
+
+class RecordedHomes:
+    """`dist.homes.Homes`, for a recording: whose rows are whose is the replayed step's to say."""
+
+    has_own = True
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+
+    def take(self, x: Tensor) -> Tensor:
+        """What is recorded from here on is of our rows, until they are gathered."""
+        self._tape.is_own = True
+        return self._between(x, StepHomes.take)
+
+    def gather(self, own: Tensor) -> Tensor:
+        self._tape.is_own = False
+        return self._between(own, StepHomes.gather)
+
+    def _between(self, x: Tensor, make: Callable[[StepHomes, Tensor], Tensor]) -> Tensor:
+        tape, rows = self._tape, cast("Rows", x)
+        of_samples = rows.of_samples
+
+        def made(now: Tensor) -> Tensor:
+            assert tape.own is not None, "a step without homes"
+            return make(tape.own.samples if of_samples else tape.own.tokens, now)
+
+        return cast("Tensor", tape.pause(made, rows.width, (rows,)))
 
 
 class RecordedBatch:

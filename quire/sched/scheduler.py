@@ -29,6 +29,7 @@ from quire.sched.finish import Finish, finish_of, up_to_finish
 from quire.sched.gap import prompt_budget
 from quire.sched.neighbours import side_by_side
 from quire.sched.policies import waiting_line
+from quire.sched.room import Running, beside, by_home, find_home, has_room, num_free
 from quire.sched.siblings import drop_unborn
 from quire.sched.stats import Counts, SchedStats, stats_of
 from quire.sched.window import has_company, seconds_held
@@ -118,6 +119,7 @@ class Scheduler:
         if not admissions and not late and not shares_prefix:
             # Longest contexts first: a step of decodes would otherwise end up waiting for them.
             ordered.sort(key=attrgetter("start"), reverse=True)
+        by_home(ordered, self.running, self.kv)
         edits = (writes, copies, shares_prefix, saves, loads)
         return StepPlan(tuple(ordered), tuple(admissions), *edits)
 
@@ -190,7 +192,7 @@ class Scheduler:
         refund = 0
         start = request.num_computed + request.num_inflight
         while not self.kv.reserve(request, start, start + num_tokens):
-            victim = self.waiting.victim(self.running)
+            victim = self.waiting.victim(beside(request.home, self.running, self.kv))
             refund += self._preempt(victim, works)
             if victim is request:
                 return -refund
@@ -247,22 +249,28 @@ class Scheduler:
 
     def _make_way(self, newcomer: Request, works: dict[RequestId, Work]) -> None:
         """Preempt who must leave for the newcomer; the next step admits it."""
-        need, line = self.kv.pages_for(newcomer.num_known), self.waiting
-        is_full = len(self.running) >= self.max_running or not self._room_for(newcomer)
-        while self.running and gives_way(victim := line.victim(self.running), newcomer):
+        kv, home, line = self.kv, newcomer.home, self.waiting
+        need, has_row = kv.pages_for(newcomer.num_known), len(self.running) < self.max_running
+        is_full = not has_row or not has_room(newcomer, home, self.running, kv)
+        while (rivals := self._rivals(home)) and gives_way(victim := line.victim(rivals), newcomer):
             self._preempt(victim, works)
-            if self.kv.num_available >= need:
+            if num_free(kv, home) >= need:
                 return
-        if is_full or self.kv.num_available < need:
-            owing = line.displaced(self.running)
+        if is_full or num_free(kv, home) < need:
+            owing = line.displaced(self._rivals(home))
             if owing is not None:
                 self._preempt(owing, works)
 
+    def _rivals(self, home: int) -> Running:
+        """Who has what somebody lacks who would come to this home."""
+        has_row = len(self.running) < self.max_running
+        return beside(home, self.running, self.kv) if has_row else self.running
+
     def _try_admit(self, request: Request, budget: int, works: dict[RequestId, Work]) -> int:
         """Give the request a row and pages for all it knows; 0 and no change if none are free."""
-        if not self._room_for(request):
-            return 0
         parent = self._parents.get(request.id)
+        if not find_home(request, parent, self.running, self.kv):
+            return 0
         cached = self.kv.fork(parent, request) if parent else self.kv.match(request)
         num_tokens = self._chunk(request.num_known - cached, budget)
         whole = num_tokens == request.num_known - cached
@@ -285,18 +293,6 @@ class Scheduler:
         request.num_lost = 0
         self._launch(request, cached, num_tokens, works)
         return num_tokens
-
-    def _room_for(self, request: Request) -> bool:
-        """A cheap look before hashing: admitting must leave each running request room to grow.
-
-        Without that headroom the newcomer would take the last pages and be preempted at once.
-        """
-        if not self.running:
-            return True
-        kv = self.kv
-        need = kv.num_groups if kv.prefix_caching else kv.pages_for(request.num_known)
-        headroom = min(len(self.running) * kv.num_groups, kv.allocator.num_pages // 8)
-        return kv.num_available >= need + headroom
 
     def _note_start(self, request: Request, cached: int) -> None:
         if request.timing.scheduled is None:

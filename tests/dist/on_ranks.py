@@ -2,7 +2,8 @@
 
     QUIRE_TEST_RANKS=2x1 pytest -p tests.dist.on_ranks tests/engine/test_vllm_scripts.py
 
-Two ranks side by side; 1x2 is two stages, 2x2 both. What ranks refuse is skipped.
+Two ranks side by side; 1x2 is two stages, 2x2 both, 1x1x2 two ranks with requests of their own.
+What ranks refuse is skipped.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from quire.engine import build
 from quire.errors import NotSupported
 from quire.load.checkpoint import Checkpoint
 
-SIDE_BY_SIDE, STAGES = (int(word) for word in os.environ["QUIRE_TEST_RANKS"].split("x"))
-RANKS = Parallel(tensor_parallel_size=SIDE_BY_SIDE, pipeline_parallel_size=STAGES)
+RANKS = Parallel(*(int(word) for word in os.environ["QUIRE_TEST_RANKS"].split("x")))
 _alone = build.build_engine
 
 

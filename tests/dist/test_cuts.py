@@ -51,6 +51,10 @@ def test_more_ranks_than_heads_are_refused() -> None:
         head_cuts(4, 2, 5)
 
 
+OWN: dict[str, Any] = {"tensor_parallel_size": 1, "data_parallel_size": 2}
+DRAFTS = {"method": "draft_model", "model": "default"}
+
+
 @pytest.mark.parametrize(
     ("changes", "way_out"),
     [
@@ -61,6 +65,11 @@ def test_more_ranks_than_heads_are_refused() -> None:
         ({"pipeline_parallel_size": 33}, "64 or less"),
         ({"tp_reduce": "tree"}, "'exact' or 'fast'"),
         ({"num_redundant_experts": 1, "load_format": "dummy"}, "leave one of them out"),
+        ({"data_parallel_size": 2}, "data_parallel_size or tensor_parallel_size, not both"),
+        (OWN | {"pipeline_parallel_size": 2}, "data_parallel_size or pipeline_parallel_size"),
+        (OWN | {"speculative_config": DRAFTS}, "'suffix' or 'ngram', or tensor_parallel_size"),
+        (OWN | {"kv_disk": "pages"}, "one rank"),
+        (OWN | {"data_parallel_size": 65}, "from 1 to 64"),
     ],
 )
 def test_what_ranks_cannot_do_is_said(changes: dict[str, Any], way_out: str) -> None:
@@ -68,3 +77,11 @@ def test_what_ranks_cannot_do_is_said(changes: dict[str, Any], way_out: str) -> 
     args = args_of({"device": "cpu", "tensor_parallel_size": 2, **changes})
     with pytest.raises(NotSupported, match=way_out):
         resolve(args, spec_of(tiny_config("llama")))
+
+
+def test_more_ranks_than_experts_are_refused() -> None:
+    """Red when ranks start of which some would have no expert."""
+    args = args_of({"device": "cpu", "data_parallel_size": 5})
+    with pytest.raises(NotSupported, match="data_parallel_size=5 for 4 experts.*use fewer"):
+        resolve(args, spec_of(tiny_config("mixtral")))
+    resolve(args, spec_of(tiny_config("llama")))

@@ -21,6 +21,20 @@ LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 
 
 LONG_ONLY = pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
+HOMES = {"tensor_parallel_size": 1, "data_parallel_size": 2}
+
+
+@pytest.mark.parametrize("home", [1, 0], ids=["whose request it is", "who only helps"])
+def test_a_lost_rank_is_noticed_where_each_has_requests(home: int, tmp_path: Path) -> None:
+    """Red when ranks go on without one that attends rows of its own, or of none."""
+    group = RankGroup(2, deadline_s=2.0)
+    with model_on(group, tiny_model("qwen2_moe", tmp_path), **HOMES) as llm:
+        if home == 1:  # the first rank has this one, so the next goes to the other
+            other = llm.stream([8, 9, 10], LONG)
+            next(other)
+        end_one(llm, group, group._others[0], signal.SIGKILL)
+
+
 # How many ranks on how many stages, who is lost, and to what.
 CASES = [
     pytest.param(2, 1, 1, signal.SIGKILL, id="killed"),

@@ -139,6 +139,16 @@ def test_a_machine_that_joins_gives_the_bits_of_one(asked: Parallel, tmp_path: P
 
 
 @LONG_ONLY
+def test_homes_on_two_machines(asked: Parallel, tmp_path: Path) -> None:
+    """Red when a rank of another machine takes itself for one that shares heads."""
+    folder = tiny_model("deepseek_v3", tmp_path / "model")
+    with joined(asked):
+        llm = engine_of(folder, asked, data_parallel_size=2)
+        assert answers(llm) == answers(alone(folder))
+        del llm
+
+
+@LONG_ONLY
 def test_stages_on_two_machines(asked: Parallel, tmp_path: Path) -> None:
     """Red as above."""
     folder = tiny_model("qwen3", tmp_path / "model")

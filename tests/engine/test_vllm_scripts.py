@@ -285,7 +285,7 @@ def test_arguments_that_change_nothing(make_llm: Callable[..., LLM], llm: LLM) -
 @pytest.mark.parametrize(
     ("name", "value", "way_out"),
     [
-        ("data_parallel_size", 2, "one engine for each device"),
+        ("distributed_executor_backend", "ray", "one engine for each device"),
         ("cpu_offload_gb", 4, "a smaller or a quantized model"),
         ("task", "transcription", "call what you need"),
         ("runner", "draft", "generate or pool"),

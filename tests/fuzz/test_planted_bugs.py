@@ -120,14 +120,15 @@ def table_write_lost(patch: Patch) -> None:
 def window_moves_too_far(patch: Patch) -> None:
     plain = KVManager._move_window
 
-    def move(self: KVManager, held: Holding, group: int, first: int) -> None:
-        plain(self, held, group, min(first + 1, len(held.tables[group]) - 1))
+    def move(self: KVManager, request: Request, group: int, first: int) -> None:
+        table = self._held[request.id].tables[group]
+        plain(self, request, group, min(first + 1, len(table) - 1))
 
     patch.setattr(KVManager, "_move_window", move)
 
 
 def window_stays(patch: Patch) -> None:
-    patch.setattr(KVManager, "_move_window", lambda self, held, group, first: None)
+    patch.setattr(KVManager, "_move_window", lambda self, request, group, first: None)
 
 
 def hit_without_its_window(patch: Patch) -> None:

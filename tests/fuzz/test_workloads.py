@@ -8,6 +8,8 @@ when a window loses a page it still needs, or keeps one it does not.
 from __future__ import annotations
 
 import random
+from collections import Counter, defaultdict
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from quire.kv.manager import KVManager
 from quire.params import SamplingParams
 from quire.request import BACKGROUND, Request
 from quire.sched.scheduler import Scheduler
+from quire.step import StepPlan
 from tests.doubles import FlakyTiers, PageContentRunner, RandomDrafts, oracle_next
 
 LONGEST = 40 + 20 + 12
@@ -82,6 +85,13 @@ def assert_bounded(kv: KVManager, needs: PageNeeds) -> None:
             assert len(table) - first <= needs.in_group(window, LONGEST)
 
 
+def assert_neighbours(plan: StepPlan, scheduler: Scheduler) -> None:
+    """Works of a home lie side by side, the first home's first; of requests that still run."""
+    running = scheduler.running
+    homes = [running[work.request_id].home for work in plan.works if work.request_id in running]
+    assert homes == sorted(homes), homes
+
+
 def run(
     seed: int,
     *,
@@ -93,6 +103,7 @@ def run(
     speculates: bool = False,
     has_tiers: bool = False,
     has_stages: bool = False,
+    num_homes: int = 1,
 ) -> dict[str, int]:
     rng = random.Random(seed)
     drafts = RandomDrafts(random.Random(seed)) if speculates else None
@@ -112,8 +123,9 @@ def run(
         priority_aging_s=4.0,
         waits_for_draws=has_stages,
     )
-    kv = KVManager(num_pages, size, caching, windows, secret=bytes(32))
-    runner = PageContentRunner(num_pages, size, max_rows, max_pages, windows)
+    kv = KVManager(num_pages, size, caching, windows, bytes(32), num_homes)
+    every_page = kv.allocator.num_pages + 1
+    runner = PageContentRunner(every_page, size, max_rows, max_pages, windows)
     tiers = FlakyTiers(runner, random.Random(seed))
     if has_tiers:
         kv.connect(tiers)
@@ -128,6 +140,7 @@ def run(
     everyone = {r.id: r for family in todo for r in [family, *family.children]}
     finished: dict[int, str] = {}
     aborted: set[int] = set()
+    homes_of: defaultdict[int, set[int]] = defaultdict(set)
     for _ in range(20_000):
         now[0] += 0.1
         while todo and rng.random() < 0.5:
@@ -143,6 +156,9 @@ def run(
             if event.finish:
                 finished[event.request_id] = event.finish
         check(kv)
+        for admission in core.last_plan.admissions:
+            homes_of[admission.request_id].add(admission.home)
+        assert_neighbours(core.last_plan, scheduler)
         assert_bounded(kv, needs)
         if tiers.runner.saved and rng.random() < 0.05:
             tiers.lose(rng.choice(list(tiers.runner.saved)))
@@ -171,6 +187,7 @@ def run(
         "accepted": stats.num_accepted_tokens,
         "steps": stats.num_steps,
         "loaded": runner.num_loaded,
+        "moved_home": sum(len(homes) > 1 for homes in homes_of.values()),
     }
 
 
@@ -201,6 +218,18 @@ def test_random_workloads_on_stages() -> None:
 def rotated(seed: int) -> tuple[Window, ...]:
     kinds: list[tuple[Window, ...]] = [(None,), (None, 5), (7,)]
     return kinds[seed % len(kinds)]
+
+
+@pytest.mark.parametrize(("num_homes", "windows"), [(2, (None,)), (3, (None, 5))])
+def test_random_workloads_of_several_homes(num_homes: int, windows: tuple[Window, ...]) -> None:
+    """Red when a request holds pages of two ranks, or waits for ever for those of a full one."""
+    totals: Counter[str] = Counter()
+    for seed in range(50):
+        kinds = {"is_fair": seed % 4 == 1, "background": seed % 4 == 2, "speculates": seed % 5 == 3}
+        where: dict[str, Any] = {"num_homes": num_homes, "windows": windows}
+        totals += Counter(run(seed, overlap=0, **where, **kinds))
+    assert all(totals[name] for name in ("preempted", "hits", "copied", "evicted", "moved_home"))
+    assert totals["accepted"]
 
 
 def test_random_workloads_of_several_keys() -> None:

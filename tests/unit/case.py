@@ -37,7 +37,8 @@ class Ready:
 
 
 class Case:
-    """`num_pages` are the pages that can be handed out; the scratch page comes on top."""
+    """`num_pages` are the pages that can be handed out in each home; the scratch page comes on
+    top."""
 
     def __init__(
         self,
@@ -48,15 +49,16 @@ class Case:
         caching: bool = True,
         windows: tuple[int | None, ...] = (None,),
         costs: StepCosts | None = None,
+        num_homes: int = 1,
         **sched: Any,
     ) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64}
         self.config = SchedConfig(**{**limits, **sched})
         self.now = 0.0
-        self.kv = KVManager(num_pages + 1, page_size, caching, windows)
+        self.kv = KVManager(num_pages + 1, page_size, caching, windows, None, num_homes)
         columns = -(-self.config.max_model_len // page_size)
         self.runner = PageContentRunner(
-            num_pages + 1, page_size, self.config.max_num_seqs, columns, windows
+            num_homes * num_pages + 1, page_size, self.config.max_num_seqs, columns, windows
         )
         self.scheduler = Scheduler(self.config, self.kv, lambda: self.now, costs)
         self.core = EngineCore(self.scheduler, self, overlap)
