@@ -10,7 +10,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +97,7 @@ class EventStream:
     failure: Callable[[Problem], bytes]  # an error in the midst of the stream, as an event
     content_type: str = SSE_TYPE
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    outlet: Outlet = field(default_factory=lambda: Outlet())  # `chunks` may know and use it
 
 
 class BodyRoom:
@@ -260,6 +269,49 @@ async def send_reply(reply: Reply, send: Send, extra: list[tuple[bytes, bytes]])
     await send({"type": "http.response.body", "body": reply.body, "more_body": False})
 
 
+class Outlet:
+    """The client of a stream, once it has begun: what can be written at once needs no task.
+
+    Bytes that the HTTP server takes without waiting are gone when `write` returns. Otherwise it
+    returns what to await before anything else is written, and the watchman sees to it that this
+    does not take for ever.
+    """
+
+    def __init__(self) -> None:
+        self._request: HttpRequest | None = None
+        self._send: Send | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._send is not None
+
+    def open(self, request: HttpRequest, send: Send) -> None:
+        self._request, self._send = request, send
+
+    def write(self, chunk: bytes) -> Awaitable[None] | None:
+        assert self._send is not None and self._request is not None
+        sending = self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        waiting = sending.__await__()
+        try:
+            first = next(waiting)
+        except StopIteration:
+            return None
+        self._request.sending_since = time.monotonic()
+        return _Rest(self._request, first, waiting)
+
+
+class _Rest:
+    """The rest of a write that has to wait, of which the first step was taken."""
+
+    def __init__(self, request: HttpRequest, first: object, waiting: Iterator[object]) -> None:
+        self._request, self._first, self._waiting = request, first, waiting
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield self._first
+        yield from self._waiting
+        self._request.sending_since = None
+
+
 async def send_stream(
     request: HttpRequest,
     stream: EventStream,
@@ -273,19 +325,16 @@ async def send_stream(
         kind = (b"content-type", stream.content_type.encode())
         headers = [kind, *STREAM_HEADERS, *stream.headers, *extra()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _send_chunk(request, send, first)
+        stream.outlet.open(request, send)
+        if (rest := stream.outlet.write(first)) is not None:
+            await rest
         async for chunk in chunks:
-            await _send_chunk(request, send, chunk)
+            if (rest := stream.outlet.write(chunk)) is not None:
+                await rest
     finally:
         close = getattr(chunks, "aclose", None)
         if close is not None:
             await close()
-
-
-async def _send_chunk(request: HttpRequest, send: Send, chunk: bytes) -> None:
-    request.sending_since = time.monotonic()
-    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    request.sending_since = None
 
 
 async def end_stream(send: Send, last: bytes = b"") -> None:
