@@ -11,8 +11,9 @@ from quire.outputs import Logprob, StreamEvent
 from quire.server import sse
 from quire.server.fields import ChatFields, decode
 from quire.server.generation import Generation, Show
-from quire.server.http import EventStream, HttpRequest, Outlet, Reply
+from quire.server.http import EventStream, HttpRequest, Reply
 from quire.server.items import Item, wrong
+from quire.server.outlet import Outlet
 from quire.server.prompting import ChatAsk, ChatPlan, Piece, prepare
 from quire.server.server import Server
 from quire.server.settings import Limits

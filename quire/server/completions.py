@@ -17,8 +17,9 @@ from quire.server import sse
 from quire.server.cache_wish import Asked, mode_of, text_wish
 from quire.server.fields import CompletionFields, decode
 from quire.server.generation import Generation, Job
-from quire.server.http import EventStream, HttpRequest, Outlet, Reply
+from quire.server.http import EventStream, HttpRequest, Reply
 from quire.server.merge import all_whole, in_order, merged
+from quire.server.outlet import Outlet
 from quire.server.problems import Problem
 from quire.server.sampling import sampling_params, structured_outputs
 from quire.server.server import Server

@@ -25,7 +25,7 @@ from quire.outputs import RequestOutput, StreamEvent
 from quire.params import SamplingParams
 from quire.server.admission import Admission, Size, Ticket
 from quire.server.handover import read_role
-from quire.server.http import Outlet
+from quire.server.outlet import Outlet
 from quire.server.problems import Expired, Failed, Problem
 from quire.step import TokenEvent
 

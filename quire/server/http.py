@@ -14,8 +14,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Generator,
-    Iterator,
     Mapping,
     MutableMapping,
 )
@@ -25,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from quire.server.keys import Caller
+from quire.server.outlet import Outlet
 from quire.server.problems import Problem
 from quire.server.settings import Limits
 
@@ -97,7 +96,7 @@ class EventStream:
     failure: Callable[[Problem], bytes]  # an error in the midst of the stream, as an event
     content_type: str = SSE_TYPE
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    outlet: Outlet = field(default_factory=lambda: Outlet())  # `chunks` may know and use it
+    outlet: Outlet = field(default_factory=Outlet)  # `chunks` may know and use it
 
 
 class BodyRoom:
@@ -267,49 +266,6 @@ async def send_reply(reply: Reply, send: Send, extra: list[tuple[bytes, bytes]])
     ]
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body, "more_body": False})
-
-
-class Outlet:
-    """The client of a stream, once it has begun: what can be written at once needs no task.
-
-    Bytes that the HTTP server takes without waiting are gone when `write` returns. Otherwise it
-    returns what to await before anything else is written, and the watchman sees to it that this
-    does not take for ever.
-    """
-
-    def __init__(self) -> None:
-        self._request: HttpRequest | None = None
-        self._send: Send | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._send is not None
-
-    def open(self, request: HttpRequest, send: Send) -> None:
-        self._request, self._send = request, send
-
-    def write(self, chunk: bytes) -> Awaitable[None] | None:
-        assert self._send is not None and self._request is not None
-        sending = self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-        waiting = sending.__await__()
-        try:
-            first = next(waiting)
-        except StopIteration:
-            return None
-        self._request.sending_since = time.monotonic()
-        return _Rest(self._request, first, waiting)
-
-
-class _Rest:
-    """The rest of a write that has to wait, of which the first step was taken."""
-
-    def __init__(self, request: HttpRequest, first: object, waiting: Iterator[object]) -> None:
-        self._request, self._first, self._waiting = request, first, waiting
-
-    def __await__(self) -> Generator[Any, None, None]:
-        yield self._first
-        yield from self._waiting
-        self._request.sending_since = None
 
 
 async def send_stream(

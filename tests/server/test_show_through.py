@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from quire.server import sse
 from quire.server.generation import Generation
-from quire.server.http import Outlet
 from quire.server.link import Tap
+from quire.server.outlet import Outlet
 from quire.step import TokenEvent
 from tests.server.asgi import Call, call
 from tests.server.fakes import Bench
