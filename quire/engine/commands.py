@@ -200,7 +200,8 @@ class Snapshot(msgspec.Struct, frozen=True, tag=True):
     picture: dict[str, Any]
 
 
-Report = Hello | Events | Reply | Beat | Snapshot | AdapterList
+ReportOfEngine = Hello | Reply | Beat | Snapshot | AdapterList  # and not of a request
+Report = Events | ReportOfEngine
 
 
 def submit_of(leader: Request) -> Submit:

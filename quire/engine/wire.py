@@ -49,7 +49,7 @@ class Codec(Generic[T]):
             raise EngineDead(f"the other process sent what is no message: {error}") from error
 
 
-def check_head(head: bytes) -> int:
+def check_head(head: bytes | bytearray) -> int:
     """Length of the body that follows; raises EngineDead on nonsense."""
     length, version = _HEAD.unpack(head)
     if version != VERSION or length > MAX_FRAME:
@@ -64,6 +64,27 @@ def receive(connection: socket.socket) -> bytes | None:
     """One frame's body, blocking; None when the other side is gone."""
     head = _exactly(connection, _HEAD.size)
     return None if head is None else _exactly(connection, check_head(head))
+
+
+class Frames:
+    """Bytes in as they come, whole frames' bodies out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()  # from the first byte of a frame on
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Raises EngineDead on nonsense."""
+        buffer, bodies, begin = self._buffer, [], 0
+        buffer += data
+        while len(buffer) - begin >= _HEAD.size:
+            body = begin + _HEAD.size
+            end = body + check_head(buffer[begin:body])
+            if end > len(buffer):
+                break
+            bodies.append(bytes(buffer[body:end]))
+            begin = end
+        del buffer[:begin]
+        return bodies
 
 
 async def receive_async(reader: asyncio.StreamReader) -> bytes | None:

@@ -45,6 +45,7 @@ from quire.server.keys import Caller
 from quire.server.origins import check_browser, cors_headers, preflight
 from quire.server.problems import Problem, problem_of
 from quire.server.server import Server
+from quire.server.turnstile import Turnstile
 
 Handler = Callable[[HttpRequest, Server], Awaitable[Reply | EventStream]]
 
@@ -69,6 +70,7 @@ class App:
     def __init__(self, server: Server, routes: list[Route]) -> None:
         self.server, self.routes = server, routes
         self.room = BodyRoom(server.limits.max_open_body_bytes // server.settings.api_processes)
+        self.turnstile = Turnstile()
         self._exact = {(r.method, r.path): r for r in routes if not r.path.endswith("{}")}
         self._open_ended = [r for r in routes if r.path.endswith("{}")]
 
@@ -217,6 +219,8 @@ class Exchange:
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _answer(self, request: HttpRequest, route: Route) -> int:
+        if route.access != PUBLIC:
+            await self.app.turnstile.enter()
         models = self.server.models
         server = self.server if models is None else await models.serving(request)
         try:

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from quire.errors import BadRequest
-from quire.outputs import Logprob
+from quire.outputs import Logprob, StreamEvent
 from quire.server import sse
 from quire.server.fields import ChatFields, decode
-from quire.server.generation import Generation
+from quire.server.generation import Generation, Show
 from quire.server.http import EventStream, HttpRequest, Reply
 from quire.server.items import Item, wrong
+from quire.server.outlet import Outlet
 from quire.server.prompting import ChatAsk, ChatPlan, Piece, prepare
 from quire.server.server import Server
 from quire.server.settings import Limits
@@ -29,7 +30,8 @@ async def chat_completions(request: HttpRequest, server: Server) -> Reply | Even
     answer = ChatAnswer(request, server, model, fields, plan)
     answer.is_kept = wants_keeping(fields, request, server)
     if fields.stream:
-        return EventStream(answer.chunks(), sse.failure)
+        outlet = Outlet()
+        return EventStream(answer.chunks(outlet), sse.failure, outlet=outlet)
     return Reply(sse.encode(await answer.whole()))
 
 
@@ -159,39 +161,22 @@ class ChatAnswer:
 
     # ------------------------------------------------------------ streamed
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self, outlet: Outlet) -> AsyncIterator[bytes]:
         head = self.head | {"object": "chat.completion.chunk"}
         options = self.fields.stream_options
         wants_usage = options is not None and bool(options.include_usage)
         if wants_usage:
             head["usage"] = None  # in all chunks but the last, as OpenAI has it
-        plain = not (
-            self.fields.logprobs
-            or self.fields.return_token_ids
-            or (options is not None and options.continuous_usage_stats)
-        )
-        text_chunks = [
-            sse.TextChunk(head | {"choices": [_delta(i, {"content": sse.HOLE})]})
-            for i in range(self.plan.params.n)
-        ]
         messages = [Message() for _ in range(self.plan.params.n if self.is_kept else 0)]
-        async with Generation(self.server, self.request, self.plan.job) as generation:
+        generation = Generation(self.server, self.request, self.plan.job)
+        show = self._show(generation, head, messages)
+        generation.show_through(outlet, show)
+        async with generation:
             for index in range(self.plan.params.n):
                 yield sse.data(head | self._beginning(index, generation))
-            async for pieces in self.plan.choices(generation):
-                made = []
-                for piece in pieces:
-                    self._see(piece)
-                    if messages:
-                        messages[piece.index].take(piece)
-                    parts = piece.parts
-                    only = parts[0] if len(parts) == 1 else None
-                    if plain and piece.finish is None and isinstance(only, TextPart):
-                        made.append(text_chunks[piece.index](only.text))
-                    else:
-                        made += self._chunks_of(piece, generation, head)
-                if made or not pieces:
-                    yield b"".join(made) or sse.PING  # in one write, where the reader is behind
+            async for events in generation.pieces():
+                if (made := show(events)) or not events:
+                    yield made or sse.PING
             if wants_usage:
                 usage = {"usage": self._usage(generation), "timings": generation.timings()}
                 yield sse.data(head | {"choices": []} | usage)
@@ -199,6 +184,43 @@ class ChatAnswer:
                 body = self._body(messages, generation)
                 await keep_chat(self.request, self.server, self.fields, body)
             yield sse.DONE
+
+    def _show(self, generation: Generation, head: dict[str, Any], messages: list[Message]) -> Show:
+        """How pieces become chunks. Those of text alone are prepared."""
+        options = self.fields.stream_options
+        plain = not (
+            self.fields.logprobs
+            or self.fields.return_token_ids
+            or (options is not None and options.continuous_usage_stats)
+        )
+        is_text_alone = plain and self.plan.is_text_alone and not messages
+        text_chunks = [
+            sse.TextChunk(head | {"choices": [_delta(i, {"content": sse.HOLE})]})
+            for i in range(self.plan.params.n)
+        ]
+        readers = self.plan.readers()
+
+        def show(events: Sequence[StreamEvent]) -> bytes:
+            made = []
+            for event in events:
+                if is_text_alone and event.finish_reason is None:
+                    self._num_seen[event.index] += len(event.token_ids)
+                    if event.text:
+                        made.append(text_chunks[event.index](event.text))
+                    continue
+                piece = readers[event.index].piece(event)
+                self._see(piece)
+                if messages:
+                    messages[piece.index].take(piece)
+                parts = piece.parts
+                only = parts[0] if len(parts) == 1 else None
+                if plain and piece.finish is None and isinstance(only, TextPart):
+                    made.append(text_chunks[piece.index](only.text))
+                else:
+                    made += self._chunks_of(piece, generation, head)
+            return b"".join(made)  # in one write, where the client is behind
+
+        return show
 
     def _beginning(self, index: int, generation: Generation) -> dict[str, Any]:
         first = _delta(index, {"role": "assistant", "content": ""})

@@ -19,6 +19,7 @@ from quire.server.fields import CompletionFields, decode
 from quire.server.generation import Generation, Job
 from quire.server.http import EventStream, HttpRequest, Reply
 from quire.server.merge import all_whole, in_order, merged
+from quire.server.outlet import Outlet
 from quire.server.problems import Problem
 from quire.server.sampling import sampling_params, structured_outputs
 from quire.server.server import Server
@@ -44,7 +45,8 @@ async def completions(request: HttpRequest, server: Server) -> Reply | EventStre
         for prompt in prompts
     ]
     if fields.stream:
-        return EventStream(answer.chunks(jobs), sse.failure)
+        outlet = Outlet()
+        return EventStream(answer.chunks(jobs, outlet), sse.failure, outlet=outlet)
     return Reply(sse.encode(await answer.whole(jobs)))
 
 
@@ -199,33 +201,39 @@ class Completion:
 
     # ------------------------------------------------------------ streamed
 
-    async def chunks(self, jobs: list[Job]) -> AsyncIterator[bytes]:
+    async def chunks(self, jobs: list[Job], outlet: Outlet) -> AsyncIterator[bytes]:
         options = self.fields.stream_options
         generations = [Generation(self.server, self.request, job) for job in jobs]
         shown = [[Shown(self, g, i) for i in range(self.params.n)] for g in generations]
         has_begun, num_sent = [False] * len(jobs), 0
         text_chunks = self._text_chunks(len(jobs) * self.params.n)
+
+        def show(pieces: Sequence[StreamEvent], index: int = 0) -> bytes:
+            nonlocal num_sent
+            made: list[bytes] = []
+            if not has_begun[index]:
+                # Not sooner: what the prompt's logprobs are is known with the first token.
+                has_begun[index] = True
+                for chunk in self._beginning(index, shown[index]):
+                    made.append(self._data(chunk, generations, num_sent))
+            for piece in pieces:
+                num_sent += len(piece.token_ids)
+                if text_chunks and piece.finish_reason is None:
+                    if piece.text:
+                        number = index * self.params.n + piece.index
+                        made.append(text_chunks[number](piece.text))
+                elif (news := self._news(index, piece, shown[index][piece.index])) is not None:
+                    made.append(self._data(news, generations, num_sent))
+            return b"".join(made)  # a reader that is behind gets all in one write
+
+        if len(generations) == 1:
+            generations[0].show_through(outlet, show)
         async with aclosing(merged(generations)) as found:
             async for index, pieces in found:
                 if not pieces:
                     yield sse.PING
-                    continue
-                made: list[bytes] = []
-                if not has_begun[index]:
-                    # Not sooner: what the prompt's logprobs are is known with the first token.
-                    has_begun[index] = True
-                    for chunk in self._beginning(index, shown[index]):
-                        made.append(self._data(chunk, generations, num_sent))
-                for piece in pieces:
-                    num_sent += len(piece.token_ids)
-                    if text_chunks and piece.finish_reason is None:
-                        if piece.text:
-                            number = index * self.params.n + piece.index
-                            made.append(text_chunks[number](piece.text))
-                    elif (news := self._news(index, piece, shown[index][piece.index])) is not None:
-                        made.append(self._data(news, generations, num_sent))
-                if made:
-                    yield b"".join(made)  # a reader that is behind gets all in one write
+                elif made := show(pieces, index):
+                    yield made
             if options is not None and options.include_usage:
                 timings = generations[0].timings()
                 usage = self.usage(generations)

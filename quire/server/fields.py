@@ -231,7 +231,7 @@ _TOP_LEVEL = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def _note_unknown(request: HttpRequest, kind: type[msgspec.Struct]) -> None:
     given = _TOP_LEVEL.decode(request.body)
-    known = {*kind.__struct_fields__, *QUIET}
+    known = _known(kind)
     unknown = [name for name in given if name not in known]
     for name, inside in _inner_structs(kind).items():
         values = msgspec.json.decode(given[name]) if name in given else None
@@ -248,6 +248,11 @@ def _note_unknown(request: HttpRequest, kind: type[msgspec.Struct]) -> None:
     if unknown:
         shown = ", ".join(name[:40] for name in unknown[:10])
         request.warnings.append(f"ignored unknown fields: {shown}")
+
+
+@cache
+def _known(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset((*kind.__struct_fields__, *QUIET))
 
 
 @cache

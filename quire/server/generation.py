@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +25,7 @@ from quire.outputs import RequestOutput, StreamEvent
 from quire.params import SamplingParams
 from quire.server.admission import Admission, Size, Ticket
 from quire.server.handover import read_role
+from quire.server.outlet import Outlet
 from quire.server.problems import Expired, Failed, Problem
 from quire.step import TokenEvent
 
@@ -46,6 +47,9 @@ class Job(NamedTuple):
     timeout_s: float | None = None
     cache: CacheWish | None = None  # None: the answer is made anew and not kept
     hint: tuple[int, ...] = ()  # tokens that the answer may be much like
+
+
+Show = Callable[[Sequence[StreamEvent]], bytes]  # pieces as the client gets them
 
 
 class Generation:
@@ -77,6 +81,11 @@ class Generation:
         self.conversation.inbox = self.inbox
         self.pooled: list[float] | None = None
         self._last_token: dict[int, float] = {}
+        self._outlet = Outlet()
+        self._show: Show | None = None
+        self._unsent: Awaitable[None] | None = None  # the rest of a write that was passed on
+        self._was_stopped = False  # by a stop string, one of the answers at least
+        self._was_shown = False  # by `_pass_on`, although the reader was woken
         self._span = server.tracer.start(
             "llm_request",
             request.headers.get("traceparent"),
@@ -217,19 +226,49 @@ class Generation:
 
     # ------------------------------------------------------------ tokens
 
+    def show_through(self, outlet: Outlet, show: Show) -> None:
+        """While the reader of `pieces` waits for more, write what `show` makes of them to the
+        client without waking it."""
+        self._outlet, self._show = outlet, show
+
+    def _pass_on(self) -> bool:
+        """Whether the reader may sleep on. Ends are for it, and so is a client that is behind."""
+        events, outlet, show = self.tap.events, self._outlet, self._show
+        if show is None or not outlet.is_open:
+            return False
+        for event in events:
+            if event.finish is not None:
+                return False
+        self.tap.events = []
+        if made := show(self._fold(events)):
+            self._unsent = outlet.write(made)
+        is_over = self._was_stopped and self.conversation.finished
+        self._was_shown = is_over or self._unsent is not None
+        return not self._was_shown
+
     async def pieces(self) -> AsyncIterator[Sequence[StreamEvent]]:
         """What each step added; an empty list now and then when there is long nothing."""
-        conversation, inbox = self.conversation, self.inbox
-        while not conversation.finished:
+        self.tap.pass_on = self._pass_on
+        while not self.conversation.finished:
             events = await self.tap.take()
-            self._settle(events)
-            for event in events:
-                if conversation.take(event):  # a stop string was found
-                    self.server.link.close([event.request_id])
-            shown = list(inbox)
-            inbox.clear()
-            if shown or not events:
+            if self._unsent is not None:
+                unsent, self._unsent = self._unsent, None
+                await unsent
+            shown = self._fold(events)
+            if shown or not (events or self._was_shown):
                 yield shown
+            self._was_shown = False
+
+    def _fold(self, events: Sequence[TokenEvent]) -> list[StreamEvent]:
+        """Enter events; what they add to the text."""
+        self._settle(events)
+        for event in events:
+            if self.conversation.take(event):
+                self._was_stopped = True
+                self.server.link.close([event.request_id])
+        shown = list(self.inbox)
+        self.inbox.clear()
+        return shown
 
     async def whole(self) -> RequestOutput:
         async for _ in self.pieces():

@@ -10,13 +10,20 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    MutableMapping,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from quire.server.keys import Caller
+from quire.server.outlet import Outlet
 from quire.server.problems import Problem
 from quire.server.settings import Limits
 
@@ -89,6 +96,7 @@ class EventStream:
     failure: Callable[[Problem], bytes]  # an error in the midst of the stream, as an event
     content_type: str = SSE_TYPE
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    outlet: Outlet = field(default_factory=Outlet)  # `chunks` may know and use it
 
 
 class BodyRoom:
@@ -273,19 +281,16 @@ async def send_stream(
         kind = (b"content-type", stream.content_type.encode())
         headers = [kind, *STREAM_HEADERS, *stream.headers, *extra()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _send_chunk(request, send, first)
+        stream.outlet.open(request, send)
+        if (rest := stream.outlet.write(first)) is not None:
+            await rest
         async for chunk in chunks:
-            await _send_chunk(request, send, chunk)
+            if (rest := stream.outlet.write(chunk)) is not None:
+                await rest
     finally:
         close = getattr(chunks, "aclose", None)
         if close is not None:
             await close()
-
-
-async def _send_chunk(request: HttpRequest, send: Send, chunk: bytes) -> None:
-    request.sending_since = time.monotonic()
-    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    request.sending_since = None
 
 
 async def end_stream(send: Send, last: bytes = b"") -> None:

@@ -10,39 +10,48 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from quire.engine import commands as msg
 from quire.engine.commands import About, Beat, Command, Hello, Report
-from quire.engine.wire import Codec, receive_async
+from quire.engine.wire import Codec, Frames
 from quire.errors import EngineDead
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
-from quire.server.problems import Refused
+from quire.server.problems import Failed, Refused
 from quire.step import TokenEvent
 
 RETRY_S = 0.05
+READ_BYTES = 1 << 20  # at once: steps that came meanwhile are read together
 SILENT_S = 10.0  # beats come every second
 REPLY_S = 30.0
 DEAD = "the engine stopped while it worked on this request; it is being restarted, try again"
 
 
 class Tap:
-    """Where the events of one request (and its n - 1 siblings) arrive."""
+    """Where the events of one request (and its n - 1 siblings) arrive.
+
+    A reader that waits may leave word what to do with news while it sleeps (`pass_on`). Nothing is
+    passed on while it is at work, so what it does and what is done for it never overlap.
+    """
 
     def __init__(self) -> None:
         self.events: list[TokenEvent] = []
         self.about: dict[RequestId, About] = {}
+        self.pass_on: Callable[[], bool] | None = None  # False: the reader has to see to it
         self._failure: Exception | None = None
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> list[TokenEvent]:
         """All events since the last call; none when poked. Raises when no more can come."""
         if not self.events:
             if self._failure is None:
-                self._ready.clear()
-                await self._ready.wait()
+                self._waiter = asyncio.get_running_loop().create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
             if self._failure is not None and not self.events:
                 raise self._failure
         events, self.events = self.events, []
@@ -50,15 +59,31 @@ class Tap:
 
     def put(self, event: TokenEvent) -> None:
         self.events.append(event)
-        self._ready.set()
+        self.tell()
+
+    def tell(self) -> None:
+        """There are new events: once for all of a step, or of several when they came together."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return  # it is at work, and finds them when it comes back
+        may_sleep_on = False
+        try:
+            if self.pass_on is not None and self._failure is None:
+                self._failure = Failed("the server failed on this request")  # if it raises
+                may_sleep_on = self.pass_on()
+                self._failure = None
+        finally:
+            if not may_sleep_on:
+                waiter.set_result(None)
 
     def fail(self, failure: Exception) -> None:
         self._failure = failure
-        self._ready.set()
+        self.poke()
 
     def poke(self) -> None:
         """Let a waiting reader come up for air."""
-        self._ready.set()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class EngineLink:
@@ -159,7 +184,8 @@ class EngineLink:
         """Connect, listen, and start over when the engine goes. Runs as long as the process."""
         while True:
             try:
-                reader, self._writer = await asyncio.open_unix_connection(str(self.address))
+                address = str(self.address)
+                reader, self._writer = await asyncio.open_unix_connection(address, limit=READ_BYTES)
             except OSError:
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -172,32 +198,44 @@ class EngineLink:
                 await asyncio.sleep(RETRY_S)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        while (body := await receive_async(reader)) is not None:
+        """Whoever has news of several steps is told once."""
+        frames, loop = Frames(), asyncio.get_running_loop()
+        while data := await _read(reader):
             self._heard = time.monotonic()
-            report = self._reports.decode(body)
-            if isinstance(report, msg.Events):
-                self._spread(report)
-            elif isinstance(report, Beat):
-                self.beat, self.is_paused = report, report.is_paused
-                for tell in self.on_beat:
-                    tell(report)
-            elif isinstance(report, msg.Snapshot):
-                for show in self.on_picture:
-                    show(report.picture)
-            elif isinstance(report, msg.AdapterList):
-                present = (*self._awaited.values(), *report.adapters)
-                self.adapters = {one.name: one for one in present}
-            elif isinstance(report, msg.Reply):
-                self._awaited.pop(report.number, None)
-                future = self._replies.get(report.number)
-                if future is not None and not future.done():
-                    future.set_result(report)
-            else:
-                self.hello = report
-                self.num_restarts += 1
-                self._bring_adapters(report.adapters)
-                for greet in self.on_hello:
-                    greet(report)
+            told: dict[int, Tap] = {}
+            try:
+                for body in frames.feed(data):
+                    report = self._reports.decode(body)
+                    if isinstance(report, msg.Events):
+                        self._spread(report, told)
+                    else:
+                        self._take(report)
+            finally:
+                loop.call_soon(_tell, iter(told.values()))
+
+    def _take(self, report: msg.ReportOfEngine) -> None:
+        """Anything but news of requests."""
+        if isinstance(report, Beat):
+            self.beat, self.is_paused = report, report.is_paused
+            for tell in self.on_beat:
+                tell(report)
+        elif isinstance(report, msg.Snapshot):
+            for show in self.on_picture:
+                show(report.picture)
+        elif isinstance(report, msg.AdapterList):
+            present = (*self._awaited.values(), *report.adapters)
+            self.adapters = {one.name: one for one in present}
+        elif isinstance(report, msg.Reply):
+            self._awaited.pop(report.number, None)
+            future = self._replies.get(report.number)
+            if future is not None and not future.done():
+                future.set_result(report)
+        else:
+            self.hello = report
+            self.num_restarts += 1
+            self._bring_adapters(report.adapters)
+            for greet in self.on_hello:
+                greet(report)
 
     def _bring_adapters(self, present: Iterable[msg.AdapterInfo]) -> None:
         """An engine that was restarted is told what its forerunner had, before any request."""
@@ -208,7 +246,8 @@ class EngineLink:
             self.adapters[one.name] = one
             self._send(msg.LoadAdapter(number, one.name, one.path))
 
-    def _spread(self, report: msg.Events) -> None:
+    def _spread(self, report: msg.Events, told: dict[int, Tap]) -> None:
+        """Enter the events, and who is to be told of them."""
         taps = self._taps
         for about in report.about:
             if (tap := taps.get(about.id)) is not None:
@@ -218,7 +257,8 @@ class EngineLink:
                 continue  # closed while this was on its way
             if event.finish is not None:
                 del taps[event.request_id]
-            tap.put(event)
+            tap.events.append(event)
+            told[id(tap)] = tap
 
     def _lose(self) -> None:
         if self._writer is not None:
@@ -231,3 +271,23 @@ class EngineLink:
         for future in self._replies.values():
             if not future.done():
                 future.set_exception(EngineDead(DEAD))
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    """Nothing when the other side is gone."""
+    try:
+        return await reader.read(READ_BYTES)
+    except ConnectionError:
+        return b""
+
+
+def _tell(taps: Iterator[Tap]) -> None:
+    """An error of one is the loop's to report; the others are told all the same."""
+    is_done = False
+    try:
+        for tap in taps:
+            tap.tell()
+        is_done = True
+    finally:
+        if not is_done:
+            asyncio.get_running_loop().call_soon(_tell, taps)

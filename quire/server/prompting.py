@@ -101,12 +101,21 @@ class ChatPlan(NamedTuple):
 
     async def choices(self, generation: Generation) -> AsyncIterator[list[Piece]]:
         """Pieces of all answers as they come; an empty list is only a sign of life."""
-        routers = [_Choice(self.router()) for _ in generation.requests]
+        routers = self.readers()
         async for events in generation.pieces():
             yield [routers[event.index].piece(event) for event in events]
 
+    def readers(self) -> list[Choice]:
+        """One for each answer."""
+        return [Choice(self.router()) for _ in range(self.params.n)]
 
-class _Choice:
+    @property
+    def is_text_alone(self) -> bool:
+        """Neither reasoning nor calls are looked for."""
+        return self.reasoning is None and self.tool_format is None and not self.is_forced
+
+
+class Choice:
     """One answer: its router, and whether it called tools."""
 
     def __init__(self, router: OutputRouter) -> None:

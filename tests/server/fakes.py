@@ -133,12 +133,15 @@ class FakeLink:
             finish = None
             if number == len(ids):
                 finish = "stop" if token in self.tokenizer.eos_ids else "length"
-            tap.put(TokenEvent(request.id, [token], finish, None, self._logprobs(request, token)))
+            logprobs = self._logprobs(request, token)
+            tap.events.append(TokenEvent(request.id, [token], finish, None, logprobs))
             if number == self.dies_after:
                 tap.fail(EngineDead("the engine stopped"))
                 return
             if number % self.burst == 0:
+                tap.tell()
                 await asyncio.sleep(0)
+        tap.tell()
 
     def _logprobs(self, request: Request, token: int) -> tuple[TokenLogprobs, ...]:
         count = request.params.logprobs

@@ -17,7 +17,7 @@ from quire.params import SamplingParams
 from quire.request import Request
 from quire.server import link as link_module
 from quire.server.link import EngineLink, Tap
-from quire.server.problems import Refused
+from quire.server.problems import Failed, Refused
 from quire.step import TokenEvent
 
 HELLO = msg.Hello(1, "0", "Fake", 64, 8, 64, 7, 8, [1], [], 0.5)
@@ -46,7 +46,10 @@ class PlayedEngine:
             self.heard.append(self._commands.decode(body))
 
     def say(self, report: msg.Report) -> None:
-        self.write(self._reports.frame(report))
+        self.write(self.frame(report))
+
+    def frame(self, report: msg.Report) -> bytes:
+        return self._reports.frame(report)
 
     def write(self, data: bytes) -> None:
         self._writers[-1].write(data)
@@ -98,6 +101,76 @@ def test_tokens_reach_their_own_tap(tmp_path: Path) -> None:
         assert link.num_open == 1
 
     with_engine(tmp_path, work)
+
+
+def test_a_tap_is_told_once_of_steps_that_came_together(tmp_path: Path) -> None:
+    """Red when a stream that is behind is woken, or writes, once for each step."""
+
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        taps = [link.open([request(1), request(2)]), link.open([request(3)])]
+        seen: list[list[list[int]]] = [[], []]
+        readers = [asyncio.ensure_future(tap.take()) for tap in taps]
+        for index, tap in enumerate(taps):
+
+            def pass_on(index: int = index, tap: Tap = tap) -> bool:
+                seen[index].append([event.tokens[0] for event in tap.events])
+                tap.events = []
+                return True
+
+            tap.pass_on = pass_on
+        await asyncio.sleep(0)  # both wait
+        steps = [
+            msg.Events([TokenEvent(id, [10 * step + id]) for id in (1, 2, 3)]) for step in (1, 2)
+        ]
+        engine.write(b"".join(engine.frame(step) for step in steps))
+        await until(lambda: all(seen))
+        assert seen == [[[11, 12, 21, 22]], [[13, 23]]]
+        assert not any(reader.done() for reader in readers), "they sleep on"
+        taps[0].poke()
+        assert await readers[0] == []
+        readers[1].cancel()
+
+    with_engine(tmp_path, work)
+
+
+def test_one_that_fails_does_not_keep_news_from_the_others(tmp_path: Path) -> None:
+    """Red when a bug in what one stream does with its tokens costs another its own."""
+
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        reported: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: reported.append(repr(context.get("exception")))
+        )
+        bad, good = link.open([request(1)]), link.open([request(2)])
+        readers = [asyncio.ensure_future(tap.take()) for tap in (bad, good)]
+
+        def raises() -> bool:
+            bad.events = []
+            raise LookupError("a bug")
+
+        bad.pass_on = raises
+        await asyncio.sleep(0)
+        engine.say(msg.Events([TokenEvent(1, [5]), TokenEvent(2, [6])]))
+        assert [list(event.tokens) for event in await readers[1]] == [[6]]
+        with pytest.raises(Failed):
+            await readers[0]
+        assert reported == ["LookupError('a bug')"] and link.is_up
+
+    with_engine(tmp_path, work)
+
+
+def test_nothing_is_passed_on_while_the_reader_is_at_work() -> None:
+    """Red when two write to one client at once."""
+
+    async def work() -> None:
+        tap = Tap()
+        tap.pass_on = lambda: pytest.fail("nobody waits")
+        tap.put(TokenEvent(1, [5]))
+        assert [e.tokens for e in await tap.take()] == [[5]]
+        tap.put(TokenEvent(1, [6]))
+        assert [e.tokens for e in await tap.take()] == [[6]]
+
+    asyncio.run(work())
 
 
 def test_closing_tells_the_engine_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import struct
 from array import array
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine import commands as msg
-from quire.engine.wire import MAX_FRAME, VERSION, Codec, check_head, receive, receive_async
+from quire.engine.wire import MAX_FRAME, VERSION, Codec, Frames, check_head, receive, receive_async
 from quire.errors import BadRequest, EngineDead
 from quire.params import SamplingParams
 from quire.request import Request
@@ -153,6 +154,23 @@ def test_the_other_side_may_go_at_any_byte(cut: int) -> None:
         return await receive_async(reader)
 
     assert asyncio.run(read()) is None
+
+
+@given(st.data())
+def test_frames_are_found_however_bytes_are_cut(data: st.DataObject) -> None:
+    """Red when a frame is lost, or given twice, where two reads meet."""
+    sent = [msg.Abort([id] * id) for id in data.draw(st.lists(st.integers(0, 30), max_size=8))]
+    whole = b"".join(COMMANDS.frame(one) for one in sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=12)))
+    frames, found = Frames(), []
+    for begin, end in itertools.pairwise([0, *cuts, len(whole)]):
+        found += [COMMANDS.decode(body) for body in frames.feed(whole[begin:end])]
+    assert found == sent
+
+
+def test_frames_that_are_none_are_refused() -> None:
+    with pytest.raises(EngineDead, match="want version"):
+        Frames().feed(COMMANDS.frame(msg.Abort([1])) + b"\x01\x00\x00\x00\x09")
 
 
 def test_a_number_too_large_for_a_frame_is_the_clients_mistake() -> None:
