@@ -63,6 +63,23 @@ def near(x: Tensor, name: str, fixed: float | None) -> Tensor:
     rows = x.double().numpy()
     top = np.float32(np.abs(rows).max(-1, keepdims=True)) / np.float32(TOPS[name])
     scale = bf16_up(top if fixed is None else np.full_like(top, fixed)).astype(np.float64)
+    if name != "fp8" or fixed is not None:
+        return torch.from_numpy(by_scale(rows, name, scale))
+    # Of 32 scales over an octave the first that is nearest, in 32nds of the least one's power of 2.
+    power = 2.0 ** np.floor(np.log2(np.where(scale > 0, scale, 1.0)))
+    made, costs = [], []
+    for i in range(32):
+        own = (scale.astype(np.float32).view(np.uint32) + (i << 18)).view(np.float32)
+        one = by_scale(rows, name, np.where(scale > 0, own, scale).astype(np.float64))
+        off = np.abs((one - rows).astype(np.float32)) / power * 32
+        made.append(one)
+        costs.append((np.rint(off) ** 2).sum(-1))
+    best = np.stack(costs).argmin(0)[None, ..., None]
+    return torch.from_numpy(np.take_along_axis(np.stack(made), best, 0)[0])
+
+
+def by_scale(rows: np.ndarray, name: str, scale: np.ndarray) -> np.ndarray:
+    """Rows as the nearest codes say at this scale, in fp64."""
     with np.errstate(invalid="ignore"):  # 0 / 0: any code will do
         ratio = (rows.astype(np.float32) / scale.astype(np.float32))[..., None]
     values = all_values(name)
@@ -70,7 +87,7 @@ def near(x: Tensor, name: str, fixed: float | None) -> Tensor:
     distances = np.abs(ratio - values)
     nearest = distances == distances.min(-1, keepdims=True)
     found = (nearest * (1 + is_even(name))).argmax(-1)
-    return torch.from_numpy(values[found] * scale)
+    return values[found] * scale
 
 
 def decoded(case: PagedCase, name: str, fixed: KvScales | None = None) -> PagedCase:

@@ -19,14 +19,13 @@ MOST_DAMP = 10.0
 BLOCK = 128  # columns whose errors are spread at once
 
 
-def inverse_factor(gram: Tensor, order: Tensor | None, module: str) -> Tensor:
+def inverse_factor(gram: Tensor, order: Tensor | None, module: str, damp: float = DAMP) -> Tensor:
     """Upper Cholesky factor of the damped Hessian's inverse. Inputs that were always 0 get a
     Hessian of their own, so that their weights are rounded to nearest."""
     hessian = gram.clone() if order is None else gram[order][:, order]
     diagonal = hessian.diagonal()
     mean = diagonal.mean().item() or 1.0
     diagonal[diagonal == 0] = mean
-    damp = DAMP
     while damp <= MOST_DAMP:
         damped = hessian.clone()
         damped.diagonal().add_(damp * mean)

@@ -23,6 +23,9 @@ from quire.kernels.rope_kv_write import HEADS_PER_PROGRAM, HeadNorm, Rope, trans
 _ROUNDS = tl.constexpr(12582912.0)  # 1.5 * 2**23: what is added to it is rounded, ties to even
 _SCALE_BYTES = tl.constexpr(SCALE_BYTES)
 _NO_NUMBER = tl.constexpr(0x7FC0)  # NaN as a bf16
+_SCALES = tl.constexpr(32)  # tried for a row of E4M3, and last places of a bf16 between two
+_STRIDE = tl.constexpr(4)
+_LEAST_EXPONENT = tl.constexpr(32)  # of such a scale
 
 
 @triton.jit
@@ -81,6 +84,57 @@ def _scale_bits(top, given, TOP: tl.constexpr, HAS_SCALES: tl.constexpr):
 
 
 @triton.jit
+def _cost(x, scale, unit):
+    """[rows] squared errors of E4M3 codes by that scale, each in whole units."""
+    size = tl.abs(x)
+    scale = scale[:, None]
+    ratio = tl.minimum(tl.div_rn(size, scale), 448.0)
+    power = (ratio.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    large = tl.maximum(power * 1572864.0, 24576.0)  # 1.5 * 2**20: last places are E4M3's steps
+    near = (ratio + large) - large
+    off = tl.abs(near * scale - size) * unit[:, None]
+    whole = ((off + _ROUNDS) - _ROUNDS).to(tl.int32)
+    return tl.sum(whole * whole, 1)
+
+
+@triton.jit
+def _finest(low, high, tail, least, HAS_TAIL: tl.constexpr):
+    """[rows] the scale whose codes are nearest, as `attn/cache_codes.py` searches it."""
+    exponent = least >> 7
+    can_search = (exponent >= _LEAST_EXPONENT) & (exponent < 255)
+    safe = tl.where(can_search, least, 127 << 7)
+    unit = ((259 - (safe >> 7)) << 23).to(tl.float32, bitcast=True)
+    # Rows that are not searched may hold what is no number.
+    low, high = tl.where(can_search[:, None], low, 0.0), tl.where(can_search[:, None], high, 0.0)
+    tail = tl.where(can_search[:, None], tail, 0.0)
+    found, lowest = safe, tl.full(safe.shape, 2147483647, tl.int32)
+    for i in range(_SCALES):
+        tried = safe + _STRIDE * i
+        scale = (tried << 16).to(tl.float32, bitcast=True)
+        cost = _cost(low, scale, unit) + _cost(high, scale, unit)
+        if HAS_TAIL:
+            cost += _cost(tail, scale, unit)
+        found = tl.where(cost < lowest, tried, found)
+        lowest = tl.minimum(cost, lowest)
+    return tl.where(can_search, found, least)
+
+
+@triton.jit
+def _row_scales(
+    low, high, tail, is_half, is_rest, given,
+    TOP: tl.constexpr, HAS_SCALES: tl.constexpr, IS_FP8: tl.constexpr, HAS_TAIL: tl.constexpr,
+):  # fmt: skip
+    """[rows] bits of each row's scale. Masked cells become zeros: they are no row's largest."""
+    low, high = tl.where(is_half, low, 0.0), tl.where(is_half, high, 0.0)
+    tail = tl.where(is_rest, tail, 0.0)
+    top = tl.maximum(tl.maximum(_largest(low), _largest(high)), _largest(tail))
+    bits = _scale_bits(top, given, TOP, HAS_SCALES)
+    if IS_FP8 and not HAS_SCALES:
+        bits = _finest(low, high, tail, bits, HAS_TAIL)
+    return bits
+
+
+@triton.jit
 def _keep(
     low, high, tail, bits, pages, place, beside, is_own, half, rest,
     TOP: tl.constexpr, HALF: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -136,10 +190,10 @@ def _coded_kv_write_kernel(
     if 2 * HALF < HEAD_DIM:
         tl.store(q_row + rest, tail.to(dtype), mask=is_q[:, None] & is_rest)
 
-    # Masked cells are zeros: they are no row's largest.
-    top = tl.maximum(_largest(tl.where(is_half, low, 0.0)), _largest(tl.where(is_half, high, 0.0)))
-    top = tl.maximum(top, _largest(tl.where(is_rest, tail, 0.0)))
-    bits = _scale_bits(top, tl.where(is_k, k_scale, v_scale), TOP, HAS_SCALES)
+    bits = _row_scales(
+        low, high, tail, is_half, is_rest, tl.where(is_k, k_scale, v_scale), TOP, HAS_SCALES,
+        keys.dtype.element_ty != tl.int8, 2 * HALF < HEAD_DIM,
+    )  # fmt: skip
     row = slot // PAGE_SIZE * PAGE_STRIDE + kv_head * HEAD_STRIDE
     place = (row + slot % PAGE_SIZE * HEAD_DIM)[:, None]
     beside = row + PAGE_SIZE * HEAD_DIM + slot % PAGE_SIZE * _SCALE_BYTES

@@ -30,12 +30,16 @@ def weights(seed: int = 1) -> Tensor:
 
 
 def by_definition(
-    weight: Tensor, gram: Tensor, near: Callable[[int, Tensor], Tensor], order: list[int]
+    weight: Tensor,
+    gram: Tensor,
+    near: Callable[[int, Tensor], Tensor],
+    order: list[int],
+    damp: float = DAMP,
 ) -> Tensor:
     """The values that optimal brain surgery leaves: quantise an input (`near`), spread its error by
     the inverse Hessian, strike the input out of the inverse, go on."""
     hessian = gram.double()
-    hessian += DAMP * hessian.diagonal().mean() * torch.eye(IN, dtype=torch.float64)
+    hessian += damp * hessian.diagonal().mean() * torch.eye(IN, dtype=torch.float64)
     inverse, left = torch.linalg.inv(hessian), weight.double().clone()
     out = torch.empty_like(left)
     for j in order:
@@ -79,6 +83,22 @@ def test_outputs_move_less_than_by_rounding(bits: int, is_static: bool) -> None:
         return (x @ (near - weight).t()).square().sum().item()
 
     assert cost(made) < 0.5 * cost(grid.rounded(weight))
+
+
+def test_steps_and_damping_may_be_given() -> None:
+    """Red when AWQ's cut ranges are found anew, or its damping is GPTQ's."""
+    x, weight, grid = correlated(), weights(), Grid(4, 16, True)
+    gram = x.t() @ x
+    cut = grid.steps(grid.split(weight), 0.8)
+    made = Rounding(grid, None, True).of(weight, inverse_factor(gram, None, "w", 1.0), cut)
+    own = cut.of_inputs(made.groups)
+
+    def near(j: int, column: Tensor) -> Tensor:
+        return grid.near(column, Steps(own.scales[:, j].double(), own.zeros[:, j].double()))
+
+    want = by_definition(weight, gram, near, list(range(IN)), 1.0)
+    assert made.steps is cut
+    assert (made.values() == want).float().mean() > 0.97
 
 
 def test_floats_of_eight_bits_too() -> None:

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from quire.compress.block import BlockTensors
 from quire.compress.folds import Fold
-from quire.compress.passes.awq import Awq
+from quire.compress.layouts import awq as layout
+from quire.compress.passes.awq import Awq, best_cuts
 from quire.compress.passes.recipe import Recipe
 from quire.compress.seen import Needs, Seen
 from quire.compress.source import Source
 from tests.compress.models import CPU, small
+from tests.compress.test_gptq import correlated
+from tests.load.held import plain
 
 QKV = Fold(("qkv",), norm="attn_norm")
 
@@ -59,3 +62,18 @@ def test_the_size_of_weights_counts(tmp_path: Path) -> None:
     seen.add(torch.ones(8, 64))
     first = next(iter(Awq(Recipe("awq", group=32), torch.float32).tried(QKV, block, seen)))
     assert first[::2].min() > 8 * first[1::2].max()
+
+
+def test_codes_of_awq_make_up_for_each_other(tmp_path: Path) -> None:
+    """Red when AWQ rounds to nearest again, or spreads errors so freely that it only pays on the
+    rows that it was calibrated on."""
+    block = Source.open(str(small(tmp_path))).block(0, frozenset(), CPU)
+    awq, matrix = Awq(Recipe("awq", group=32), torch.float32), block.at("up")[0]
+    weight, rows = block.tensors[matrix.name], correlated(rows=1024)
+    seen = Seen(64, Needs(rows=True, gram=True), 512, CPU)
+    seen.add(rows[:512])
+    stored = {f"w.{last}": t for last, t in awq.pack(matrix, block, seen).items()}
+    spread = plain(layout.said(awq.grid, []), stored).read("w.weight")
+    nearest = awq.grid.nearest(weight, best_cuts(weight, seen.rows, awq.grid)).values()
+    lost = [(rows[512:] @ (near - weight).t()).square().sum() for near in (spread, nearest)]
+    assert lost[0] < 0.7 * lost[1]

@@ -4,7 +4,9 @@ An input's scale is a power of its mean magnitude, divided by another power of h
 groups' ranges its weights take; which power, is searched for each product (Lin et al., arXiv
 2306.00978). Its inverse is folded into the norm or product before. Then every group's range is cut
 by as much as moves the outputs least, but for queries and keys, whose product suffers more than the
-search can see.
+search can see. Codes on the grid that this leaves are chosen as GPTQ chooses them, each making up
+for the errors of those before, but with a Hessian that is damped far more: what few inputs have in
+common on the calibration text they need not have in common elsewhere.
 """
 
 from __future__ import annotations
@@ -17,17 +19,21 @@ from torch import Tensor
 from quire.compress.block import BlockTensors, Matrix
 from quire.compress.folds import Fold
 from quire.compress.grid import TINIEST, Grid
+from quire.compress.hessian import inverse_factor
 from quire.compress.layouts import awq as layout
+from quire.compress.passes.gptq import Rounding
 from quire.compress.passes.recipe import Kept, Recipe, check_groups
 from quire.compress.passes.search import LEAST, Folding
-from quire.compress.seen import Seen
+from quire.compress.seen import Needs, Seen
 
 POWERS = 20  # tried, from 0 to 1
 CUTS = 10  # tried of each group's range, down to half of it
 ROWS = 2048  # outputs whose ranges are searched at once
+DAMP = 1.0  # of the Hessian's mean diagonal
 
 
 class Awq(Folding):
+    needs = Needs(rows=True, gram=True)
     takes = ("group",)
 
     def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
@@ -52,11 +58,15 @@ class Awq(Folding):
 
     def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
         weight = block.tensors[matrix.name]
+        assert seen is not None and seen.gram is not None
         cut: Tensor | float = 1.0
-        if seen is not None and len(seen.rows) and not {"q", "k"} & matrix.parts.keys():
+        if len(seen.rows) and not {"q", "k"} & matrix.parts.keys():
             some = weight.split(ROWS)
             cut = torch.cat([best_cuts(part, seen.rows, self.grid) for part in some])
-        return layout.pack(self.grid.nearest(weight, cut), self.grid)
+        order = seen.gram.diagonal().argsort(descending=True, stable=True)
+        factor = inverse_factor(seen.gram, order, matrix.module, DAMP)
+        steps = self.grid.steps(self.grid.split(weight), cut)
+        return layout.pack(Rounding(self.grid, order, True).of(weight, factor, steps), self.grid)
 
     def said(self, kept: Kept) -> dict[str, object]:
         return layout.said(self.grid, list(kept.modules))

@@ -61,12 +61,14 @@ class Rounding:
     def __init__(self, grid: Grid, order: Tensor | None, is_static: bool) -> None:
         self.grid, self.order, self.is_static = grid, order, is_static or grid.group is None
 
-    def of(self, weight: Tensor, factor: Tensor) -> Codes:
-        """[out, in], with the upper factor [in, in] in the same order."""
+    def of(self, weight: Tensor, factor: Tensor, static: Steps | None = None) -> Codes:
+        """[out, in], with the upper factor [in, in] in the same order; `static`: steps that others
+        have chosen."""
         num_in, device = weight.shape[1], weight.device
         order = torch.arange(num_in, device=device) if self.order is None else self.order
         columns = weight.t()[order].contiguous()  # [in, out]: a column is a row here
-        static = self.grid.steps(self.grid.split(weight)) if self.is_static else None
+        if static is None and self.is_static:
+            static = self.grid.steps(self.grid.split(weight))
         places = self.grid.groups(num_in, device)
         groups = places[order] if self.is_static else places  # by column
         numbers = groups.tolist()

@@ -9,6 +9,9 @@
 #include "quire_native.h"
 
 #define NO_NUMBER 0x7fc0 /* NaN as a bf16 */
+#define SCALES 32        /* tried for a row of E4M3; STRIDE last places of a bf16 lie between two */
+#define STRIDE 4
+#define LEAST_EXPONENT 32 /* of such a scale */
 
 /* Every `block` numbers times the Hadamard matrix of +1 and -1, times `factor`, a power of two. */
 static inline void turn_head(float *x, int dim, int block, float factor) {
@@ -42,6 +45,45 @@ static inline uint16_t scale_of_row(const float *x, int dim, float largest_code,
     return (uint16_t)((bits + 0xffff) >> 16);
 }
 
+/* The E4M3 numbers nearest to magnitudes of at most 448. A sum whose last place is E4M3's step
+ * rounds as E4M3 does; below 2^-6 the step is 2^-9. */
+static inline vf near_e4m3(vf magnitude) {
+    const vf power = vf_bits(vi_and(vi_magnitude(magnitude), vi_set(0x7f800000)));
+    const vf large = vf_max(vf_mul(power, vf_set(1572864.0f)), vf_set(24576.0f)); /* 1.5 * 2^20 */
+    return vf_sub(vf_add(magnitude, large), large);
+}
+
+/* Squared errors of a row by this scale, each in whole units. */
+static inline int32_t cost_of_scale(const float *x, int dim, float scale, float unit) {
+    vi sum = vi_set(0);
+    for (int i = 0; i < dim; i += LANES) {
+        const vf magnitude = vf_abs(vf_load(x + i));
+        const vf near = near_e4m3(vf_min(vf_set(448.0f), vf_div(magnitude, vf_set(scale))));
+        const vf off = vf_abs(vf_sub(vf_mul(near, vf_set(scale)), magnitude));
+        const vi whole = vi_of_vf(vf_mul(off, vf_set(unit)));
+        sum = vi_add(sum, vi_mul(whole, whole));
+    }
+    return vi_sum(sum);
+}
+
+/* Of the scales from the least one to nearly twice that, the one whose codes are nearest. */
+static inline uint16_t finest_scale(const float *x, int dim, uint16_t least) {
+    const int exponent = least >> 7;
+    if (exponent < LEAST_EXPONENT || exponent > 254) return least;
+    uint32_t bits = (uint32_t)(259 - exponent) << 23;
+    float unit, scale;
+    memcpy(&unit, &bits, 4);
+    uint16_t found = least;
+    int32_t lowest = INT32_MAX;
+    for (int i = 0; i < SCALES; i++) {
+        bits = (uint32_t)(least + STRIDE * i) << 16;
+        memcpy(&scale, &bits, 4);
+        const int32_t cost = cost_of_scale(x, dim, scale, unit);
+        if (cost < lowest) found = (uint16_t)(bits >> 16), lowest = cost;
+    }
+    return found;
+}
+
 /* E4M3 of a number within +-448, to nearest, ties to even. */
 static inline uint8_t e4m3_of(float x) {
     uint32_t bits, small;
@@ -59,7 +101,8 @@ static inline uint8_t e4m3_of(float x) {
 /* Codes of a row, a byte each, by the scale that is returned as a bf16. */
 static inline uint16_t codes_of_row(const float *x, int dim, int form, float fixed, uint8_t *codes) {
     const float top = form == CACHE_INT8 ? 127.0f : form == CACHE_FP8 ? 448.0f : 7.5f;
-    const uint16_t found = scale_of_row(x, dim, top, fixed);
+    uint16_t found = scale_of_row(x, dim, top, fixed);
+    if (form == CACHE_FP8 && !(fixed > 0.0f)) found = finest_scale(x, dim, found);
     const uint32_t bits = (uint32_t)found << 16;
     float scale;
     memcpy(&scale, &bits, 4);
