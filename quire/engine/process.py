@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quire.engine import commands as msg
 from quire.engine.adapter_verbs import AdapterVerbs
 from quire.engine.commands import QUEUE_TIMEOUT
+from quire.engine.giving_way import open_urge
 from quire.engine.guard import Guard
 from quire.engine.lending import ticket_for
 from quire.engine.peer import ID_BITS, Peer, listen
@@ -82,7 +83,7 @@ class EngineProcess:
     ) -> None:
         self.engine, self.core, self._loads, self._late = engine, engine.core, loads, late
         self.load_seconds, self.patience = load_seconds, patience
-        self._wake = threading.Event()
+        self._wake, self._urge = threading.Event(), open_urge(engine)
         self._listener = listen(address)
         self._peers: dict[int, Peer] = {}  # by number; changed by the main thread alone
         self._arriving: deque[Peer] = deque()
@@ -139,6 +140,7 @@ class EngineProcess:
         return bool(self._pausers)
 
     def _take_commands(self) -> None:
+        self._urge.clear()
         while self._arriving:
             peer = self._arriving.popleft()
             self._peers[peer.number] = peer
@@ -317,7 +319,7 @@ class EngineProcess:
     def _accept(self) -> None:
         for number in itertools.count():
             connection, _ = self._listener.accept()
-            peer = Peer(connection, self._wake.set, number)
+            peer = Peer(connection, self._wake.set, number, self._urge.set)
             peer.send(self._hello(peer))
             self._arriving.append(peer)
             self._wake.set()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quire.native.library import Library
 from quire.native.panels import Panels
+from quire.native.urge import GivenUp
 
 EMBED, NORM, PRODUCT, STORE, ATTEND, GATE, SCALE, PICK = range(8)
 ACTIVATE, POSITIONS, ROUND, ROUTE, EXPERTS, ADD_GATED, HEADS = range(8, 15)
@@ -57,6 +58,7 @@ class Step(ctypes.Structure):
         ("page_size", c_int32),
         *((name, c_void_p) for name in ("adapters", "sample_adapters", "paths")),
         ("path_stride", c_int64),
+        ("stop", c_void_p),
     )
 
 
@@ -328,15 +330,20 @@ class Tape:
         self._scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8)
 
     def replay(self, step: Step, ids: Tensor | None = None) -> None:
-        """`ids`: of the step's tokens, for whoever looks them up in a pause."""
+        """`ids`: of the step's tokens, for whoever looks them up in a pause. Raises GivenUp."""
         scratch, first = self._scratch.data_ptr(), ctypes.addressof(self._array)
         done, self._ids = 0, self._ids if ids is None else ids
         for pause in self._pauses:
             if pause.before > done:
                 at = first + done * ctypes.sizeof(Op)
-                self.library.run(at, pause.before - done, step, scratch)
+                _go_on(self.library.run(at, pause.before - done, step, scratch))
                 done = pause.before
             pause.go(int(step.num_samples if pause.of_samples else step.num_tokens))
         if done < len(self.ops):
             at = first + done * ctypes.sizeof(Op)
-            self.library.run(at, len(self.ops) - done, step, scratch)
+            _go_on(self.library.run(at, len(self.ops) - done, step, scratch))
+
+
+def _go_on(is_complete: bool) -> None:
+    if not is_complete:
+        raise GivenUp

@@ -56,13 +56,15 @@ class Tapes:
         has_tail: bool,
         adapted: StepAdapters | None = None,
         incoming: Sequence[Tensor] = (),
+        stop: int = 0,
     ) -> tuple[Tensor, ...]:
         """Hidden states after the last norm: of all tokens, or of those drawn from alone. On a
         stage before the last, the stream that the next one goes on with.
 
-        They stay until the next step."""
+        They stay until the next step. `stop` is the address of an urge (`native/urge.py`), for a
+        step that may be given up. Raises GivenUp."""
         self._last = self._recording(has_tail and self._has_end, adapted is not None)
-        return self._last.run(batches, sent, adapted, incoming)
+        return self._last.run(batches, sent, adapted, incoming, stop)
 
     def _recording(self, has_tail: bool, is_adapted: bool) -> _Recording:
         if not is_adapted:
@@ -124,6 +126,7 @@ class _Recording:
         sent: dict[str, Tensor],
         adapted: StepAdapters | None = None,
         incoming: Sequence[Tensor] = (),
+        stop: int = 0,
     ) -> tuple[Tensor, ...]:
         first = batches[0]
         num_tokens, num_samples = first.num_tokens, sent["sample_index"].shape[0]
@@ -131,7 +134,7 @@ class _Recording:
         step = self.pointers.step(batches)
         step.sample_index = address_of(sent["sample_index"], torch.int64)
         step.sample_rows = address_of(sent["sample_rows"], torch.int32)
-        step.num_samples = num_samples
+        step.num_samples, step.stop = num_samples, stop
         slots = None if adapted is None else adapted.slots()  # alive while the step runs
         if slots is not None:
             step.adapters, step.sample_adapters = (address_of(s, torch.int32) for s in slots)
