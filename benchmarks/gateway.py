@@ -5,6 +5,8 @@ turns, because other work on the machine comes and goes. Clients share the cores
 
     python benchmarks/gateway.py batch --model smollm2-135m-instruct   first tokens beside a batch
     python benchmarks/gateway.py batch                                 the same, a tiny random model
+    python benchmarks/gateway.py auto --requests 200                   a small and a large model
+    python benchmarks/gateway.py draft --model smollm2-135m-instruct   near-repeats, sooner
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.gateway_auto import choose
+from benchmarks.gateway_draft import near_repeats
 from tests.e2e.harness import Served, wait_until
 from tests.e2e.raw import request_bytes
 from tests.tiny_folder import write_tiny_folder
@@ -243,9 +247,24 @@ def fed_rate(served: Served, work: Callable[[], None]) -> float:
     return (count(served, name) - before) / (time.perf_counter() - begun)
 
 
+# ------------------------------------------------------------ other modes
+
+
+def draft(plan: Plan) -> dict[str, Any]:
+    """Near-repeats with the cache of answers, and without."""
+    with plan.served("--answer-cache", "draft") as served:
+        served.complete()
+        return near_repeats(served, plan.rounds, num_tokens=160)
+
+
+def auto(plan: Plan) -> dict[str, Any]:
+    """Two models and who answers; `--requests` questions are learned from, as many judged."""
+    return choose(plan.requests, plan.requests)
+
+
 # ------------------------------------------------------------ command line
 
-MODES: dict[str, Callable[[Plan], dict[str, Any]]] = {"batch": batch}
+MODES: dict[str, Callable[[Plan], dict[str, Any]]] = {"batch": batch, "draft": draft, "auto": auto}
 
 
 def make_plan(args: argparse.Namespace, folder: Path) -> Plan:

@@ -162,7 +162,7 @@ def test_a_step_given_up_leaves_no_trace(library: Library) -> None:
     assert engine.core.scheduler.leftover.can_stop
 
     def hurry() -> None:
-        for _ in range(200):  # then the rest is done in peace
+        for _ in range(50):  # then the rest is done in peace
             urge.set()
             if stopped.wait(1e-4):
                 return

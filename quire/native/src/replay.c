@@ -174,6 +174,7 @@ int qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *step
     if (!queries) abort();
     const int64_t num_tokens = token_queries(step, queries);
     const int64_t num_samples = sample_queries(step, queries + num_tokens);
+    qn_heed(step->stop);
     int64_t i = 0;
     for (; i < num_ops && !is_stopped(step); i++) {
         const int samples = ops[i].of_samples;
@@ -188,6 +189,7 @@ int qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *step
             run_op(pool, &j, rows, scratch);
         }
     }
+    qn_heed(0);
     free(queries);
-    return i < num_ops;
+    return i < num_ops || is_stopped(step);
 }
