@@ -6,6 +6,7 @@ turns, because other work on the machine comes and goes. Clients share the cores
     python benchmarks/gateway.py batch --model smollm2-135m-instruct   first tokens beside a batch
     python benchmarks/gateway.py batch                                 the same, a tiny random model
     python benchmarks/gateway.py auto --requests 200                   a small and a large model
+    python benchmarks/gateway.py parked --rounds 5                     weights dropped and back
     python benchmarks/gateway.py draft --model smollm2-135m-instruct   near-repeats, sooner
 """
 
@@ -24,14 +25,15 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.gateway_auto import choose
+from benchmarks.gateway_auto import choose, serving
 from benchmarks.gateway_draft import near_repeats
+from benchmarks.gateway_parked import park
 from tests.e2e.harness import Served, wait_until
 from tests.e2e.raw import request_bytes
 from tests.tiny_folder import write_tiny_folder
@@ -112,11 +114,11 @@ async def streamed(port: int, body: dict[str, Any], due: float) -> Heard:
     return Heard(times[0] - due, [b - a for a, b in itertools.pairwise(times)])
 
 
-async def visitors(served: Served, plan: Plan, draw: random.Random) -> list[Heard]:
+async def visitors(served: Served, plan: Plan, draw: random.Random, **fields: Any) -> list[Heard]:
     """Short requests at fixed moments, whatever became of those before."""
     begun = time.perf_counter()
     bodies = [
-        {"prompt": text(draw, 12), "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        {"prompt": text(draw, 12), "max_tokens": 12, "temperature": 0, "ignore_eos": True, **fields}
         for _ in range(plan.requests)
     ]
     return await asyncio.gather(
@@ -262,9 +264,25 @@ def auto(plan: Plan) -> dict[str, Any]:
     return choose(plan.requests, plan.requests)
 
 
+def parked(plan: Plan) -> dict[str, Any]:
+    """The default model and Qwen 0.5B on one server; each is parked while the other answers."""
+
+    async def visit(served: Served, draw: random.Random, model: str, count: int) -> list[Heard]:
+        return await visitors(served, replace(plan, requests=count), draw, model=model)
+
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), "two") as served:
+        draw = random.Random(plan.seed)
+        return park(served, ("small", "large"), draw, plan.rounds, visit, told)
+
+
 # ------------------------------------------------------------ command line
 
-MODES: dict[str, Callable[[Plan], dict[str, Any]]] = {"batch": batch, "draft": draft, "auto": auto}
+MODES: dict[str, Callable[[Plan], dict[str, Any]]] = {
+    "batch": batch,
+    "draft": draft,
+    "auto": auto,
+    "parked": parked,
+}
 
 
 def make_plan(args: argparse.Namespace, folder: Path) -> Plan:
