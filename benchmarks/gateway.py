@@ -253,10 +253,14 @@ def fed_rate(served: Served, work: Callable[[], None]) -> float:
 
 
 def draft(plan: Plan) -> dict[str, Any]:
-    """Near-repeats with the cache of answers, and without."""
-    with plan.served("--answer-cache", "draft") as served:
-        served.complete()
-        return near_repeats(served, plan.rounds, num_tokens=160)
+    """Near-repeats with the cache of answers, and without; hints alone, and with a suffix tree."""
+    found: dict[str, Any] = {}
+    for method in ("hint", "hint+suffix"):
+        config = json.dumps({"method": method})
+        with plan.served("--answer-cache", "draft", "--speculative-config", config) as served:
+            served.complete()
+            found[method] = near_repeats(served, plan.rounds, num_tokens=160)
+    return found
 
 
 def auto(plan: Plan) -> dict[str, Any]:

@@ -116,6 +116,7 @@ def ask(served: Served, text: str, mode: str, num_tokens: int) -> Asked:
         "temperature": 0,
         "answer_cache": mode,
         "return_token_ids": True,
+        **({"num_speculative_tokens": 0} if mode == "off" else {}),
     }
     request = urllib.request.Request(
         f"{served.url}/v1/chat/completions",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.native.urge import Urge
+from quire.runner.runner import ModelRunner
 
 if TYPE_CHECKING:
     from quire.engine.build import Engine
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
 
 def open_urge(engine: Engine) -> Urge:
     """To be set when somebody comes, and cleared before it is looked who came."""
-    urge, runner, core = Urge(), engine.runner, engine.core
-    has_tapes = runner.tapes is not None and runner.drafter is None
-    if has_tapes and engine.group is None and core.lag == 0:
+    urge, core = Urge(), engine.core
+    runner = core.runner
+    if not isinstance(runner, ModelRunner) or engine.group is not None or core.lag > 0:
+        return urge
+    if runner.tapes is not None and runner.drafter is None:
         runner.urge = urge
         core.scheduler.leftover.can_stop = True
     return urge

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.engine import commands as msg
 from quire.engine.adapter_verbs import AdapterVerbs
-from quire.engine.commands import QUEUE_TIMEOUT
+from quire.engine.commands import ADAPTER_GONE, QUEUE_TIMEOUT
 from quire.engine.giving_way import open_urge
 from quire.engine.guard import Guard
 from quire.engine.lending import ticket_for
@@ -32,6 +32,7 @@ from quire.engine.snapshot import Snapshots
 from quire.errors import QuireError
 from quire.kv.cache_news import CacheLog
 from quire.kv.check import check_in_slices
+from quire.lora.adapters import NoAdapter
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
 from quire.spec.speculation import Speculation
@@ -255,7 +256,8 @@ class EngineProcess:
             msg.check_ids(requests[0], self.engine.spec.vocab_size)
             self.core.add(requests[0])
         except QuireError as error:
-            events = [TokenEvent(r.id, (), finish="error", error=str(error)) for r in requests]
+            why = ADAPTER_GONE if isinstance(error, NoAdapter) else str(error)
+            events = [TokenEvent(r.id, (), finish="error", error=why) for r in requests]
             self._report(events)
         return None
 
