@@ -10,6 +10,7 @@ import json
 import statistics
 import time
 import urllib.request
+import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -108,7 +109,8 @@ class Asked(NamedTuple):
     accepted: int
 
 
-def ask(served: Served, text: str, mode: str, num_tokens: int) -> Asked:
+def ask(served: Served, text: str, mode: str, num_tokens: int, salt: str) -> Asked:
+    """Answers that other salts had are not known to a suffix tree."""
     served.post("/admin/flush_cache", {})
     body = {
         "messages": [{"role": "user", "content": text}],
@@ -116,6 +118,7 @@ def ask(served: Served, text: str, mode: str, num_tokens: int) -> Asked:
         "temperature": 0,
         "answer_cache": mode,
         "return_token_ids": True,
+        "cache_salt": salt,
         **({"num_speculative_tokens": 0} if mode == "off" else {}),
     }
     request = urllib.request.Request(
@@ -149,10 +152,12 @@ def near_repeats(served: Served, rounds: int, num_tokens: int) -> dict[str, Any]
         for family in FAMILIES:
             for variant in family.variants:
                 served.call("DELETE", "/v1/answer_cache", None)
-                ask(served, family.base, "draft", num_tokens)
+                salt = str(uuid.uuid4())
+                ask(served, family.base, "draft", num_tokens, salt)
                 time.sleep(0.5)  # its embedding is made behind it
                 modes = ("off", "draft") if turn % 2 else ("draft", "off")
-                found = {mode: ask(served, variant, mode, num_tokens) for mode in modes}
+                salts = {"draft": salt, "off": "plain"}
+                found = {m: ask(served, variant, m, num_tokens, salts[m]) for m in modes}
                 plain, drafted = found["off"], found["draft"]
                 differing += plain.tokens != drafted.tokens
                 key = family.kind, variant

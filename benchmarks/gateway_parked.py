@@ -18,15 +18,20 @@ from tests.e2e.harness import Served
 Visit = Callable[[Served, random.Random, str, int], Awaitable[list[Any]]]
 
 
-def state_of(served: Served, name: str) -> str:
-    models = served.get("/v1/models")[1]["data"]
-    return next(str(one["state"]) for one in models if one["id"] == name)
+def model_of(served: Served, name: str) -> dict[str, Any]:
+    models: list[dict[str, Any]] = served.get("/v1/models")[1]["data"]
+    return next(one for one in models if one["id"] == name)
 
 
 async def away(served: Served, name: str) -> None:
+    """Until its process has imported everything: it grows until then."""
     await asyncio.to_thread(served.post, "/admin/models/park", {"model": name})
-    while await asyncio.to_thread(state_of, served, name) != "parked":
+    while (await asyncio.to_thread(model_of, served, name))["state"] != "parked":
         await asyncio.sleep(0.02)
+    size = -1
+    while (grown := (await asyncio.to_thread(model_of, served, name))["memory"]) != size:
+        size = grown
+        await asyncio.sleep(3.0)
 
 
 async def back(served: Served, name: str) -> float:

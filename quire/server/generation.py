@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.engine.commands import ADAPTER_GONE, QUEUE_TIMEOUT
 from quire.engine.output import Conversation
-from quire.errors import BadRequest, EngineDead, NotSupported, QuireError
+from quire.errors import BadRequest, EngineDead, NotSupported
 from quire.grammar.spec import NOTHING_LEFT
 from quire.obs.report import FinishReport
 from quire.obs.trace import finish_attributes, request_attributes
