@@ -120,6 +120,7 @@ class StepPlan:
     shares_prefix: bool = False
     saves: tuple[PageSave, ...] = ()
     loads: tuple[PageLoad, ...] = ()
+    is_background: bool = False  # nobody waits for it: it may be given up when somebody comes
 
     @property
     def has_effect(self) -> bool:
@@ -154,6 +155,7 @@ class StepResult:
     failed: dict[int, str] | None = None  # work index -> why this request cannot go on
     # work index -> drafts of its tree that were right, 1 is the first, as they follow each other
     branches: dict[int, Sequence[int]] | None = None
+    is_given_up: bool = False  # the works are to be done again; all else of the plan was done
 
 
 class TokenEvent(NamedTuple):

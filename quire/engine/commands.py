@@ -20,6 +20,7 @@ from quire.step import TokenEvent
 
 ID_BYTES = 4
 QUEUE_TIMEOUT = "queue_timeout"  # the error of a request that waited too long to start
+ADAPTER_GONE = "adapter_gone"  # of one whose adapter was unloaded while it was on its way
 
 
 class Child(msgspec.Struct, frozen=True, array_like=True):

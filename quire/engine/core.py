@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from quire.errors import NotSupported
 from quire.grammar.pending import GrammarQueue
@@ -22,12 +23,18 @@ from quire.lora.adapters import Adapters
 from quire.request import Request, RequestId
 from quire.sched.scheduler import NO_DRAFTS, Scheduler
 from quire.spec.speculation import Drafts
-from quire.step import Pending, Runner, StepPlan, TokenEvent
+from quire.step import Pending, Runner, StepPlan, StepResult, TokenEvent
 
 ARRIVAL_NAP_S = 0.001  # the same, for pages on their way
 COMPILE_NAP_S = 0.005  # how long a step with nothing else to do waits for a grammar
 
 OnStep = Callable[[int, float], None]  # tokens of a step, and its seconds
+
+
+class InFlight(NamedTuple):
+    plan: StepPlan
+    pending: Pending
+    begun: float  # by the scheduler's clock
 
 
 class EngineCore:
@@ -45,7 +52,8 @@ class EngineCore:
         self.lag = int(overlap)  # most steps launched whose results nobody has looked at
         self.last_plan = StepPlan()  # for whoever watches
         self.on_step: OnStep | None = None  # where pages are kept outside the pool
-        self._inflight: deque[tuple[StepPlan, Pending]] = deque()
+        self._inflight: deque[InFlight] = deque()
+        self._settled_at = 0.0  # by the scheduler's clock
         self._news: list[TokenEvent] = []  # settled before a step that may have failed since
         self._num_preempted = 0  # so far, as the last step saw it
 
@@ -104,7 +112,8 @@ class EngineCore:
         if launched:
             self.last_plan = plan
         if plan.has_effect:
-            self._inflight.append((plan, self.runner.execute(plan)))
+            started = self.scheduler.clock()
+            self._inflight.append(InFlight(plan, self.runner.execute(plan), started))
         if not launched and not self._inflight and not self._news:
             self._idle()
         events = self._news + self._settle(self._num_due(launched))
@@ -121,12 +130,24 @@ class EngineCore:
         """Wait for the oldest steps in flight and enter their results."""
         events: list[TokenEvent] = []
         for _ in range(count):
-            settled, pending = self._inflight.popleft()
-            news = self.scheduler.commit(settled, pending.result())
-            if self.drafts is not None:
+            settled, pending, started = self._inflight.popleft()
+            result = pending.result()
+            self._learn(settled, result, started)
+            news = self.scheduler.commit(settled, result)
+            if result.is_given_up:
+                self.last_plan = StepPlan()  # nothing of it happened
+            elif self.drafts is not None:
                 self.drafts.learn(settled, news)
             events += news
         return events
+
+    def _learn(self, plan: StepPlan, result: StepResult, started: float) -> None:
+        """Of two steps in flight the second begins when the first has ended."""
+        leftover, now = self.scheduler.leftover, self.scheduler.clock()
+        if plan.works and leftover.is_used:
+            seconds = now - max(started, self._settled_at)
+            leftover.learn(plan.num_tokens, seconds, result.is_given_up)
+        self._settled_at = now
 
     def _num_due(self, launched: bool) -> int:
         """Of the steps in flight, how many results to wait for now."""

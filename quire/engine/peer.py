@@ -21,6 +21,7 @@ from quire.engine.commands import Command, Report
 from quire.engine.wire import Codec, receive
 from quire.errors import EngineDead
 from quire.obs.log import log_event
+from quire.request import BACKGROUND
 
 ID_BITS = 40  # of request ids within one connection
 MAX_UNSENT = 256 << 20  # bytes a peer may leave unread before it counts as gone
@@ -29,11 +30,18 @@ MAX_UNSENT = 256 << 20  # bytes a peer may leave unread before it counts as gone
 class Peer:
     """One connected API process. Its requests have ids from number << ID_BITS on."""
 
-    def __init__(self, connection: socket.socket, wake: Callable[[], None], number: int) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        wake: Callable[[], None],
+        number: int,
+        urge: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`urge` is called when a request comes that somebody waits for."""
         self.number, self.watch_hz = number, 0.0
         self.inbox: deque[Command] = deque()
         self.is_gone = False
-        self._connection, self._wake = connection, wake
+        self._connection, self._wake, self._urge = connection, wake, urge
         self._codec: Codec[Report] = Codec(Report)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._unsent, self._counting = 0, threading.Lock()
@@ -64,7 +72,10 @@ class Peer:
         codec: Codec[Command] = Codec(Command)
         try:
             while (body := receive(self._connection)) is not None:
-                self.inbox.append(codec.decode(body))
+                command = codec.decode(body)
+                self.inbox.append(command)
+                if isinstance(command, msg.Submit) and command.priority != BACKGROUND:
+                    self._urge()
                 self._wake()
         except EngineDead as error:
             log_event("bad_frame", severity=logging.ERROR, reason=str(error))

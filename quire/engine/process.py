@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.engine import commands as msg
 from quire.engine.adapter_verbs import AdapterVerbs
-from quire.engine.commands import QUEUE_TIMEOUT
+from quire.engine.commands import ADAPTER_GONE, QUEUE_TIMEOUT
+from quire.engine.giving_way import open_urge
 from quire.engine.guard import Guard
 from quire.engine.lending import ticket_for
 from quire.engine.peer import ID_BITS, Peer, listen
@@ -31,6 +32,7 @@ from quire.engine.snapshot import Snapshots
 from quire.errors import QuireError
 from quire.kv.cache_news import CacheLog
 from quire.kv.check import check_in_slices
+from quire.lora.adapters import NoAdapter
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
 from quire.spec.speculation import Speculation
@@ -82,7 +84,7 @@ class EngineProcess:
     ) -> None:
         self.engine, self.core, self._loads, self._late = engine, engine.core, loads, late
         self.load_seconds, self.patience = load_seconds, patience
-        self._wake = threading.Event()
+        self._wake, self._urge = threading.Event(), open_urge(engine)
         self._listener = listen(address)
         self._peers: dict[int, Peer] = {}  # by number; changed by the main thread alone
         self._arriving: deque[Peer] = deque()
@@ -139,6 +141,7 @@ class EngineProcess:
         return bool(self._pausers)
 
     def _take_commands(self) -> None:
+        self._urge.clear()
         while self._arriving:
             peer = self._arriving.popleft()
             self._peers[peer.number] = peer
@@ -253,7 +256,8 @@ class EngineProcess:
             msg.check_ids(requests[0], self.engine.spec.vocab_size)
             self.core.add(requests[0])
         except QuireError as error:
-            events = [TokenEvent(r.id, (), finish="error", error=str(error)) for r in requests]
+            why = ADAPTER_GONE if isinstance(error, NoAdapter) else str(error)
+            events = [TokenEvent(r.id, (), finish="error", error=why) for r in requests]
             self._report(events)
         return None
 
@@ -317,7 +321,7 @@ class EngineProcess:
     def _accept(self) -> None:
         for number in itertools.count():
             connection, _ = self._listener.accept()
-            peer = Peer(connection, self._wake.set, number)
+            peer = Peer(connection, self._wake.set, number, self._urge.set)
             peer.send(self._hello(peer))
             self._arriving.append(peer)
             self._wake.set()

@@ -46,6 +46,10 @@ class Entry:
     users: set[RequestId] = field(default_factory=set)  # past the line
 
 
+class NoAdapter(BadRequest):
+    """Nobody has loaded an adapter of that name, or somebody has unloaded it."""
+
+
 class Adapters:
     def __init__(self, bank: Bank, max_in_memory: int) -> None:
         self.bank, self.max_in_memory = bank, max_in_memory
@@ -93,7 +97,7 @@ class Adapters:
         entry = self._named.get(name)
         if entry is None:
             known = ", ".join(self._named) or "none"
-            raise BadRequest(f"there is no adapter {name[:200]!r}; loaded: {known}", param="model")
+            raise NoAdapter(f"there is no adapter {name[:200]!r}; loaded: {known}", param="model")
         return entry
 
     # ------------------------------------------------------------ requests

@@ -113,9 +113,9 @@ class Library:
         """Bytes written, or minus the number of the error."""
         return int(self._c.qn_write(scribe, fd, pieces, count))
 
-    def run(self, ops: int, num_ops: int, step: ctypes.Structure, scratch: int) -> None:
-        """Operations at that address, one after the other; see `tape.py`."""
-        self._c.qn_run(self._pool, ops, num_ops, byref(step), scratch)
+    def run(self, ops: int, num_ops: int, step: ctypes.Structure, scratch: int) -> bool:
+        """Operations at that address, one after the other; see `tape.py`. False: given up."""
+        return not self._c.qn_run(self._pool, ops, num_ops, byref(step), scratch)
 
 
 def _bind(c: ctypes.CDLL) -> ctypes.CDLL:
@@ -127,7 +127,7 @@ def _bind(c: ctypes.CDLL) -> ctypes.CDLL:
         "qn_can_multiply": (c_int, [weight]),
         "qn_scratch_bytes": (c_int64, [weight, c_int64]),
         "qn_experts_bytes": (c_int64, [c_void_p, c_int64]),
-        "qn_run": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
+        "qn_run": (c_int, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
         "qn_put": (None, [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64]),
         "qn_take": (
             c_int,

@@ -22,6 +22,7 @@ from torch import Tensor
 from quire.dist.homes import StepHomes
 from quire.native.library import Library
 from quire.native.panels import Panels
+from quire.native.urge import GivenUp
 
 EMBED, NORM, PRODUCT, STORE, ATTEND, GATE, SCALE, PICK = range(8)
 ACTIVATE, POSITIONS, ROUND, ROUTE, EXPERTS, ADD_GATED, HEADS = range(8, 15)
@@ -59,6 +60,7 @@ class Step(ctypes.Structure):
         ("page_size", c_int32),
         *((name, c_void_p) for name in ("adapters", "sample_adapters", "paths")),
         ("path_stride", c_int64),
+        ("stop", c_void_p),
     )
 
 
@@ -368,7 +370,7 @@ class Tape:
 
     def replay(self, step: Step, ids: Tensor | None = None, own: OwnStep | None = None) -> None:
         """`ids`: of the step's tokens, for whoever looks them up in a pause. `own`: what of the
-        step is ours, where that is not all of it."""
+        step is ours, where that is not all of it. Raises GivenUp."""
         scratch, first = self._scratch.data_ptr(), ctypes.addressof(self._array)
         self._ids, self.own = self._ids if ids is None else ids, own
         for part in self._parts:
@@ -377,4 +379,5 @@ class Tape:
                 part.go(int(of.num_samples if part.of_samples else of.num_tokens))
             elif of.num_tokens:
                 at = first + part.begin * ctypes.sizeof(Op)
-                self.library.run(at, part.end - part.begin, of, scratch)
+                if not self.library.run(at, part.end - part.begin, of, scratch):
+                    raise GivenUp

@@ -67,6 +67,13 @@ class HostCopy:
         return self.tensors
 
 
+class GivenUpStep:
+    """A step that ended in the middle."""
+
+    def result(self) -> StepResult:
+        return StepResult((), is_given_up=True)
+
+
 class PendingStep:
     """Built right after launch; everything it needs from the device is already being copied."""
 

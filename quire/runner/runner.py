@@ -26,6 +26,7 @@ from quire.lora.bank import AdapterBank
 from quire.memory.pool import PagePool
 from quire.memory.transfer import Transfer
 from quire.models.decoder import Decoder
+from quire.native.urge import GivenUp, Urge
 from quire.runner import rows as bits
 from quire.runner.adapted import adapted_of, recorded_of
 from quire.runner.balancer import Balancer
@@ -36,7 +37,7 @@ from quire.runner.graphs import GraphCache
 from quire.runner.home_pages import HomePages, HomeRows
 from quire.runner.masks import GrammarMasks, StepMask
 from quire.runner.mixed_graphs import MOST_PROMPTS, MixedGraphs, MixedSize, Queries
-from quire.runner.pending import Draw, PendingStep
+from quire.runner.pending import Draw, GivenUpStep, PendingStep
 from quire.runner.pooling import Pools
 from quire.runner.prompt_graphs import PromptGraphs
 from quire.runner.prompt_parts import PromptReader, prompt_parts, prompt_score
@@ -80,6 +81,7 @@ class ModelRunner:
         self.pools = Pools(rows, model.classify)
         self.min_dropped = min_dropped(model.device)  # rows, for a step to have a tail
         self.tapes: Tapes | None = None  # on a CPU; set by the engine
+        self.urge: Urge | None = None  # likewise, where steps of the background may be given up
         self.prompt_reader: PromptReader | None = None  # takes the place of prompt logprobs
         self.drafter: Drafter | None = None  # likewise, where a model makes drafts
         self.taps: tuple[int, ...] = ()  # layers whose input the drafter reads; likewise
@@ -103,7 +105,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Pending:
-        launched = self._launch(plan)
+        try:
+            launched = self._launch(plan)
+        except GivenUp:
+            self.admit(plan)
+            return GivenUpStep()
         return PendingStep(()) if launched is None else self._conclude(launched)
 
     def _launch(self, plan: StepPlan) -> Launched | None:
@@ -281,7 +287,8 @@ class ModelRunner:
         has_tail = self.has_tail(plan, shape)
         adapted = recorded_of(self.adapters, self.rows, shape)
         batches, own = self.batches(shape, sent), self.home_rows(shape)
-        (hidden,) = self.tapes.run(batches, sent, has_tail, adapted, own=own)
+        stop = self.urge.address if self.urge is not None and plan.is_background else 0
+        (hidden,) = self.tapes.run(batches, sent, has_tail, adapted, own=own, stop=stop)
         return Forwarded(hidden, self.tapes.streams(shape.num_tokens), has_tail)
 
     def _by_layer(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:

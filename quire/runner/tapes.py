@@ -59,13 +59,15 @@ class Tapes:
         adapted: StepAdapters | None = None,
         incoming: Sequence[Tensor] = (),
         own: HomeRows | None = None,
+        stop: int = 0,
     ) -> tuple[Tensor, ...]:
         """Hidden states after the last norm: of all tokens, or of those drawn from alone. On a
         stage before the last, the stream that the next one goes on with.
 
-        They stay until the next step."""
+        They stay until the next step. `stop` is the address of an urge (`native/urge.py`), for a
+        step that may be given up. Raises GivenUp."""
         self._last = self._recording(has_tail and self._has_end, adapted is not None)
-        return self._last.run(batches, sent, adapted, incoming, own)
+        return self._last.run(batches, sent, adapted, incoming, own, stop)
 
     def _recording(self, has_tail: bool, is_adapted: bool) -> _Recording:
         if not is_adapted:
@@ -130,6 +132,7 @@ class _Recording:
         adapted: StepAdapters | None = None,
         incoming: Sequence[Tensor] = (),
         own: HomeRows | None = None,
+        stop: int = 0,
     ) -> tuple[Tensor, ...]:
         first = batches[0]
         num_tokens, num_samples = first.num_tokens, sent["sample_index"].shape[0]
@@ -142,7 +145,9 @@ class _Recording:
         ours = None
         if own is not None and part is not None:
             ours = OwnStep(part.step(self.own_pointers), own.tokens, own.samples)
-        self.tape.replay(whole.step(self.pointers), first.input_ids, ours)
+        step = whole.step(self.pointers)
+        step.stop = stop
+        self.tape.replay(step, first.input_ids, ours)
         kept = num_samples if self.has_tail else num_tokens
         return tuple(_tensor(rows, kept) for rows in self.results)
 

@@ -2,30 +2,17 @@
 
 While anybody else waits or reads a prompt, background requests stand still: they keep their rows
 and pages, and no step is longer for them. One that holds a row or pages somebody needs gives them
-back at once and computes again later. Beside answers that are being written, they run along.
+back at once and computes again later. `leftover.py` says how many run along beside answers that are
+being written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
-from quire.request import BACKGROUND, Request
-from quire.sched.queue import WaitingLine
-
-
-def turns(
-    running: Collection[Request], waiting: WaitingLine, waits_for_draws: bool = False
-) -> list[Request]:
-    """Who may be planned in the next step. `waits_for_draws`: nobody whose last token is still to
-    be drawn, since the step would only wait for it."""
-    found = [request for request in running if not (waits_for_draws and request.num_pending)]
-    if not has_background(found):
-        return found
-    others = [request for request in found if not request.is_background]
-    somebody_waits = len(waiting) > 0 and not waiting.peek().is_background
-    if somebody_waits or any(request.num_to_feed > 1 for request in others):
-        return others
-    return found
+from quire.request import BACKGROUND, Request, RequestId
+from quire.sched.stats import Counts
+from quire.step import TokenEvent, Work
 
 
 def has_background(running: Collection[Request]) -> bool:
@@ -36,3 +23,22 @@ def has_background(running: Collection[Request]) -> bool:
 def gives_way(victim: Request, newcomer: Request) -> bool:
     """Whether a running request must leave for one that cannot be admitted otherwise."""
     return victim.is_background and not newcomer.is_background
+
+
+def is_all_background(works: Sequence[Work], running: Mapping[RequestId, Request]) -> bool:
+    """Whether nobody waits for a step. Drafts are left in peace: whoever made them remembers."""
+    return bool(works) and all(
+        running[work.request_id].is_background and not work.num_drafts for work in works
+    )
+
+
+def take_back(
+    works: Sequence[Work], running: Mapping[RequestId, Request], counts: Counts
+) -> list[TokenEvent]:
+    """A step was given up: its requests are where they were, and nothing is new."""
+    for work in works:
+        if (request := running.get(work.request_id)) is not None:
+            request.num_inflight -= work.num_tokens
+            request.num_pending -= work.sample
+            counts.recomputed += work.num_tokens
+    return []

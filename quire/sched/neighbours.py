@@ -7,6 +7,8 @@ for long prefixes and many requests.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
+from typing import NamedTuple
 
 from quire.kv.manager import KVManager
 from quire.request import RequestId
@@ -14,6 +16,21 @@ from quire.step import Work
 
 WORTH_SHARING = 512  # leading tokens in common from which decodes attend them together
 WORTH_SHARING_AMONG = 8  # decodes behind common prefixes, to attend those prefixes together
+
+
+class Ordered(NamedTuple):
+    works: list[Work]
+    shares_prefix: bool
+
+
+def in_order(works: Iterable[Work], kv: KVManager, has_new: bool, has_late: bool) -> Ordered:
+    """How the works of a step lie: somebody was admitted, or reads a prompt, or all decode."""
+    ordered = list(works)
+    shares_prefix = not has_new and side_by_side(ordered, kv)
+    if not has_new and not has_late and not shares_prefix:
+        # Longest contexts first: a step of decodes would otherwise end up waiting for them.
+        ordered.sort(key=attrgetter("start"), reverse=True)
+    return Ordered(ordered, shares_prefix)
 
 
 def side_by_side(works: list[Work], kv: KVManager) -> bool:

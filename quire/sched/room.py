@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from quire.kv.homes import choose_home
 from quire.kv.manager import KVManager
 from quire.request import Request, RequestId
+from quire.sched.leftover import headroom
 from quire.step import Work
 
 Running = Mapping[RequestId, Request]
@@ -40,8 +41,8 @@ def has_room(request: Request, home: int, running: Running, kv: KVManager) -> bo
         return True
     allocator = kv.allocator.of(home)
     need = kv.num_groups if kv.prefix_caching else kv.pages_for(request.num_known)
-    headroom = min(len(others) * kv.num_groups, allocator.num_pages // 8)
-    return allocator.num_available >= need + headroom
+    growing = len(others) * kv.num_groups
+    return allocator.num_available >= need + headroom(request, growing, allocator.num_pages)
 
 
 def num_free(kv: KVManager, home: int) -> int:

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from types import MappingProxyType
 
 from quire.config import SchedConfig
 from quire.kv.manager import KVManager
 from quire.request import NOT_RUNNING, Request, RequestId
 from quire.sched.arrivals import Arrivals
-from quire.sched.background import gives_way, has_background, turns
+from quire.sched.background import gives_way, has_background, is_all_background, take_back
 from quire.sched.costs import StepCosts
 from quire.sched.extras import with_extras
 from quire.sched.finish import Finish, finish_of, up_to_finish
 from quire.sched.gap import prompt_budget
-from quire.sched.neighbours import side_by_side
+from quire.sched.leftover import Leftover
+from quire.sched.neighbours import in_order
 from quire.sched.policies import waiting_line
 from quire.sched.room import Running, beside, by_home, find_home, has_room, num_free
 from quire.sched.siblings import drop_unborn
@@ -48,7 +48,7 @@ class Scheduler:
     ) -> None:
         """`costs` are what a target for the gap between tokens goes by."""
         self.config, self.kv, self.clock, self.costs = config, kv, clock, costs
-        self.waiting = waiting_line(config)
+        self.waiting, self.leftover = waiting_line(config), Leftover(config)
         self.arrivals = Arrivals(kv)  # those whose pages are on their way from another tier
         self.running: dict[RequestId, Request] = {}
         self.max_running = config.max_num_seqs  # lowered while a fault is being pinned down
@@ -105,7 +105,7 @@ class Scheduler:
         for request in late:
             if budget <= held:
                 break
-            budget -= self._plan(request, self._chunk(request.num_to_feed, budget - held), works)
+            budget -= self._plan(request, self._chunk(request, budget - held), works)
         admissions: list[Admission] = []
         if self.counts.preempted == preempted and not self._holds_admissions():
             self._admit(budget, works, admissions)
@@ -113,15 +113,11 @@ class Scheduler:
         saves, loads = self.kv.take_transfers()
         if works:
             self.counts.steps += 1
-        ordered, shares_prefix = list(works.values()), False
-        if not admissions:
-            shares_prefix = side_by_side(ordered, self.kv)
-        if not admissions and not late and not shares_prefix:
-            # Longest contexts first: a step of decodes would otherwise end up waiting for them.
-            ordered.sort(key=attrgetter("start"), reverse=True)
-        by_home(ordered, self.running, self.kv)
-        edits = (writes, copies, shares_prefix, saves, loads)
-        return StepPlan(tuple(ordered), tuple(admissions), *edits)
+        ordered = in_order(works.values(), self.kv, bool(admissions), bool(late))
+        by_home(ordered.works, self.running, self.kv)
+        edits = (writes, copies, ordered.shares_prefix, saves, loads)
+        is_background = is_all_background(ordered.works, self.running)
+        return StepPlan(tuple(ordered.works), tuple(admissions), *edits, is_background)
 
     def _hash_pages(self) -> None:
         """Hash the pages of prompts in the previous step, which with overlap still runs.
@@ -139,7 +135,8 @@ class Scheduler:
         """
         late: list[Request] = []
         max_len, reserve = self.config.max_model_len, self.kv.reserve
-        for request in turns(self.running.values(), self.waiting, self.config.waits_for_draws):
+        waits_for_draws, running = self.config.waits_for_draws, self.running.values()
+        for request in self.leftover.turns(running, self.waiting, waits_for_draws):
             start = request.num_computed + request.num_inflight
             known = len(request.tokens) + request.num_pending
             if known - start > 1:
@@ -181,9 +178,10 @@ class Scheduler:
         left = request.num_prompt + request.max_tokens - known
         return min(left, self.config.max_model_len - known) - 1
 
-    def _chunk(self, num_tokens: int, budget: int) -> int:
+    def _chunk(self, request: Request, budget: int, num_cached: int = 0) -> int:
+        num_tokens = request.num_to_feed - num_cached
         cap = self.config.max_chunk or num_tokens
-        return min(num_tokens, budget, cap)
+        return self.leftover.share(request, min(num_tokens, budget, cap))
 
     def _plan(self, request: Request, num_tokens: int, works: dict[RequestId, Work]) -> int:
         """Reserve and plan one running request; returns the budget spent, negative if refunded."""
@@ -238,7 +236,7 @@ class Scheduler:
             if request.id not in self._parents and self.arrivals.hold(request):
                 self.waiting.remove(request)
                 continue
-            has_row = len(self.running) < self.max_running
+            has_row = self.leftover.has_row(request, len(self.running), self.max_running)
             spent = self._try_admit(request, budget, works) if has_row else 0
             if spent == 0:
                 if has_background(self.running.values()) or self.waiting.is_owed(self.running):
@@ -272,10 +270,11 @@ class Scheduler:
         if not find_home(request, parent, self.running, self.kv):
             return 0
         cached = self.kv.fork(parent, request) if parent else self.kv.match(request)
-        num_tokens = self._chunk(request.num_known - cached, budget)
+        num_tokens = self._chunk(request, budget, cached)
         whole = num_tokens == request.num_known - cached
+        is_too_few = num_tokens == 0 or (not whole and not self.config.chunked_prefill)
         request.row = self._free_rows[-1]
-        if (not whole and not self.config.chunked_prefill) or not self.kv.reserve(
+        if is_too_few or not self.kv.reserve(
             request, cached, cached + num_tokens, ahead=request.num_known
         ):
             self.kv.release(request)
@@ -304,6 +303,8 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Settle a step: advance, publish, finish. Works of requests that left are ignored."""
         now, running = self.clock(), self.running
+        if result.is_given_up:
+            return take_back(plan.works, running, self.counts)
         events = self._fail(plan, result) if result.failed is not None else []
         for work, tokens in zip(plan.works, result.sampled, strict=True):
             request = running.get(work.request_id)

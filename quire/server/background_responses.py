@@ -70,11 +70,10 @@ class BackgroundResponses:
             await self.shelf.records.sweep()
             if self.server.answers is not None:
                 await self.server.answers.entries.sweep()
-        is_down = self.server.models is None and not self.server.link.is_up
-        if self.server.is_draining or is_down:
+        if self.server.is_draining or self.server.is_down:
             return
         for record in await self.shelf.records.open_records():
-            if len(self._tasks) >= self.server.background.max_running:
+            if len(self._tasks) >= self.server.background_places:
                 return
             if record.id not in self._tasks:
                 self._start(record)

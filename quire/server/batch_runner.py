@@ -182,10 +182,10 @@ class BatchRunner:
 
     async def _fill(self) -> None:
         """Start lines, a batch in turn, until the engine has a full batch of them."""
-        server, most = self.server, self.server.background.max_running
+        server, most = self.server, self.server.background_places
         feeds = list(self._feeds.values())
         for feed in itertools.cycle(feeds):
-            is_waiting = server.is_draining or not server.link.is_up or self._is_solo
+            is_waiting = server.is_draining or server.is_down or self._is_solo
             # Answers that cannot be written pile up in memory: no more lines until they are.
             if is_waiting or len(self._answers) > 2 * most or self._num_running >= most:
                 return

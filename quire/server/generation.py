@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire.engine.commands import QUEUE_TIMEOUT
+from quire.engine.commands import ADAPTER_GONE, QUEUE_TIMEOUT
 from quire.engine.output import Conversation
-from quire.errors import BadRequest, EngineDead, NotSupported, QuireError
+from quire.errors import BadRequest, EngineDead, NotSupported
 from quire.grammar.spec import NOTHING_LEFT
 from quire.obs.report import FinishReport
 from quire.obs.trace import finish_attributes, request_attributes
@@ -310,10 +310,13 @@ class Generation:
                 timing.last_token = about.last_token
                 self.http.kv_ticket = about.kv_ticket or self.http.kv_ticket
 
-    def _error(self, event: TokenEvent) -> QuireError:
+    def _error(self, event: TokenEvent) -> Exception:
         if event.error == QUEUE_TIMEOUT:
             seconds = self.server.limits.queue_timeout_s
             return Expired(f"no room within {seconds:g} s; try again later", is_queue=True)
+        if event.error == ADAPTER_GONE:
+            text = f"the adapter {self.http.adapter!r} was unloaded; /v1/load_lora_adapter loads it"
+            return Problem(404, text, param="model", code="model_not_found")
         if event.error == NOTHING_LEFT:
             return BadRequest(f"{event.error}; loosen one of them", param="structured_outputs")
         return Failed(event.error or "the engine could not go on with this request")

@@ -91,6 +91,17 @@ class Server:
 
     # ------------------------------------------------------------ engine
 
+    @property
+    def is_down(self) -> bool:
+        """Whether nobody answers now; of several models, one that is away comes when asked for."""
+        return self.models is None and not self.link.is_up
+
+    @property
+    def background_places(self) -> int:
+        """How much may be under way in the background at once, on whatever model."""
+        servers = [self] if self.models is None else self.models.servers
+        return max(server.background.max_running for server in servers)
+
     def _count(self, beat: Beat) -> None:
         self.metrics.engine(beat.counts, self._engine_pid())
         if beat.expert_tokens:

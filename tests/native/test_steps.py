@@ -5,6 +5,8 @@ That either equals transformers is `tests/model/test_parity.py`.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import torch
 
 from quire.attn.native import NativeAttention
 from quire.engine.build import Engine
+from quire.engine.giving_way import open_urge
 from quire.llm import LLM
 from quire.models.tiny import tiny_model as tiny_folder
 from quire.native.library import Library
+from quire.request import BACKGROUND
 from tests.hf import tiny_engine, tiny_model
 from tests.model import test_deepseek, test_gpt_oss
 from tests.model.test_parity import make, prompts, run
@@ -146,3 +150,45 @@ def test_a_packed_file_stays_packed(library: Library, default_model_path: Path) 
     pages = (64 << 20) // (16 * 30 * 3 * 64 * 2 * 2)
     told = f"{pages - 1} pages of 16 tokens, 63.98 MiB of float16, 23,040 bytes a token"
     assert said["kv cache"].value == told
+
+
+def test_a_step_given_up_leaves_no_trace(library: Library) -> None:
+    """A thread raises the urge at any moment; the tokens are those of an engine left in peace.
+
+    Red when half a step is taken for a whole one, or when a second try has other bits."""
+    want = _answers(tiny_engine(tiny_model("llama-gqa"), max_num_batched_tokens=24))
+    engine = tiny_engine(tiny_model("llama-gqa"), max_num_batched_tokens=24)
+    urge, stopped = open_urge(engine), threading.Event()
+    assert engine.core.scheduler.leftover.can_stop
+
+    def hurry() -> None:
+        for _ in range(50):  # then the rest is done in peace
+            urge.set()
+            if stopped.wait(1e-4):
+                return
+
+    thread = threading.Thread(target=hurry)
+    thread.start()
+    try:
+        urge.set()  # before the first operation of the first step
+        got = _answers(engine, lambda: urge.clear())
+    finally:
+        stopped.set()
+        thread.join()
+    assert got == want
+    assert engine.core.scheduler.counts.recomputed > 0
+    assert engine.core.scheduler.kv.allocator.num_live == 0
+
+
+def _answers(engine: Engine, each_step: Callable[[], None] = lambda: None) -> list[list[int]]:
+    """Of lines of a batch, greedy and drawn, with and without a visitor beside them."""
+    requests = [make(i, p, 8) for i, p in enumerate(prompts(6, seed=7))]
+    for request in requests[:5]:
+        request.priority = BACKGROUND
+        request.params = request.params.with_(temperature=float(request.id % 2))
+    for request in requests:
+        engine.core.add(request)
+    while engine.core.has_work:
+        engine.core.step()
+        each_step()
+    return [request.output for request in requests]

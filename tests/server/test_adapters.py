@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from quire.engine import commands as msg
+from quire.request import Request
+from quire.server.link import Tap
 from quire.server.problems import Refused
+from quire.step import TokenEvent
 from tests.server.fakes import Bench
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -109,3 +112,18 @@ def test_what_cannot_be_loaded(bench: Bench) -> None:
     for name in ("tiny", ""):
         reply = post(bench, "/v1/load_lora_adapter", {**body, "lora_name": name})
         assert reply.status_code == 400
+
+
+def test_an_adapter_unloaded_on_the_way_to_the_engine_is_not_found(bench: Bench) -> None:
+    """Red when a request that names an adapter which has just gone is told that the server is at
+    fault: clients would try it again, and a line of a batch would be lost to a 500."""
+
+    async def feed(request: Request, tap: Tap) -> None:
+        tap.put(TokenEvent(request.id, (), "error", error=msg.ADAPTER_GONE))
+
+    bench.link._feed = feed  # type: ignore[method-assign]
+    for path, body in (("/v1/chat/completions", BODY), ("/v1/completions", {"prompt": "Hi"})):
+        reply = post(bench, path, {**body, "model": "sql"}, "key")
+        assert reply.status_code == 404, reply.text
+        assert reply.json()["error"]["code"] == "model_not_found"
+        assert "'sql'" in reply.text and "load_lora_adapter" in reply.text

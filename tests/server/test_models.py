@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import Any, cast
 
 import pytest
 
+from quire.batches.files import NewFile
 from quire.config import EngineArgs
 from quire.obs.exposition import merged
+from quire.server.batch_runner import BatchRunner
 from quire.server.link import EngineLink
 from quire.server.model_files import ModelFolder, ModelState
 from quire.server.models import Models
+from quire.server.routes import batch_handlers
 from quire.server.server import Server
 from quire.server.settings import Limits, ModelSettings, ServeSettings
+from quire.server.shelf import Shelf
 from tests.server.fakes import Bench, FakeLink, OpenChecker
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -137,3 +142,46 @@ def test_settings_of_one_of_them() -> None:
     own = ServeSettings(engine=engines[0], models=models).of_model(1, "/run/b")
     assert (own.engine, own.served_model_names) == (engines[1], ("b",))
     assert (own.runtime_folder, own.models) == ("/run/b", ())
+
+
+def test_a_batch_runs_while_the_first_model_is_away(two: Two, tmp_path: Path) -> None:
+    """Lines for a model that is there are answered, and one for a parked model brings it back.
+
+    Red when batches stand still because the model that was named first is parked or failed."""
+    two.link.hello = None
+    two.folders[0].tell(ModelState("parked"))
+    two.other.greet()
+    shelf = two.server.shelf = Shelf(tmp_path / "store")
+    two.models.servers[1].shelf = shelf
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for name, body in (("a", BODY | {"model": "other"}), ("b", BODY | {"model": "tiny"}))
+    ]
+
+    async def load() -> None:
+        while two.folders[0].take_wish() != "load":
+            await asyncio.sleep(0.01)
+        two.link.greet()
+
+    async def work() -> Any:
+        spool = shelf.files.new_spool()
+        spool.write_text("\n".join(map(json.dumps, lines)))
+        file = await shelf.files.keep(spool, NewFile("", "batch", "lines.jsonl", None))
+        runner = BatchRunner(two.server, shelf, batch_handlers())
+        tasks = [asyncio.create_task(runner.run()), asyncio.create_task(load())]
+        wish = {"input_file_id": file.id, "endpoint": lines[0]["url"], "completion_window": "24h"}
+        batch = (await two.send("/v1/batches", wish)).json()
+        try:
+            async with asyncio.timeout(20):
+                while batch["status"] != "completed":
+                    await asyncio.sleep(0.02)
+                    found = await shelf.batches.get("", batch["id"])
+                    assert found is not None
+                    batch = found.shape()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return batch
+
+    assert asyncio.run(work())["request_counts"] == {"total": 2, "completed": 2, "failed": 0}

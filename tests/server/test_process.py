@@ -25,7 +25,7 @@ from quire.engine.wire import Codec, receive
 from quire.errors import CheckpointError
 from quire.lora.adapters import Adapters, Facts
 from quire.params import SamplingParams
-from quire.request import Request
+from quire.request import BACKGROUND, Request
 from quire.step import StepPlan
 from tests.unit.case import Case, expected
 
@@ -431,4 +431,21 @@ def test_adapters_come_and_go(tmp_path: Path) -> None:
     request = Request.new(one.first_id + 5, [1], SamplingParams(max_tokens=2))
     request.adapter_name = "sql"
     one.say(msg.submit_of(request))
-    assert "there is no adapter" in (one.error_of(5) or "")
+    assert one.error_of(5) == msg.ADAPTER_GONE
+
+
+def test_who_comes_is_waited_for_by_nobody_else(tmp_path: Path) -> None:
+    """Red when a line of a batch stops the others' step, or somebody's request does not."""
+    running = Running(tmp_path, runs=False)
+    urged: list[bool] = []
+    urge = running.process._urge
+    running.process._urge = SimpleNamespace(set=lambda: urged.append(True), clear=urge.clear)  # type: ignore[assignment]
+    threading.Thread(target=running.process.run, daemon=True).start()
+    one = running.connect()
+    line = Request.new(one.first_id + 1, [1, 2], SamplingParams(max_tokens=2), priority=BACKGROUND)
+    one.say(msg.submit_of(line))
+    one.tokens_until_end(1)
+    assert urged == []
+    one.submit(2, [1, 2], 2)
+    one.tokens_until_end(2)
+    assert urged == [True]

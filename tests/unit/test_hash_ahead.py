@@ -37,7 +37,7 @@ def test_with_overlap_commit_finds_the_pages_hashed(hashed: list[bytes]) -> None
     hashed.clear()
     plan = case.scheduler.schedule()  # of the next step, while this one runs
     assert len(hashed) == 3
-    (settled, pending) = case.core._inflight[0]
+    settled, pending, _ = case.core._inflight[0]
     case.scheduler.commit(settled, pending.result())
     assert len(hashed) == 3, "hashed again"
     assert len(case.kv.tree.nodes) == 3

@@ -27,6 +27,7 @@ struct qn_pool {
     qn_work work;
     void *arg;
     int64_t grain;
+    const int32_t *stop; /* of the job's caller, or NULL */
     _Alignas(LINE) _Atomic int inside;
     _Atomic int sleeping;
     _Atomic int busy; /* with somebody's job */
@@ -46,11 +47,20 @@ static inline void relax(void) {
 #endif
 }
 
+static _Thread_local const int32_t *heeded;
+
+void qn_heed(const int32_t *stop) { heeded = stop; }
+
+static int is_stopped(const qn_pool *pool) {
+    return pool->stop && __atomic_load_n(pool->stop, __ATOMIC_RELAXED);
+}
+
 static void take_units(qn_pool *pool, int index) {
     const int count = pool->num_workers + 1;
     for (int i = 0; i < count; i++) {
         share *at = &pool->shares[(index + i) % count];
         while (atomic_load_explicit(&at->next, memory_order_relaxed) < at->end) {
+            if (is_stopped(pool)) return;
             const int64_t begin = atomic_fetch_add(&at->next, pool->grain);
             const int64_t end = begin + pool->grain;
             if (begin < at->end) pool->work(pool->arg, begin, end < at->end ? end : at->end);
@@ -133,6 +143,7 @@ void qn_share(qn_pool *pool, qn_work work, void *job, int64_t count, int64_t gra
     pool->work = work;
     pool->arg = job;
     pool->grain = grain;
+    pool->stop = heeded;
     const int64_t grains = (count + grain - 1) / grain; /* no share begins within one */
     for (int64_t i = 0; i < threads; i++) {
         const int64_t end = (i + 1) * grains / threads * grain;

@@ -70,6 +70,7 @@ typedef struct {
     const int32_t *sample_adapters;  /* [samples] */
     const int32_t *paths;            /* [tokens, path_stride]; NULL: nobody feeds a tree of drafts */
     int64_t path_stride;
+    const int32_t *stop;             /* not zero: the step shall be given up; NULL: nobody asks */
 } qn_step;
 
 /* A tree of drafts is a sequence whose drafts lie one behind the other in its slots, each at the
@@ -255,7 +256,7 @@ int qn_seal(qn_scribe *scribe, const uint8_t *pads, const struct iovec *pieces, 
 /* All pieces where the file stands; changes `pieces`. Bytes written, or minus the error's number. */
 int64_t qn_write(qn_scribe *scribe, int fd, struct iovec *pieces, int64_t count);
 
-/* A list of operations, one after the other. */
-void qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *step, void *scratch);
+/* A list of operations, one after the other. 1: the step was given up before the end. */
+int qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *step, void *scratch);
 
 #endif

@@ -164,13 +164,19 @@ static void run_op(qn_pool *pool, job *j, int64_t rows, void *scratch) {
     }
 }
 
-void qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *step, void *scratch) {
+static int is_stopped(const qn_step *step) {
+    return step->stop && __atomic_load_n(step->stop, __ATOMIC_RELAXED);
+}
+
+int qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *step, void *scratch) {
     qn_queries *queries = malloc((size_t)(step->num_tokens + 2 * step->num_samples + 1) *
                                  sizeof *queries);
     if (!queries) abort();
     const int64_t num_tokens = token_queries(step, queries);
     const int64_t num_samples = sample_queries(step, queries + num_tokens);
-    for (int64_t i = 0; i < num_ops; i++) {
+    qn_heed(step->stop);
+    int64_t i = 0;
+    for (; i < num_ops && !is_stopped(step); i++) {
         const int samples = ops[i].of_samples;
         job j = {&ops[i], step, queries + (samples ? num_tokens : 0),
                  samples ? num_samples : num_tokens};
@@ -183,5 +189,7 @@ void qn_run(qn_pool *pool, const qn_op *ops, int64_t num_ops, const qn_step *ste
             run_op(pool, &j, rows, scratch);
         }
     }
+    qn_heed(0);
     free(queries);
+    return i < num_ops || is_stopped(step);
 }
