@@ -97,11 +97,10 @@ def _check_ranks(args: EngineArgs, device: str) -> None:
             f"got num_redundant_experts={args.parallel.num_redundant_experts} with load_format="
             "'dummy': copies of experts are read from the model's files; leave one of them out"
         )
-    if args.kv_host_memory or args.kv_disk or args.kv_role != "both":
+    if args.kv_role != "both":
         raise NotSupported(
-            f"got {asked} with pages kept or offered outside the pool (kv_host_memory, kv_disk,"
-            " kv_role): a page is in parts on all ranks, and tiers keep those of one only so far;"
-            " leave them out, or use one rank"
+            f"got {asked} with kv_role={args.kv_role!r}: a page is in parts on all ranks, and an"
+            " engine offers or takes those of one only so far; leave kv_role out, or use one rank"
         )
     if args.speculative_config is not None:
         part = parse_speculative(args.speculative_config).model_part

@@ -30,7 +30,7 @@ from quire.engine.load_model import load_model
 from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
 from quire.engine.tier_identity import PageMakers
-from quire.engine.tier_parts import connect_tiers, open_tiers
+from quire.engine.tier_parts import connect_tiers
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
@@ -128,8 +128,8 @@ def build_engine(
     runner = seat.runner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
     runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     drafts = parts.finish(runner, config, decisions)
-    makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache)
-    kept_apart = open_tiers(args, makers, runner, decisions)
+    makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache, ranks)
+    kept_apart = seat.open_tiers(makers, runner, decisions)
     kv = _kv_manager(config, cache, pages, kept_apart.secret)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)

@@ -10,6 +10,8 @@ import msgspec
 
 from quire.config import EngineArgs
 from quire.engine.wire import Codec
+from quire.kv.tier_index import Wanted
+from quire.request import RequestId
 from quire.step import StepPlan
 
 
@@ -54,6 +56,32 @@ class DropAdapter(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class OpenTiers(msgspec.Struct, frozen=True, tag=True):
+    """Keep your shares of pages from now on, on disk as well where there is a mark."""
+
+    mark: bytes  # of everybody's weights and forms
+
+
+class FetchPages(msgspec.Struct, frozen=True, tag=True):
+    """Hold these in memory for a request, as many of the first as you can."""
+
+    number: int
+    owner: RequestId
+    wanted: tuple[Wanted, ...]
+
+
+class LetGo(msgspec.Struct, frozen=True, tag=True):
+    """The request needs its pages outside the pool no more."""
+
+    owner: RequestId
+
+
+class CloseTiers(msgspec.Struct, frozen=True, tag=True):
+    """Write what waits to be written, and give the folder back."""
+
+    seconds: float
+
+
 class End(msgspec.Struct, frozen=True, tag=True):
     """Forget the model; another may follow."""
 
@@ -69,6 +97,24 @@ class SameModel(msgspec.Struct, frozen=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded."""
 
+    mark: bytes = b""  # of what decides the bytes of pages here, where they go to a disk
+    trouble: str = ""  # why there is none
+
+
+class TiersOpen(msgspec.Struct, frozen=True, tag=True):
+    trouble: str = ""  # why there is no disk
+
+
+class Fetched(msgspec.Struct, frozen=True, tag=True):
+    """So many of the first nodes are held."""
+
+    number: int
+    count: int
+
+
+class TiersClosed(msgspec.Struct, frozen=True, tag=True):
+    """All is written, or there was no time."""
+
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The last words of a rank."""
@@ -76,8 +122,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Order = Begin | Pages | Step | Settle | Rebalance | PutAdapter | DropAdapter | End
-Report = Here | SameModel | Ready | Failed
+Adapting = PutAdapter | DropAdapter
+Tiering = OpenTiers | FetchPages | LetGo | CloseTiers
+Order = Begin | Pages | Step | Settle | Rebalance | Adapting | Tiering | End
+Report = Here | SameModel | Ready | TiersOpen | Fetched | TiersClosed | Failed
 
 
 def orders() -> Codec[Order]:

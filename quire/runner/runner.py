@@ -104,8 +104,7 @@ class ModelRunner:
 
     def _launch(self, plan: StepPlan) -> Launched | None:
         """Up to the forward; None: nobody feeds anything."""
-        staging, transfer = self._stage, self.transfer
-        shape, sent = staging(plan) if transfer is None else transfer.around(plan, staging)
+        shape, sent = self._prepare(plan)
         if shape is None:
             self.admit(plan)
             return None
@@ -145,6 +144,11 @@ class ModelRunner:
         self.masks.admit(plan.admissions)
 
     # ------------------------------------------------------------ inputs
+
+    def _prepare(self, plan: StepPlan) -> tuple[StepShape | None, dict[str, Tensor]]:
+        """All that comes before the forward."""
+        staging, transfer = self._stage, self.transfer
+        return staging(plan) if transfer is None else transfer.around(plan, staging)
 
     def _stage(self, plan: StepPlan) -> tuple[StepShape | None, dict[str, Tensor]]:
         """Apply the plan's edits to rows and pool, and bring its lengths to the device."""

@@ -42,8 +42,16 @@ class Segment:
 
 
 class DiskShelf:
-    def __init__(self, folder: Path, limit: int, fingerprint: bytes, sealer: Sealer) -> None:
-        """Raises NotSupported or OSError when the folder cannot be had."""
+    def __init__(
+        self,
+        folder: Path,
+        limit: int,
+        fingerprint: bytes,
+        sealer: Sealer,
+        patience_s: float = 0.0,
+    ) -> None:
+        """Raises NotSupported or OSError when the folder cannot be had. `patience_s`: how long to
+        wait for a process that has it still."""
         self.folder, self.limit = folder, limit
         self._sealer, self._preamble = sealer, sealer.preamble(fingerprint)
         self._segment_bytes = min(max(limit // SEGMENTS, MIN_SEGMENT), MAX_SEGMENT)
@@ -55,7 +63,7 @@ class DiskShelf:
         self._number = 0
         self._resume = 0.0  # when writing may be tried again
         self.num_bytes = self.num_bad = self.num_removed = self.num_foreign = 0
-        self._claim = _claim(folder)
+        self._claim = _claim(folder, patience_s)
         self._scan()
 
     def __contains__(self, key: bytes) -> bool:
@@ -226,22 +234,31 @@ class DiskShelf:
         )
 
 
-def _claim(folder: Path) -> int:
+def _claim(folder: Path, patience_s: float) -> int:
     """The folder is ours until this file is closed, however the process ends."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    until = time.monotonic() + patience_s
+    while not (is_ours := _locks(fd)) and time.monotonic() < until:
+        time.sleep(0.05)
+    if not is_ours:
         owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "?"
         os.close(fd)
         raise NotSupported(
             f"{folder} is in use by process {owner}: one engine at a time can have it; give each a"
             " folder of its own"
-        ) from None
+        )
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def _locks(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _write_all(fd: int, data: bytes | Buffer) -> None:

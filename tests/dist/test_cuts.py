@@ -54,7 +54,6 @@ def test_more_ranks_than_heads_are_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "way_out"),
     [
-        ({"kv_host_memory": 1 << 20}, "one rank"),
         ({"kv_role": "prefill"}, "one rank"),
         ({"speculative_config": {"method": "early_exit"}}, "draft_model"),
         ({"tensor_parallel_size": 0}, "from 1 to"),
