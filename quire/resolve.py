@@ -103,13 +103,29 @@ def _check_ranks(args: EngineArgs, device: str) -> None:
             " engine offers or takes those of one only so far; leave kv_role out, or use one rank"
         )
     if args.speculative_config is not None:
-        part = parse_speculative(args.speculative_config).model_part
-        if part not in (None, "draft_model"):
-            raise NotSupported(
-                f"got {asked} with speculative_config.method={part!r}: what drafts with layers or"
-                " states of the model needs all of it on one rank; use method 'draft_model',"
-                " 'suffix' or 'ngram', or one rank"
-            )
+        _check_drafts(args)
+
+
+def _check_drafts(args: EngineArgs) -> None:
+    """What drafts on the first rank must not need what only others have."""
+    asked, config = str(args.parallel), parse_speculative(args.speculative_config)
+    part, stages = config.model_part, args.parallel.pipeline_parallel_size
+    if part == "early_exit":
+        raise NotSupported(
+            f"got {asked} with speculative_config.method={part!r}: it drafts with layers that all"
+            " ranks have parts of; use 'draft_model', 'eagle3', 'suffix' or 'ngram', or one rank"
+        )
+    if part == "eagle3" and stages > 1:
+        raise NotSupported(
+            f"got {asked} with speculative_config.method={part!r}: it reads what goes into layers"
+            " that are on other stages; use 'draft_model', 'medusa', 'suffix' or 'ngram', or"
+            " pipeline_parallel_size=1"
+        )
+    if stages > 1 and config.token_tree(config.levels) is not None:
+        raise NotSupported(
+            f"got {asked} with a tree of drafts: later stages never hear which of them were right;"
+            " leave speculative_config's tree out, or use pipeline_parallel_size=1"
+        )
 
 
 def _cache(

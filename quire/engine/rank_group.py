@@ -137,6 +137,9 @@ class RankGroup:
         if self._shares_first:
             self.tell(msg.Settle(), self._others[: self._shares_first])
 
+    def hand_over(self, every_token: bool) -> None:
+        self.tell(msg.HandOver(every_token))
+
     def put_adapter(self, number: int, path: str) -> None:
         self.tell(msg.PutAdapter(number, path))
 

@@ -45,6 +45,12 @@ class Rebalance(msgspec.Struct, frozen=True, tag=True):
     """Look which experts were visited most, and copy those."""
 
 
+class HandOver(msgspec.Struct, frozen=True, tag=True):
+    """A head on the first rank reads hidden states of steps that may draft."""
+
+    every_token: bool  # those after the last norm too, so that no step may leave tokens out
+
+
 class PutAdapter(msgspec.Struct, frozen=True, tag=True):
     """Read an adapter from a folder, under a number that admissions name."""
 
@@ -124,7 +130,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 Adapting = PutAdapter | DropAdapter
 Tiering = OpenTiers | FetchPages | LetGo | CloseTiers
-Order = Begin | Pages | Step | Settle | Rebalance | Adapting | Tiering | End
+Order = Begin | Pages | Step | Settle | HandOver | Rebalance | Adapting | Tiering | End
 Report = Here | SameModel | Ready | TiersOpen | Fetched | TiersClosed | Failed
 
 

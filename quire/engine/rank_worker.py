@@ -20,6 +20,7 @@ import msgspec
 from quire.engine import rank_messages as msg
 from quire.engine.wire import receive
 from quire.errors import CheckpointError
+from quire.forward import StateReads
 
 if TYPE_CHECKING:
     from quire.engine.rank_tiers import OtherTiers
@@ -115,6 +116,8 @@ def _obey(order: msg.Order, runner: ModelRunner, tiers: OtherTiers, say: Speaker
         case msg.Settle():
             assert isinstance(runner, BesideFirstRunner)
             runner.settle()
+        case msg.HandOver(every_token):
+            runner.hand_over(StateReads(every_token=every_token))
         case msg.Rebalance():
             if runner.balancer is not None:
                 runner.balancer.rebalance()

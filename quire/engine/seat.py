@@ -75,7 +75,8 @@ class FirstSeat:
 
     def runner(self, *parts: Any) -> ModelRunner:
         group = self._group
-        others = Others(group.announce, group.rebalance, group.settle, group.lost)
+        told = (group.announce, group.rebalance, group.hand_over, group.settle)
+        others = Others(*told, group.lost)
         kind = FirstRunner if self.ranks.stage.is_only else FirstStageRunner
         return kind(others, self.ranks.comm, *parts)
 

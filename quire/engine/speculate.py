@@ -133,8 +133,7 @@ class SpecParts:
         """A model or a head that drafts for this runner."""
         draft, max_tokens = self.draft, engine.sched.max_num_batched_tokens
         if isinstance(draft, (MedusaPart, FeaturePart)):
-            target.taps = draft.taps
-            target.prompt_graphs = None  # hidden states stay inside of them
+            target.hand_over(draft.reads)
             return draft.attach(target, max_tokens)
         if isinstance(draft, DraftModel):
             model, heads, backend = draft.model, draft.heads, draft.backend

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec
-from quire.forward import Batch, LayerContext, StateReads
+from quire.forward import Batch, LayerContext
 from quire.memory.pool import PagePool
 from quire.models.heads.feature_head import FeatureHead, Guessed, Stored
 from quire.native.tape import NotRecordable
@@ -70,10 +70,6 @@ class FeatureDrafter:
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         self.layer.pool.copy(sources, targets)
-
-    def reads(self, works: Sequence[Work]) -> StateReads | None:
-        rows = self._target.rows
-        return self.layer.head.reads if any(rows.may_draft(w.row) for w in works) else None
 
     def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
         begun = time.perf_counter()

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from quire.forward import StateReads
 from quire.models.heads.medusa import MedusaHeads
 from quire.request import RequestId
 from quire.runner.draft_draws import DraftDraws
@@ -36,10 +35,6 @@ class MedusaDrafter:
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         """There are none."""
-
-    def reads(self, works: Sequence[Work]) -> StateReads | None:
-        rows = self._target.rows
-        return self.heads.reads if any(rows.may_draft(w.row) for w in works) else None
 
     def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
         sampled, end = states.sampled.clone(), 0

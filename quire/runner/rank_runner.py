@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.dist.comm import Comm
 from quire.errors import NotSupported, RankLost
+from quire.forward import StateReads
 from quire.runner.runner import ModelRunner
 from quire.sample.inputs import SampleInputs, SampleOutput
 from quire.sample.ops import SampleOps
@@ -27,6 +28,7 @@ class Others(NamedTuple):
 
     announce: Callable[[StepPlan], None]  # before a plan is executed
     rebalance: Callable[[], None]  # before experts move
+    hand_over: Callable[[bool], None]  # whether hidden states of every token are read here
     settle: Callable[[], None]  # before the oldest step of those launched is drawn, in stages
     lost: Callable[[BaseException], RankLost]  # they cannot go on; returns what to raise
 
@@ -68,6 +70,10 @@ class FirstRunner(ModelRunner):
                 raise
             raise lost from error
 
+    def hand_over(self, reads: StateReads) -> None:
+        super().hand_over(reads)
+        self._others.hand_over(not reads.leaves_tail(self.model.spec.num_layers))
+
     def _make_drafts(self, plan: StepPlan, sent: dict[str, Tensor]) -> Tensor | None:
         made = super()._make_drafts(plan, sent)
         if made is not None:
@@ -81,13 +87,14 @@ class OtherRunner(ModelRunner):
         self._comm, self.sampler = comm, ToldSampler(self.sampler.ops, comm)
 
     def _make_drafts(self, plan: StepPlan, sent: dict[str, Tensor]) -> Tensor | None:
-        """The first rank has a model that makes them."""
+        """The first rank has what makes them."""
         at = drafted(plan)
-        if len(at[0]):
-            tokens = torch.empty(len(at[0]), dtype=torch.int32, device=self.rows.tokens.device)
-            self._comm.tell(tokens)
-            self.rows.tokens.index_put_(at, tokens)
-        return None
+        if not len(at[0]):
+            return None
+        tokens = torch.empty(len(at[0]), dtype=torch.int32, device=self.rows.tokens.device)
+        self._comm.tell(tokens)
+        self.rows.tokens.index_put_(at, tokens)
+        return self._drafts_of(sent)
 
 
 def drafted(plan: StepPlan) -> tuple[Tensor, Tensor]:
