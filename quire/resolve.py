@@ -38,7 +38,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
 
     device, why = pick_device(args.device)
     decide("device", device.type, why)
-    _check_ranks(args, device.type)
+    _check_ranks(args, spec, device.type)
     dtype, why = pick_dtype(args.dtype, spec.dtype, device)
     decide("dtype", str(dtype).removeprefix("torch."), why)
     max_len = _max_model_len(args, spec, device.type, decide)
@@ -83,7 +83,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
     return config, device, dtype
 
 
-def _check_ranks(args: EngineArgs, device: str) -> None:
+def _check_ranks(args: EngineArgs, spec: ModelSpec, device: str) -> None:
     if args.parallel.num_ranks == 1:
         return
     asked = str(args.parallel)
@@ -103,17 +103,18 @@ def _check_ranks(args: EngineArgs, device: str) -> None:
             " engine offers or takes those of one only so far; leave kv_role out, or use one rank"
         )
     if args.speculative_config is not None:
-        _check_drafts(args)
+        _check_drafts(args, spec)
 
 
-def _check_drafts(args: EngineArgs) -> None:
+def _check_drafts(args: EngineArgs, spec: ModelSpec) -> None:
     """What drafts on the first rank must not need what only others have."""
     asked, config = str(args.parallel), parse_speculative(args.speculative_config)
     part, stages = config.model_part, args.parallel.pipeline_parallel_size
-    if part == "early_exit":
+    if part == "early_exit" and any(window is not None for window in spec.windows):
         raise NotSupported(
-            f"got {asked} with speculative_config.method={part!r}: it drafts with layers that all"
-            " ranks have parts of; use 'draft_model', 'eagle3', 'suffix' or 'ngram', or one rank"
+            f"got {asked} with speculative_config.method={part!r} for a model with layers that see"
+            " only a window: on ranks an exit has pages of its own, which keep no windows; use"
+            " 'draft_model', 'eagle3', 'suffix' or 'ngram', or one rank"
         )
     if part == "eagle3" and stages > 1:
         raise NotSupported(

@@ -115,7 +115,7 @@ def open_head(config: SpecConfig, args: EngineArgs, target: TargetModel, cpu: Cp
         checkpoint = open_model(own).checkpoint
         form = load_form(config.quantization) if config.quantization else None
         packs = cpu.keeps_packed or keeps_packed_on(lender.device, own, checkpoint)
-        wish, ops = Wish(packs, form), _ops(lender, cpu)
+        wish, ops = Wish(packs, form), ops_for(lender, cpu)
         if config.model_part == "medusa":
             return MedusaPart(load_medusa(checkpoint, lender, wish, ops))
         spec = Eagle3Spec.of(checkpoint.config, checkpoint.names(), lender.spec)
@@ -131,14 +131,19 @@ def _lender(args: EngineArgs, target: TargetModel, cpu: CpuPath) -> Decoder:
     if target.model.ranks.num_processes == 1:
         return target.model
     made = target.model.ends()
+    fill(made, args, target)
+    made.finish(ops_for(made, cpu))
+    return made
+
+
+def fill(made: Decoder, args: EngineArgs, target: TargetModel) -> None:
+    """Some of the target's layers, whole, in the form it has."""
     if args.load_format == "dummy":
-        every = made.of_all_stages().parameters()
+        every = target.model.ends().of_all_stages().parameters()
         fill_random(made, args.seed or 0, target.wish, every)
     else:
         names = names_of(target.checkpoint.config, made.spec)
         load_weights(made, target.checkpoint, names, target.wish)
-    made.finish(_ops(made, cpu))
-    return made
 
 
 def check_is_model(name: str, config: Mapping[str, object]) -> None:
@@ -157,11 +162,11 @@ def _mtp(args: EngineArgs, target: TargetModel, lender: Decoder, cpu: CpuPath) -
     stored = target.checkpoint
     layer = mtp_spec(set(stored.names()), lender.spec)
     heads, backend, cache = _pages(layer, args.page_size, lender)
-    head = load_mtp(stored, layer, heads, lender, target.wish, _ops(lender, cpu))
+    head = load_mtp(stored, layer, heads, lender, target.wish, ops_for(lender, cpu))
     return FeaturePart(head, heads, backend, cache)
 
 
-def _ops(model: Decoder, cpu: CpuPath) -> Ops:
+def ops_for(model: Decoder, cpu: CpuPath) -> Ops:
     """Kernels that are packed by no name: those of the target's layers are kept by theirs."""
     library = cpu.library if model.dtype == torch.float32 else None
     return ops_of(model.device, library, dtype=model.dtype)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-
 from quire.dist.cuts import Cut, head_cuts, row_cuts, width_cuts
 from quire.errors import NotSupported
 from quire.flat_args import args_of
@@ -55,7 +54,6 @@ def test_more_ranks_than_heads_are_refused() -> None:
     ("changes", "way_out"),
     [
         ({"kv_role": "prefill"}, "one rank"),
-        ({"speculative_config": {"method": "early_exit"}}, "draft_model"),
         ({"tensor_parallel_size": 0}, "from 1 to"),
         ({"pipeline_parallel_size": 33}, "64 or less"),
         ({"tp_reduce": "tree"}, "'exact' or 'fast'"),

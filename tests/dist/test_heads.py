@@ -17,6 +17,7 @@ from quire.engine.rank_group import RankGroup
 from quire.errors import NotSupported
 from quire.flat_args import args_of
 from quire.models.registry import spec_of
+from quire.models.tiny import tiny_model
 from quire.models.tiny_configs import tiny_config
 from quire.resolve import resolve
 from tests.dist.group import alone, answers, model_on
@@ -69,6 +70,23 @@ def test_heads_stay_on_the_first_rank(
         assert answers(llm, PROMPTS, WISHES) == expected  # from cached pages
 
 
+@pytest.mark.parametrize(("family", "stages"), [("deepseek_v3", 1), ("qwen2_moe", 2)])
+def test_an_early_exit_is_a_model_of_its_own(
+    family: str, stages: int, group: RankGroup, tmp_path: Path
+) -> None:
+    """Red when a guess needs layers of other ranks, or takes others than the first ones."""
+    folder = tiny_model(family, tmp_path)
+    said = {"method": "early_exit", "num_speculative_tokens": 3, "adaptive": False}
+    args: dict[str, Any] = {"speculative_config": said, "pipeline_parallel_size": stages}
+    expected = answers(alone(folder), PROMPTS, WISHES)
+    one = alone(folder, speculative_config=said)
+    assert answers(one, PROMPTS, WISHES) == expected
+    with model_on(group, folder, **args) as llm:
+        assert answers(llm, PROMPTS, WISHES) == expected
+        assert drafted(llm)[0] > 0
+        assert stages > 1 or drafted(llm) == drafted(one), "the same guesses"
+
+
 @pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
 def test_heads_on_four_ranks(tmp_path: Path) -> None:
     """Red as above, where ranks outnumber key heads, and where stages are shared out."""
@@ -92,7 +110,7 @@ def test_heads_on_four_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "way_out"),
     [
-        ({"method": "early_exit"}, "all ranks have parts of"),
+        ({"method": "early_exit"}, "keep no windows"),
         ({"method": "eagle3", "model": "x"}, "pipeline_parallel_size=1"),
         ({"method": "mtp", "tree": 2}, "leave speculative_config's tree out"),
     ],
@@ -101,4 +119,4 @@ def test_what_stages_cannot_draft_with_is_said(said: dict[str, Any], way_out: st
     """Red when ranks start with drafts that need what other ranks have."""
     args = {"device": "cpu", "pipeline_parallel_size": 2, "speculative_config": said}
     with pytest.raises(NotSupported, match=way_out):
-        resolve(args_of(args), spec_of(tiny_config("deepseek_v3")))
+        resolve(args_of(args), spec_of(tiny_config("gemma3_text")))
