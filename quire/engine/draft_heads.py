@@ -17,12 +17,11 @@ from quire.config import EngineArgs
 from quire.engine.cache_form import plain_form
 from quire.engine.cpu_path import CpuPath
 from quire.engine.gpu_weights import keeps_packed_on
+from quire.engine.whole_ends import TargetModel, ops_for, whole_ends
 from quire.errors import NotSupported
 from quire.forward import StateReads
 from quire.kv.spec import CacheSpec
-from quire.load.checkpoint import Checkpoint
 from quire.load.heads import load_eagle3, load_medusa, load_mtp
-from quire.load.loader import fill_random, load_weights
 from quire.load.open import open_model
 from quire.load.shipped import shipped_head
 from quire.load.wish import Wish
@@ -33,10 +32,7 @@ from quire.models.heads.feature_head import FeatureHead
 from quire.models.heads.medusa import MedusaHeads
 from quire.models.heads.mtp import mtp_spec
 from quire.models.kv_cache import cache_of
-from quire.models.registry import names_of
 from quire.models.spec import ModelSpec
-from quire.nn.ops import Ops
-from quire.ops.select import ops_of
 from quire.quant.load_forms import load_form
 from quire.runner.feature_drafter import FeatureDrafter, HeadLayer
 from quire.runner.medusa_drafter import MedusaDrafter
@@ -44,16 +40,7 @@ from quire.runner.runner import ModelRunner
 from quire.speculative import SpecConfig
 
 if TYPE_CHECKING:
-    from quire.text.tokenizer import Tokenizer
-
-
-class TargetModel(NamedTuple):
-    """The model that is drafted for, as it was loaded."""
-
-    model: Decoder
-    checkpoint: Checkpoint
-    wish: Wish
-    tokenizer: Tokenizer | None
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +94,7 @@ HeadPart = MedusaPart | FeaturePart
 def open_head(config: SpecConfig, args: EngineArgs, target: TargetModel, cpu: CpuPath) -> HeadPart:
     """The head that the method names, with its weights."""
     with torch.inference_mode():
-        lender = _lender(args, target, cpu)
+        lender = whole_ends(args, target, cpu)
         if config.model_part == "mtp":
             return _mtp(args, target, lender, cpu)
         model = config.model or shipped_head(str(config.model_part), args.model)
@@ -123,27 +110,6 @@ def open_head(config: SpecConfig, args: EngineArgs, target: TargetModel, cpu: Cp
         return FeaturePart(
             load_eagle3(checkpoint, spec, heads, lender, wish, ops), heads, backend, cache
         )
-
-
-def _lender(args: EngineArgs, target: TargetModel, cpu: CpuPath) -> Decoder:
-    """Whose embedding and output a head shares: the target or, where ranks have parts of it, one
-    without layers that is whole, since nobody else computes a guess."""
-    if target.model.ranks.num_processes == 1:
-        return target.model
-    made = target.model.ends()
-    fill(made, args, target)
-    made.finish(ops_for(made, cpu))
-    return made
-
-
-def fill(made: Decoder, args: EngineArgs, target: TargetModel) -> None:
-    """Some of the target's layers, whole, in the form it has."""
-    if args.load_format == "dummy":
-        every = target.model.ends().of_all_stages().parameters()
-        fill_random(made, args.seed or 0, target.wish, every)
-    else:
-        names = names_of(target.checkpoint.config, made.spec)
-        load_weights(made, target.checkpoint, names, target.wish)
 
 
 def check_is_model(name: str, config: Mapping[str, object]) -> None:
@@ -164,12 +130,6 @@ def _mtp(args: EngineArgs, target: TargetModel, lender: Decoder, cpu: CpuPath) -
     heads, backend, cache = _pages(layer, args.page_size, lender)
     head = load_mtp(stored, layer, heads, lender, target.wish, ops_for(lender, cpu))
     return FeaturePart(head, heads, backend, cache)
-
-
-def ops_for(model: Decoder, cpu: CpuPath) -> Ops:
-    """Kernels that are packed by no name: those of the target's layers are kept by theirs."""
-    library = cpu.library if model.dtype == torch.float32 else None
-    return ops_of(model.device, library, dtype=model.dtype)
 
 
 class _Pages(NamedTuple):

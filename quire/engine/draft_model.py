@@ -18,9 +18,10 @@ from quire.config import EngineArgs, EngineConfig
 from quire.engine.cache_form import plain_form
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_exit import ExitPart
-from quire.engine.draft_heads import TargetModel, check_is_model, fill, ops_for
+from quire.engine.draft_heads import check_is_model
 from quire.engine.gpu_weights import keeps_packed_on
 from quire.engine.load_model import load_model
+from quire.engine.whole_ends import TargetModel, fill, ops_for
 from quire.errors import NotSupported
 from quire.kv.spec import CacheSpec
 from quire.load.open import has_tokenizer, open_model

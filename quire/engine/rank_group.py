@@ -137,6 +137,9 @@ class RankGroup:
         if self._shares_first:
             self.tell(msg.Settle(), self._others[: self._shares_first])
 
+    def give_prompts(self, are_read: bool) -> None:
+        self.tell(msg.GivePrompts(are_read))
+
     def hand_over(self, every_token: bool) -> None:
         self.tell(msg.HandOver(every_token))
 

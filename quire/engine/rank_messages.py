@@ -45,6 +45,12 @@ class Rebalance(msgspec.Struct, frozen=True, tag=True):
     """Look which experts were visited most, and copy those."""
 
 
+class GivePrompts(msgspec.Struct, frozen=True, tag=True):
+    """The first rank reads hidden states of prompts; or no longer, and makes logprobs of them."""
+
+    are_read: bool
+
+
 class HandOver(msgspec.Struct, frozen=True, tag=True):
     """A head on the first rank reads hidden states of steps that may draft."""
 
@@ -130,7 +136,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 Adapting = PutAdapter | DropAdapter
 Tiering = OpenTiers | FetchPages | LetGo | CloseTiers
-Order = Begin | Pages | Step | Settle | HandOver | Rebalance | Adapting | Tiering | End
+Reading = GivePrompts | HandOver
+Order = Begin | Pages | Step | Settle | Reading | Rebalance | Adapting | Tiering | End
 Report = Here | SameModel | Ready | TiersOpen | Fetched | TiersClosed | Failed
 
 

@@ -23,7 +23,10 @@ from quire.errors import CheckpointError
 from quire.forward import StateReads
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from quire.engine.rank_tiers import OtherTiers
+    from quire.request import RequestId
     from quire.runner.runner import ModelRunner
 
 ORPHANED, FAILED = 75, 1
@@ -116,6 +119,8 @@ def _obey(order: msg.Order, runner: ModelRunner, tiers: OtherTiers, say: Speaker
         case msg.Settle():
             assert isinstance(runner, BesideFirstRunner)
             runner.settle()
+        case msg.GivePrompts(are_read):
+            runner.give_prompts(_leave if are_read else None)
         case msg.HandOver(every_token):
             runner.hand_over(StateReads(every_token=every_token))
         case msg.Rebalance():
@@ -134,6 +139,10 @@ def _obey(order: msg.Order, runner: ModelRunner, tiers: OtherTiers, say: Speaker
             runner.adapters.drop(number)
         case _:
             raise AssertionError(f"got {order}, want a step")
+
+
+def _leave(id: RequestId, start: int, hidden: Tensor, targets: Tensor) -> None:
+    """Prompts are read on the first rank."""
 
 
 if __name__ == "__main__":

@@ -75,8 +75,8 @@ class FirstSeat:
 
     def runner(self, *parts: Any) -> ModelRunner:
         group = self._group
-        told = (group.announce, group.rebalance, group.hand_over, group.settle)
-        others = Others(*told, group.lost)
+        heard = (group.give_prompts, group.hand_over)
+        others = Others(group.announce, group.rebalance, *heard, group.settle, group.lost)
         kind = FirstRunner if self.ranks.stage.is_only else FirstStageRunner
         return kind(others, self.ranks.comm, *parts)
 

@@ -17,10 +17,10 @@ from quire.engine.draft_heads import (
     FeaturePart,
     HeadPart,
     MedusaPart,
-    TargetModel,
     open_head,
 )
 from quire.engine.draft_model import DraftModel, open_draft_model, open_whole_exit
+from quire.engine.whole_ends import TargetModel
 from quire.errors import NotSupported
 from quire.runner.drafter import ModelDrafter, drafting_rows
 from quire.runner.feature_drafter import FeatureDrafter

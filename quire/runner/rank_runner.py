@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from quire.dist.comm import Comm
-from quire.errors import NotSupported, RankLost
+from quire.errors import RankLost
 from quire.forward import StateReads
+from quire.runner.prompt_parts import PromptReader
 from quire.runner.runner import ModelRunner
 from quire.sample.inputs import SampleInputs, SampleOutput
 from quire.sample.ops import SampleOps
@@ -28,6 +29,7 @@ class Others(NamedTuple):
 
     announce: Callable[[StepPlan], None]  # before a plan is executed
     rebalance: Callable[[], None]  # before experts move
+    give_prompts: Callable[[bool], None]  # whether the first one reads prompts in its own way
     hand_over: Callable[[bool], None]  # whether hidden states of every token are read here
     settle: Callable[[], None]  # before the oldest step of those launched is drawn, in stages
     lost: Callable[[BaseException], RankLost]  # they cannot go on; returns what to raise
@@ -42,10 +44,6 @@ class FirstRunner(ModelRunner):
         self.sampler = TellingSampler(self.sampler.ops, comm)
 
     def execute(self, plan: StepPlan) -> Pending:
-        if self.prompt_reader is not None:
-            raise NotSupported(
-                "hidden states of prompts are read on one rank only; use tensor_parallel_size=1"
-            )
         self._announce(plan)
         with self._together():
             return super().execute(plan)
@@ -69,6 +67,10 @@ class FirstRunner(ModelRunner):
             if not isinstance(error, Exception):
                 raise
             raise lost from error
+
+    def give_prompts(self, reader: PromptReader | None) -> None:
+        super().give_prompts(reader)
+        self._others.give_prompts(reader is not None)
 
     def hand_over(self, reads: StateReads) -> None:
         super().hand_over(reads)

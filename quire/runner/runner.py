@@ -315,6 +315,10 @@ class ModelRunner:
         if self.drafter is not None and self._reads(works) is not None:
             self.drafter.keep(works, shape, states)
 
+    def give_prompts(self, reader: PromptReader | None) -> None:
+        """From now on hidden states of prompts whose logprobs are asked for go there instead."""
+        self.prompt_reader = reader
+
     def hand_over(self, reads: StateReads) -> None:
         """These hidden states are read of every step whose requests may draft."""
         self.state_reads = reads
