@@ -72,17 +72,8 @@ def test_adapters_find_their_own_pages(make_llm: Callable[..., LLM], tmp_path: P
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=LONG_ONLY)])
 def test_served_engine_goes_on_from_disk(ranks: int, tiny_folder: Path, tmp_path: Path) -> None:
     """Its engine is killed, the server started anew: each time the prefix is still there."""
-    flags = [
-        "--tensor-parallel-size",
-        str(ranks),
-        "--device",
-        "cpu",
-        "--page-size",
-        "4",
-        "--kv-disk",
-        str(tmp_path),
-        "--no-page",
-    ]
+    flags = ["--device", "cpu", "--page-size", "4", "--kv-disk", str(tmp_path), "--no-page"]
+    flags += ["--tensor-parallel-size", str(ranks)]
     flags += ["--generation-config", "none", "--dtype", "float32"]
     body = {
         "model": "tiny",
