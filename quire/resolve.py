@@ -102,26 +102,48 @@ def _check_ranks(args: EngineArgs, spec: ModelSpec, device: str) -> None:
             f"got num_redundant_experts={args.parallel.num_redundant_experts} with load_format="
             "'dummy': copies of experts are read from the model's files; leave one of them out"
         )
-    if args.kv_host_memory or args.kv_disk or args.kv_role != "both":
+    if args.kv_role != "both":
         raise NotSupported(
-            f"got {asked} with pages kept or offered outside the pool (kv_host_memory, kv_disk,"
-            " kv_role): a page is in parts on all ranks, and tiers keep those of one only so far;"
-            " leave them out, or use one rank"
+            f"got {asked} with kv_role={args.kv_role!r}: a page is in parts on all ranks, and an"
+            " engine offers or takes those of one only so far; leave kv_role out, or use one rank"
+        )
+    if args.parallel.data_parallel_size > 1 and (args.kv_host_memory or args.kv_disk):
+        raise NotSupported(
+            f"got {asked} with pages kept outside the pool (kv_host_memory, kv_disk): tiers keep"
+            " shares of pages that all ranks have, and here each rank has pages of its own; leave"
+            " them out, or use tensor_parallel_size"
         )
     if args.speculative_config is not None:
-        part = parse_speculative(args.speculative_config).model_part
-        if part not in (None, "draft_model"):
-            raise NotSupported(
-                f"got {asked} with speculative_config.method={part!r}: what drafts with layers or"
-                " states of the model needs all of it on one rank; use method 'draft_model',"
-                " 'suffix' or 'ngram', or one rank"
-            )
-        if part is not None and args.parallel.data_parallel_size > 1:
-            raise NotSupported(
-                f"got {asked} with speculative_config.method={part!r}: a model that drafts is on"
-                " the first rank, which has pages of its own requests alone; use method 'suffix'"
-                " or 'ngram', or tensor_parallel_size"
-            )
+        _check_drafts(args, spec)
+
+
+def _check_drafts(args: EngineArgs, spec: ModelSpec) -> None:
+    """What drafts on the first rank must not need what only others have."""
+    asked, config = str(args.parallel), parse_speculative(args.speculative_config)
+    part, stages = config.model_part, args.parallel.pipeline_parallel_size
+    if part is not None and args.parallel.data_parallel_size > 1:
+        raise NotSupported(
+            f"got {asked} with speculative_config.method={part!r}: a model that drafts is on"
+            " the first rank, which has pages of its own requests alone; use method 'suffix'"
+            " or 'ngram', or tensor_parallel_size"
+        )
+    if part == "early_exit" and any(window is not None for window in spec.windows):
+        raise NotSupported(
+            f"got {asked} with speculative_config.method={part!r} for a model with layers that see"
+            " only a window: on ranks an exit has pages of its own, which keep no windows; use"
+            " 'draft_model', 'eagle3', 'suffix' or 'ngram', or one rank"
+        )
+    if part == "eagle3" and stages > 1:
+        raise NotSupported(
+            f"got {asked} with speculative_config.method={part!r}: it reads what goes into layers"
+            " that are on other stages; use 'draft_model', 'medusa', 'suffix' or 'ngram', or"
+            " pipeline_parallel_size=1"
+        )
+    if stages > 1 and config.token_tree(config.levels) is not None:
+        raise NotSupported(
+            f"got {asked} with a tree of drafts: later stages never hear which of them were right;"
+            " leave speculative_config's tree out, or use pipeline_parallel_size=1"
+        )
 
 
 def _cache(

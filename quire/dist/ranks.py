@@ -130,6 +130,11 @@ class Ranks:
     def num_processes(self) -> int:
         return self.size * self.stage.count
 
+    @property
+    def process(self) -> int:
+        """Which of all processes this is; 0 schedules."""
+        return self.stage.index * self.size + self.rank
+
     def spread(self, width: int) -> Spread:
         """Outputs of a product."""
         return self._spread(width_cuts(width, self.size))

@@ -61,6 +61,13 @@ class Stage:
         return stage_layers(num_layers, self.count)[self.index]
 
 
+class EndsOnly(Stage):
+    """A first stage that leaves all layers to others: embedding and output are left."""
+
+    def layers(self, num_layers: int) -> range:
+        return range(0)
+
+
 def stage_layers(num_layers: int, num_stages: int) -> tuple[range, ...]:
     """As equal as can be, smaller ones first: the first stage has embedding and head as well.
 

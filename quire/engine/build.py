@@ -24,13 +24,13 @@ from quire.engine.copies import open_copies
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.device_place import place_bytes
-from quire.engine.draft_heads import TargetModel
 from quire.engine.gpu_weights import gpu_weight_decisions, keeps_packed_on
 from quire.engine.load_model import load_model
 from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
 from quire.engine.tier_identity import PageMakers
-from quire.engine.tier_parts import connect_tiers, open_tiers
+from quire.engine.tier_parts import connect_tiers
+from quire.engine.whole_ends import TargetModel, whole_ends
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
@@ -40,6 +40,7 @@ from quire.kv.spec import CacheSpec
 from quire.load.checkpoint import Checkpoint
 from quire.load.fit import check_fit
 from quire.load.gguf_checkpoint import GGUFCheckpoint
+from quire.load.open import open_model
 from quire.load.wish import Wish
 from quire.memory.pool import PagePool
 from quire.memory.sizing import (
@@ -129,8 +130,8 @@ def build_engine(
     runner = seat.runner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
     runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     drafts = parts.finish(runner, config, decisions)
-    makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache)
-    kept_apart = open_tiers(args, makers, runner, decisions)
+    makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache, ranks)
+    kept_apart = seat.open_tiers(makers, runner, decisions)
     kv = _kv_manager(config, cache, pages, kept_apart.secret, ranks.num_homes)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
     grammars = _grammars(tokenizer, spec, runner)
@@ -182,6 +183,17 @@ def _wish(
     if form is not None:
         cpu = cpu.rounding_to(str(args.quantization))
     return cpu, Wish(cpu.keeps_packed or keeps_packed_on(device, args, checkpoint), form)
+
+
+def ends_of(args: EngineArgs, model: Decoder) -> Decoder:
+    """Embedding and output of an engine's model, whole; read once more where ranks have parts."""
+    if model.ranks.num_processes == 1:
+        return model
+    args = replace(args, num_threads=torch.get_num_threads())  # as they are
+    checkpoint, cpu = open_model(args).checkpoint, CpuPath.of(args, model.device)
+    cpu, wish = _wish(args, checkpoint, model.device, cpu)
+    with torch.inference_mode():
+        return whole_ends(args, TargetModel(model, checkpoint, wish, None), cpu)
 
 
 def _rows(sched: SchedConfig, cache: CacheSpec, device: torch.device) -> RequestRows:

@@ -14,8 +14,8 @@ import torch
 
 from quire.config import EngineArgs
 from quire.engine.cpu_path import CpuPath
-from quire.engine.draft_heads import TargetModel
 from quire.engine.gpu_weights import keeps_packed_on
+from quire.engine.whole_ends import TargetModel
 from quire.errors import NotSupported
 from quire.load.loader import load_weights
 from quire.load.open import open_model

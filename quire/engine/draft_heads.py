@@ -17,9 +17,10 @@ from quire.config import EngineArgs
 from quire.engine.cache_form import plain_form
 from quire.engine.cpu_path import CpuPath
 from quire.engine.gpu_weights import keeps_packed_on
+from quire.engine.whole_ends import TargetModel, ops_for, whole_ends
 from quire.errors import NotSupported
+from quire.forward import StateReads
 from quire.kv.spec import CacheSpec
-from quire.load.checkpoint import Checkpoint
 from quire.load.heads import load_eagle3, load_medusa, load_mtp
 from quire.load.open import open_model
 from quire.load.shipped import shipped_head
@@ -32,8 +33,6 @@ from quire.models.heads.medusa import MedusaHeads
 from quire.models.heads.mtp import mtp_spec
 from quire.models.kv_cache import cache_of
 from quire.models.spec import ModelSpec
-from quire.nn.ops import Ops
-from quire.ops.select import ops_of
 from quire.quant.load_forms import load_form
 from quire.runner.feature_drafter import FeatureDrafter, HeadLayer
 from quire.runner.medusa_drafter import MedusaDrafter
@@ -41,16 +40,7 @@ from quire.runner.runner import ModelRunner
 from quire.speculative import SpecConfig
 
 if TYPE_CHECKING:
-    from quire.text.tokenizer import Tokenizer
-
-
-class TargetModel(NamedTuple):
-    """The model that is drafted for, as it was loaded."""
-
-    model: Decoder
-    checkpoint: Checkpoint
-    wish: Wish
-    tokenizer: Tokenizer | None
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +48,10 @@ class MedusaPart:
     heads: MedusaHeads
     page_bytes: int = 0
     taps: tuple[int, ...] = ()
+
+    @property
+    def reads(self) -> StateReads:
+        return self.heads.reads
 
     @property
     def most(self) -> int:
@@ -80,8 +74,12 @@ class FeaturePart:
         return self.cache.page_bytes
 
     @property
+    def reads(self) -> StateReads:
+        return self.head.reads
+
+    @property
     def taps(self) -> tuple[int, ...]:
-        return self.head.reads.layers
+        return self.reads.layers
 
     def attach(self, target: ModelRunner, max_tokens: int) -> FeatureDrafter:
         num_pages, device = target.pool.num_pages, target.model.device
@@ -96,21 +94,21 @@ HeadPart = MedusaPart | FeaturePart
 def open_head(config: SpecConfig, args: EngineArgs, target: TargetModel, cpu: CpuPath) -> HeadPart:
     """The head that the method names, with its weights."""
     with torch.inference_mode():
+        lender = whole_ends(args, target, cpu)
         if config.model_part == "mtp":
-            return _mtp(args, target, cpu)
+            return _mtp(args, target, lender, cpu)
         model = config.model or shipped_head(str(config.model_part), args.model)
         own = replace(args, model=model, skip_tokenizer_init=True, load_format="auto")
         checkpoint = open_model(own).checkpoint
         form = load_form(config.quantization) if config.quantization else None
-        packs = cpu.keeps_packed or keeps_packed_on(target.model.device, own, checkpoint)
-        wish = Wish(packs, form)
+        packs = cpu.keeps_packed or keeps_packed_on(lender.device, own, checkpoint)
+        wish, ops = Wish(packs, form), ops_for(lender, cpu)
         if config.model_part == "medusa":
-            return MedusaPart(load_medusa(checkpoint, target.model, wish, _ops(target, cpu)))
-        spec = Eagle3Spec.of(checkpoint.config, checkpoint.names(), target.model.spec)
-        heads, backend, cache = _pages(spec.layer, args.page_size, target.model)
-        ops = _ops(target, cpu)
+            return MedusaPart(load_medusa(checkpoint, lender, wish, ops))
+        spec = Eagle3Spec.of(checkpoint.config, checkpoint.names(), lender.spec)
+        heads, backend, cache = _pages(spec.layer, args.page_size, lender)
         return FeaturePart(
-            load_eagle3(checkpoint, spec, heads, target.model, wish, ops), heads, backend, cache
+            load_eagle3(checkpoint, spec, heads, lender, wish, ops), heads, backend, cache
         )
 
 
@@ -126,18 +124,12 @@ def check_is_model(name: str, config: Mapping[str, object]) -> None:
         )
 
 
-def _mtp(args: EngineArgs, target: TargetModel, cpu: CpuPath) -> FeaturePart:
-    model, stored = target.model, target.checkpoint
-    layer = mtp_spec(set(stored.names()), model.spec)
-    heads, backend, cache = _pages(layer, args.page_size, model)
-    head = load_mtp(stored, layer, heads, model, target.wish, _ops(target, cpu))
+def _mtp(args: EngineArgs, target: TargetModel, lender: Decoder, cpu: CpuPath) -> FeaturePart:
+    stored = target.checkpoint
+    layer = mtp_spec(set(stored.names()), lender.spec)
+    heads, backend, cache = _pages(layer, args.page_size, lender)
+    head = load_mtp(stored, layer, heads, lender, target.wish, ops_for(lender, cpu))
     return FeaturePart(head, heads, backend, cache)
-
-
-def _ops(target: TargetModel, cpu: CpuPath) -> Ops:
-    """Kernels that are packed by no name: those of the target's layers are kept by theirs."""
-    library = cpu.library if target.model.dtype == torch.float32 else None
-    return ops_of(target.model.device, library, dtype=target.model.dtype)
 
 
 class _Pages(NamedTuple):

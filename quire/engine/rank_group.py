@@ -13,10 +13,10 @@ import select
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
+from typing import TypeVar, overload
 
 from quire.config import EngineArgs, Parallel
 from quire.dist.comm import Comm
@@ -42,6 +42,8 @@ START_S = 120.0  # for a process to import what it needs
 LAST_WORDS_S = 1.0
 DEADLINE_S = 60.0
 LOST = 72  # exit code
+
+R = TypeVar("R", bound=msg.Report)
 
 
 class RankGroup:
@@ -70,18 +72,22 @@ class RankGroup:
         self._why: str | None = None  # it is lost
         self._are_here = False
         self._shares_first = 0  # how many ranks are on the first stage with us
+        self.ready: Sequence[msg.Ready] = ()  # what the others said when the model was loaded
+        self.num_models = 0  # so far
+        self.has_model = False
 
     # ------------------------------------------------------------ a model
 
     def begin(self, args: EngineArgs) -> tuple[EngineArgs, Ranks]:
         """Everybody loads a model of these arguments, or of those returned."""
         if not self._are_here:
-            self._await(msg.Here, START_S)
+            self.await_all(msg.Here, START_S)
             self._are_here = True
         if args.num_threads is None:
             here = self.size // (1 if self._nodes is None else self._nodes.nnodes)
             args = replace(args, num_threads=max(1, usable_cpus() // here))
         self._shares_first = args.parallel.num_beside - 1
+        self.num_models, self.has_model = self.num_models + 1, True
         meeting = self._meeting(args.parallel)
 
         def order(rank: int) -> msg.Begin:
@@ -89,10 +95,10 @@ class RankGroup:
             return msg.Begin(*place, digest="" if self._nodes is None else model_digest(args))
 
         for other in self._others:
-            self._send(order(other.rank), (other,))
+            self.tell(order(other.rank), (other,))
             other.link.settimeout(self.deadline_s)
         if self._nodes is not None:
-            self._await(msg.SameModel, START_S)
+            self.await_all(msg.SameModel, START_S)
         try:
             return args, ranks_of(order(0), self._lives)
         except RuntimeError as error:  # somebody did not come to the meeting
@@ -114,32 +120,39 @@ class RankGroup:
 
     def set_pages(self, count: int) -> None:
         """Raises RankLost. Loading takes as long as it takes."""
-        self._send(msg.Pages(count))
-        self._await(msg.Ready, None)
+        self.tell(msg.Pages(count))
+        self.ready = self.await_all(msg.Ready, None)
         if self.comm == "shared":
             self._folders.pop().cleanup()  # all have it mapped; whatever kills us, none is left
 
     def announce(self, plan: StepPlan) -> None:
         """Everybody executes this plan next. Raises RankLost."""
-        self._send(msg.Step(plan))
+        self.tell(msg.Step(plan))
 
     def rebalance(self) -> None:
-        self._send(msg.Rebalance())
+        self.tell(msg.Rebalance())
 
     def settle(self) -> None:
         """Everybody draws for the oldest step under way. Raises RankLost."""
         if self._shares_first:
-            self._send(msg.Settle(), self._others[: self._shares_first])
+            self.tell(msg.Settle(), self._others[: self._shares_first])
+
+    def give_prompts(self, are_read: bool) -> None:
+        self.tell(msg.GivePrompts(are_read))
+
+    def hand_over(self, every_token: bool) -> None:
+        self.tell(msg.HandOver(every_token))
 
     def put_adapter(self, number: int, path: str) -> None:
-        self._send(msg.PutAdapter(number, path))
+        self.tell(msg.PutAdapter(number, path))
 
     def drop_adapter(self, number: int) -> None:
-        self._send(msg.DropAdapter(number))
+        self.tell(msg.DropAdapter(number))
 
     def forget(self) -> None:
         """The model's runner must not be used again."""
-        self._send(msg.End())
+        self.has_model = False
+        self.tell(msg.End())
 
     # ------------------------------------------------------------ the end
 
@@ -192,7 +205,8 @@ class RankGroup:
 
     # ------------------------------------------------------------ frames
 
-    def _send(self, order: msg.Order, to: tuple[Rank, ...] | None = None) -> None:
+    def tell(self, order: msg.Order, to: tuple[Rank, ...] | None = None) -> None:
+        """Raises RankLost."""
         if self._why is not None:
             raise self.lost(RuntimeError())
         frame = self._orders.frame(order)
@@ -202,19 +216,44 @@ class RankGroup:
         except OSError as error:
             raise self.lost(error) from error
 
-    def _await(self, kind: type[msg.Report], seconds: float | None) -> None:
-        """The same report of everybody. Raises RankLost."""
+    def await_all(self, kind: type[R], seconds: float | None) -> list[R]:
+        """The same report of everybody, by rank; answers that nobody waits for any more are passed
+        over. Raises RankLost."""
         until = None if seconds is None else time.monotonic() + seconds
+        found: list[R] = []
         for other in self._others:
-            while not _has_news(other, LOOK_S):
-                if until is not None and time.monotonic() > until:
-                    raise self.lost(TimeoutError(f"rank {other.rank} is not up in {seconds:g} s"))
-            body = receive(other.link)
-            report = None if body is None else self._reports.decode(body)
-            if isinstance(report, msg.Failed):
-                self._why = f"rank {other.rank}: {report.error}"
-            if not isinstance(report, kind):
-                raise self.lost(RuntimeError(f"rank {other.rank} said {report}"))
+            while len(found) < other.rank:
+                if not _has_news(other, LOOK_S):
+                    if until is not None and time.monotonic() > until:
+                        late = f"rank {other.rank} is not up in {seconds:g} s"
+                        raise self.lost(TimeoutError(late))
+                    continue
+                report = self._report(other)
+                if isinstance(report, kind):
+                    found.append(report)
+                elif not isinstance(report, msg.Fetched):
+                    raise self.lost(RuntimeError(f"rank {other.rank} said {report}"))
+        return found
+
+    def news(self) -> list[msg.Report]:
+        """What has come of anybody; does not wait. Raises RankLost."""
+        if self._why is not None:
+            raise self.lost(RuntimeError())
+        found = []
+        for other in self._others:
+            while _has_news(other, 0.0):
+                found.append(self._report(other))
+        return found
+
+    def _report(self, other: Rank) -> msg.Report:
+        """The next frame."""
+        body = receive(other.link)
+        report = None if body is None else self._reports.decode(body)
+        if isinstance(report, msg.Failed):
+            self._why = f"rank {other.rank}: {report.error}"
+        if report is None or isinstance(report, msg.Failed):
+            raise self.lost(RuntimeError(f"rank {other.rank} said {report}"))
+        return report
 
 
 def _start(size: int, nodes: Parallel | None) -> tuple[Rank, ...]:

@@ -10,6 +10,8 @@ import msgspec
 
 from quire.config import EngineArgs
 from quire.engine.wire import Codec
+from quire.kv.tier_index import Wanted
+from quire.request import RequestId
 from quire.step import StepPlan
 
 
@@ -43,6 +45,18 @@ class Rebalance(msgspec.Struct, frozen=True, tag=True):
     """Look which experts were visited most, and copy those."""
 
 
+class GivePrompts(msgspec.Struct, frozen=True, tag=True):
+    """The first rank reads hidden states of prompts; or no longer, and makes logprobs of them."""
+
+    are_read: bool
+
+
+class HandOver(msgspec.Struct, frozen=True, tag=True):
+    """A head on the first rank reads hidden states of steps that may draft."""
+
+    every_token: bool  # those after the last norm too, so that no step may leave tokens out
+
+
 class PutAdapter(msgspec.Struct, frozen=True, tag=True):
     """Read an adapter from a folder, under a number that admissions name."""
 
@@ -52,6 +66,32 @@ class PutAdapter(msgspec.Struct, frozen=True, tag=True):
 
 class DropAdapter(msgspec.Struct, frozen=True, tag=True):
     number: int
+
+
+class OpenTiers(msgspec.Struct, frozen=True, tag=True):
+    """Keep your shares of pages from now on, on disk as well where there is a mark."""
+
+    mark: bytes  # of everybody's weights and forms
+
+
+class FetchPages(msgspec.Struct, frozen=True, tag=True):
+    """Hold these in memory for a request, as many of the first as you can."""
+
+    number: int
+    owner: RequestId
+    wanted: tuple[Wanted, ...]
+
+
+class LetGo(msgspec.Struct, frozen=True, tag=True):
+    """The request needs its pages outside the pool no more."""
+
+    owner: RequestId
+
+
+class CloseTiers(msgspec.Struct, frozen=True, tag=True):
+    """Write what waits to be written, and give the folder back."""
+
+    seconds: float
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -69,6 +109,24 @@ class SameModel(msgspec.Struct, frozen=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded."""
 
+    mark: bytes = b""  # of what decides the bytes of pages here, where they go to a disk
+    trouble: str = ""  # why there is none
+
+
+class TiersOpen(msgspec.Struct, frozen=True, tag=True):
+    trouble: str = ""  # why there is no disk
+
+
+class Fetched(msgspec.Struct, frozen=True, tag=True):
+    """So many of the first nodes are held."""
+
+    number: int
+    count: int
+
+
+class TiersClosed(msgspec.Struct, frozen=True, tag=True):
+    """All is written, or there was no time."""
+
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The last words of a rank."""
@@ -76,8 +134,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Order = Begin | Pages | Step | Settle | Rebalance | PutAdapter | DropAdapter | End
-Report = Here | SameModel | Ready | Failed
+Adapting = PutAdapter | DropAdapter
+Tiering = OpenTiers | FetchPages | LetGo | CloseTiers
+Reading = GivePrompts | HandOver
+Order = Begin | Pages | Step | Settle | Reading | Rebalance | Adapting | Tiering | End
+Report = Here | SameModel | Ready | TiersOpen | Fetched | TiersClosed | Failed
 
 
 def orders() -> Codec[Order]:

@@ -13,14 +13,24 @@ import socket
 import sys
 import threading
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from quire.engine import rank_messages as msg
 from quire.engine.wire import receive
 from quire.errors import CheckpointError
+from quire.forward import StateReads
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.engine.rank_tiers import OtherTiers
+    from quire.request import RequestId
+    from quire.runner.runner import ModelRunner
 
 ORPHANED, FAILED = 75, 1
+FLUSH_S = 2.0  # to write pages that wait for the disk
 
 
 def main() -> int:
@@ -31,22 +41,32 @@ def serve(link: socket.socket, own_host: str = "", model: str | None = None) -> 
     """`own_host`: where other machines reach this one. `model`: where it is here; None: where the
     first rank has it."""
     inbox: queue.SimpleQueue[msg.Order] = queue.SimpleQueue()
-    reports = msg.reports()
+    say = Speaker(link)
     threading.Thread(target=_listen, args=(link, inbox), name="orders", daemon=True).start()
     try:
         import quire.engine.build  # noqa: F401 (what takes long, before anybody waits for it)
 
-        link.sendall(reports.frame(msg.Here()))
+        say(msg.Here())
         while True:
             begin = inbox.get()
             assert isinstance(begin, msg.Begin), f"got {begin}, want a model"
             if model is not None:
                 begin = msgspec.structs.replace(begin, args=replace(begin.args, model=model))
-            _serve(begin, inbox, link, own_host)
+            _serve(begin, inbox, say, own_host)
     except BaseException as error:
-        words = f"{type(error).__name__}: {error}"
-        link.sendall(reports.frame(msg.Failed(words)))
+        say(msg.Failed(f"{type(error).__name__}: {error}"))
         raise
+
+
+class Speaker:
+    """Reports to the first rank; threads that read a disk have some as well."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link, self._reports, self._lock = link, msg.reports(), threading.Lock()
+
+    def __call__(self, report: msg.Report) -> None:
+        with self._lock:
+            self._link.sendall(self._reports.frame(report))
 
 
 def _listen(link: socket.socket, inbox: queue.SimpleQueue[msg.Order]) -> None:
@@ -57,7 +77,7 @@ def _listen(link: socket.socket, inbox: queue.SimpleQueue[msg.Order]) -> None:
 
 
 def _serve(
-    begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], link: socket.socket, own_host: str
+    begin: msg.Begin, inbox: queue.SimpleQueue[msg.Order], say: Speaker, own_host: str
 ) -> None:
     """One model, until it is forgotten."""
     from quire.engine.build import build_engine
@@ -65,7 +85,6 @@ def _serve(
     from quire.engine.rank_group import ranks_of
     from quire.engine.seat import OtherSeat
     from quire.load.open import open_model
-    from quire.runner.stage_runner import BesideFirstRunner
 
     def await_pages() -> int:
         pages = inbox.get()
@@ -80,27 +99,50 @@ def _serve(
             raise CheckpointError(
                 f"{args.model} on this machine is another model than the first one has; copy that"
             )
-        link.sendall(msg.reports().frame(msg.SameModel()))
+        say(msg.SameModel())
     seat = OtherSeat(args, ranks_of(begin, own_host=own_host), await_pages)
     runner = build_engine(args, open_model(args).checkpoint, seat=seat).runner
-    link.sendall(msg.reports().frame(msg.Ready()))
-    assert runner.adapters is not None
+    assert seat.tiers is not None
+    say(msg.Ready(seat.tiers.mark, seat.tiers.trouble))
     while not isinstance(order := inbox.get(), msg.End):
-        match order:
-            case msg.Step(plan):
-                runner.execute(plan).result()
-            case msg.Settle():
-                assert isinstance(runner, BesideFirstRunner)
-                runner.settle()
-            case msg.Rebalance():
-                if runner.balancer is not None:
-                    runner.balancer.rebalance()
-            case msg.PutAdapter(number, path):
-                runner.adapters.put(number, path)
-            case msg.DropAdapter(number):
-                runner.adapters.drop(number)
-            case _:
-                raise AssertionError(f"got {order}, want a step")
+        _obey(order, runner, seat.tiers, say)
+    seat.tiers.close(FLUSH_S)
+
+
+def _obey(order: msg.Order, runner: ModelRunner, tiers: OtherTiers, say: Speaker) -> None:
+    from quire.runner.stage_runner import BesideFirstRunner
+
+    assert runner.adapters is not None
+    match order:
+        case msg.Step(plan):
+            runner.execute(plan).result()
+        case msg.Settle():
+            assert isinstance(runner, BesideFirstRunner)
+            runner.settle()
+        case msg.GivePrompts(are_read):
+            runner.give_prompts(_leave if are_read else None)
+        case msg.HandOver(every_token):
+            runner.hand_over(StateReads(every_token=every_token))
+        case msg.Rebalance():
+            if runner.balancer is not None:
+                runner.balancer.rebalance()
+        case msg.FetchPages() | msg.LetGo():
+            tiers.obey(order)
+        case msg.OpenTiers(mark):
+            say(msg.TiersOpen(tiers.open(mark, say)))
+        case msg.CloseTiers(seconds):
+            tiers.close(seconds)
+            say(msg.TiersClosed())
+        case msg.PutAdapter(number, path):
+            runner.adapters.put(number, path)
+        case msg.DropAdapter(number):
+            runner.adapters.drop(number)
+        case _:
+            raise AssertionError(f"got {order}, want a step")
+
+
+def _leave(id: RequestId, start: int, hidden: Tensor, targets: Tensor) -> None:
+    """Prompts are read on the first rank."""
 
 
 if __name__ == "__main__":

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.config import EngineArgs
+from quire.config import Decision, EngineArgs
 from quire.dist.ranks import ALONE, Ranks
+from quire.engine.tier_identity import PageMakers
+from quire.engine.tier_parts import TierParts, open_tiers
 from quire.runner.rank_runner import FirstRunner, OtherRunner, Others
 from quire.runner.runner import ModelRunner
 from quire.runner.stage_runner import BesideFirstRunner, FirstStageRunner, LaterStageRunner
 
 if TYPE_CHECKING:
     from quire.engine.rank_group import RankGroup
+    from quire.engine.rank_tiers import OtherTiers
 
 
 class Seat(Protocol):
@@ -30,6 +33,12 @@ class Seat(Protocol):
 
     def runner(self, *parts: Any) -> ModelRunner:
         """Made of what a `ModelRunner` is made of."""
+        ...
+
+    def open_tiers(
+        self, made: PageMakers, runner: ModelRunner, decisions: list[Decision]
+    ) -> TierParts:
+        """What keeps pages outside the pool."""
         ...
 
 
@@ -46,6 +55,11 @@ class LoneSeat:
     def runner(self, *parts: Any) -> ModelRunner:
         return ModelRunner(*parts)
 
+    def open_tiers(
+        self, made: PageMakers, runner: ModelRunner, decisions: list[Decision]
+    ) -> TierParts:
+        return open_tiers(self.args, made, runner, decisions)
+
 
 class FirstSeat:
     def __init__(self, args: EngineArgs, group: RankGroup) -> None:
@@ -61,9 +75,17 @@ class FirstSeat:
 
     def runner(self, *parts: Any) -> ModelRunner:
         group = self._group
-        others = Others(group.announce, group.rebalance, group.settle, group.lost)
+        heard = (group.give_prompts, group.hand_over)
+        others = Others(group.announce, group.rebalance, *heard, group.settle, group.lost)
         kind = FirstRunner if self.ranks.stage.is_only else FirstStageRunner
         return kind(others, self.ranks.comm, *parts)
+
+    def open_tiers(
+        self, made: PageMakers, runner: ModelRunner, decisions: list[Decision]
+    ) -> TierParts:
+        from quire.engine.rank_tiers import open_first
+
+        return open_first(self.args, made, runner, decisions, self._group)
 
 
 class OtherSeat:
@@ -71,6 +93,7 @@ class OtherSeat:
 
     def __init__(self, args: EngineArgs, ranks: Ranks, await_pages: Callable[[], int]) -> None:
         self.args, self.ranks, self._await_pages = args, ranks, await_pages
+        self.tiers: OtherTiers | None = None  # that the first rank has not opened so far
 
     def num_pages(self, sized: Callable[[], int]) -> int:
         return self._await_pages()
@@ -80,6 +103,14 @@ class OtherSeat:
         if not stage.is_first:
             return LaterStageRunner(*parts)
         return (OtherRunner if stage.is_only else BesideFirstRunner)(self.ranks.comm, *parts)
+
+    def open_tiers(
+        self, made: PageMakers, runner: ModelRunner, decisions: list[Decision]
+    ) -> TierParts:
+        from quire.engine.rank_tiers import OtherTiers
+
+        self.tiers = OtherTiers(self.args, made, runner)
+        return TierParts()
 
 
 def seat_of(args: EngineArgs, group: RankGroup | None = None) -> Seat:

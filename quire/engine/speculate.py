@@ -7,38 +7,21 @@ as well, so both models live in one budget and one page table.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
-from quire.attn.backend import AttentionBackend, AttnSpec
-from quire.attn.select import select_backend
+from quire.attn.backend import AttentionBackend
 from quire.config import Decision, EngineArgs, EngineConfig
-from quire.engine.cache_form import plain_form
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_exit import ExitPart, open_exit
 from quire.engine.draft_heads import (
     FeaturePart,
     HeadPart,
     MedusaPart,
-    TargetModel,
-    check_is_model,
     open_head,
 )
-from quire.engine.gpu_weights import keeps_packed_on
-from quire.engine.load_model import load_model
+from quire.engine.draft_model import DraftModel, open_draft_model, open_whole_exit
+from quire.engine.whole_ends import TargetModel
 from quire.errors import NotSupported
-from quire.kv.spec import CacheSpec
-from quire.load.open import has_tokenizer, open_model
-from quire.load.wish import Wish
-from quire.memory.pool import PagePool
-from quire.models.decoder import Decoder, heads_of
-from quire.models.kv_cache import cache_of
-from quire.models.registry import spec_of
-from quire.models.spec import ModelSpec
-from quire.models.translate import translate
-from quire.quant.load_forms import load_form
 from quire.runner.drafter import ModelDrafter, drafting_rows
 from quire.runner.feature_drafter import FeatureDrafter
 from quire.runner.medusa_drafter import MedusaDrafter
@@ -52,30 +35,9 @@ from quire.spec.neural import CHANCE
 from quire.spec.proposer import Proposer
 from quire.spec.speculation import Limits, Speculation
 from quire.speculative import METHODS, SpecConfig, describe, parse_speculative
-from quire.text.shared_tokens import SharedTokens, are_alike
-from quire.text.tokenizer import Tokenizer
 
 HEADS = ("eagle3", "medusa", "mtp")  # methods whose drafts a head makes of hidden states
 AnyDrafter = ModelDrafter | FeatureDrafter | MedusaDrafter
-
-
-@dataclass(frozen=True, slots=True)
-class DraftModel:
-    """A loaded model that drafts, and what each page must hold of it."""
-
-    model: Decoder
-    heads: AttnSpec
-    backend: AttentionBackend
-    cache: CacheSpec
-    taps: tuple[int, ...] = ()
-    most: int | None = None
-
-    @property
-    def page_bytes(self) -> int:
-        return self.cache.page_bytes
-
-    def pool(self, num_pages: int) -> PagePool:
-        return PagePool(self.backend, self.heads, self.cache, num_pages, self.model.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +59,13 @@ class SpecParts:
         if config.model_part in HEADS:
             return SpecParts(config, cpu, open_head(config, args, target, cpu))
         if config.model_part == "early_exit":
-            return SpecParts(config, cpu, open_exit(config, args, target, cpu))
+            part = open_exit(config, args, target, cpu)
+            if target.model.ranks.num_processes == 1:
+                return SpecParts(config, cpu, part)
+            return SpecParts(config, cpu, open_whole_exit(part, args, target, engine, cpu))
         if config.model is None:
             return SpecParts(config, cpu)
-        return SpecParts(config, cpu, _draft_model(config, args, target, engine, cpu))
+        return SpecParts(config, cpu, open_draft_model(config, args, target, engine, cpu))
 
     @property
     def page_bytes(self) -> int:
@@ -134,8 +99,7 @@ class SpecParts:
         """A model or a head that drafts for this runner."""
         draft, max_tokens = self.draft, engine.sched.max_num_batched_tokens
         if isinstance(draft, (MedusaPart, FeaturePart)):
-            target.taps = draft.taps
-            target.prompt_graphs = None  # hidden states stay inside of them
+            target.hand_over(draft.reads)
             return draft.attach(target, max_tokens)
         if isinstance(draft, DraftModel):
             model, heads, backend = draft.model, draft.heads, draft.backend
@@ -152,55 +116,6 @@ class SpecParts:
         runner.tapes = self.cpu.record(model, backend, pool, engine, notes)
         decisions += [Decision(f"draft {note.what}", note.value, note.why) for note in notes]
         return ModelDrafter(target, runner, max_tokens)
-
-
-def _draft_model(
-    config: SpecConfig, args: EngineArgs, target: TargetModel, engine: EngineConfig, cpu: CpuPath
-) -> DraftModel:
-    assert config.model is not None
-    own = replace(args, model=config.model, tokenizer=None)
-    own = replace(own, skip_tokenizer_init=args.skip_tokenizer_init or not has_tokenizer(own))
-    opened = open_model(own)
-    checkpoint = opened.checkpoint
-    check_is_model(config.model, checkpoint.config)
-    spec = spec_of(checkpoint.config)
-    _check_fits(config.model, spec)
-    change = _translation(config.model, spec, opened.tokenizer, target)
-    heads, device = heads_of(spec, args.page_size), target.model.device
-    dtype: torch.dtype = getattr(torch, engine.dtype)
-    _, backend = select_backend(None, device, dtype, heads)
-    form = load_form(config.quantization) if config.quantization else None
-    wish = Wish(cpu.keeps_packed or keeps_packed_on(device, own, checkpoint), form)
-    model, ops = load_model(
-        checkpoint, spec, heads, engine, cpu, wish, dtype, device, change=change
-    )
-    backend = cpu.attention(backend, ops)
-    cache = cache_of(spec, plain_form(backend.cache_dtype), page_size=args.page_size)
-    return DraftModel(model, heads, backend, cache)
-
-
-def _translation(
-    name: str, spec: ModelSpec, own: Tokenizer | None, target: TargetModel
-) -> Callable[[Decoder], None] | None:
-    """What makes a drafter of another vocabulary speak the target's; None: it does already."""
-    theirs, num_tokens = target.tokenizer, target.model.spec.vocab_size
-    if own is None or theirs is None:
-        if spec.vocab_size == num_tokens:
-            return None
-        raise NotSupported(
-            f"got speculative_config.model={name!r} with {spec.vocab_size} tokens for a model with"
-            f" {num_tokens}, and no tokenizer to compare them by: use a model of the same family,"
-            " leave skip_tokenizer_init out, or use method 'suffix'"
-        )
-    if spec.vocab_size == num_tokens and are_alike(own, theirs):
-        return None
-    shared = SharedTokens.of(own, (spec.vocab_size, num_tokens), theirs)
-    if not shared.pairs:
-        raise NotSupported(
-            f"got speculative_config.model={name!r}, which has no token in common with the model it"
-            " is to draft for; use another, or method 'suffix'"
-        )
-    return lambda model: translate(model, shared)
 
 
 def _up_to(config: SpecConfig, most: int | None) -> SpecConfig:
@@ -220,20 +135,6 @@ def _up_to(config: SpecConfig, most: int | None) -> SpecConfig:
             f" there are {most} heads; use {most} or less"
         )
     return replace(config, num_speculative_tokens=most)
-
-
-def _check_fits(name: str, spec: ModelSpec) -> None:
-    if any(window is not None for window in spec.windows):
-        raise NotSupported(
-            f"got speculative_config.model={name!r}, whose layers see only a window: its pages lie"
-            " under the numbers of the target's, which keeps no windows for it; use a model"
-            " without windows"
-        )
-    if spec.rope is None:
-        raise NotSupported(
-            f"got speculative_config.model={name!r}, whose positions end at"
-            f" {spec.max_positions}: use a model with rotary positions"
-        )
 
 
 def speculation_of(

@@ -23,6 +23,7 @@ import torch
 
 from quire.attn.backend import AttentionBackend
 from quire.config import EngineArgs, EngineConfig
+from quire.dist.ranks import ALONE, Ranks
 from quire.engine.pack_identity import SETTLED_S
 from quire.kv.spec import CacheSpec
 from quire.load.checkpoint import Checkpoint
@@ -31,7 +32,8 @@ from quire.models.spec import ModelSpec
 from quire.nn.ops import Ops
 
 PACKAGE = Path(__file__).parent.parent
-SOURCES = ("attn", "kernels", "load", "lora", "memory", "models", "native", "nn", "ops", "quant")
+_MODEL = ("dist", "load", "lora", "memory", "models", "nn", "quant")
+SOURCES = ("attn", "kernels", "native", "ops", *_MODEL)
 BY_LENGTH = ("dynamic", "longrope")  # rotations that depend on the longest context
 
 
@@ -45,6 +47,7 @@ class PageMakers(NamedTuple):
     ops: Ops
     backend: AttentionBackend
     cache: CacheSpec
+    ranks: Ranks = ALONE  # whose share of each page it is
 
 
 def fingerprint(made: PageMakers, args: EngineArgs, memo: Path) -> bytes:
@@ -57,7 +60,7 @@ def fingerprint(made: PageMakers, args: EngineArgs, memo: Path) -> bytes:
         json.dumps(made.checkpoint.config, default=repr, sort_keys=True),
         *(repr(made.wish), made.config.dtype, longest, str(args.quantization)),
         *(type(made.ops).__name__, type(made.backend).__name__, str(made.backend.cache_dtype)),
-        _layout(made.cache),
+        *(_layout(made.cache), _place(made.ranks)),
         *(torch.__version__, machine(made.config.device), _sources()),
     ]
     return hashlib.sha256("\0".join(parts).encode()).digest()
@@ -75,6 +78,22 @@ def _layout(cache: CacheSpec) -> str:
     scales = sorted((layer, *pair) for layer, pair in cache.scales.items())
     known = (cache.shape, cache.groups, cache.page_size, cache.plain, cache.coded)
     return repr((*known, sorted(cache.skipped), scales))
+
+
+def _place(ranks: Ranks) -> str:
+    """Among how many, cut how, and which of them."""
+    beside, behind = (ranks.rank, ranks.size), (ranks.stage.index, ranks.stage.count)
+    return repr((*beside, *behind, ranks.splits_sums))
+
+
+def group_mark(marks: Sequence[bytes]) -> bytes:
+    """Of all ranks' fingerprints, by process: every share follows from what all of them have."""
+    return hashlib.sha256(b"".join(marks)).digest()
+
+
+def share_mark(group: bytes, own: bytes) -> bytes:
+    """Of one rank's share: no other rank's folder can stand in for it."""
+    return hashlib.sha256(group + own).digest()
 
 
 def _weights(made: PageMakers, memo: Path) -> str:

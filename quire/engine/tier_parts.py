@@ -27,6 +27,7 @@ from quire.engine.device_place import DevicePlace, open_place
 from quire.engine.tier_identity import PageMakers, fingerprint
 from quire.errors import NotSupported, TransferError
 from quire.kv.spec import CacheSpec
+from quire.kv.tier_index import TierIndex
 from quire.memory.rooms import Rooms
 from quire.memory.sizing import size_text
 from quire.memory.transfer import PageTransfer, Transfer
@@ -43,6 +44,7 @@ from quire.tiers.segment import Sealer
 from quire.tiers.tempo import Tempo
 from quire.tiers.tiers import MAX_BACKLOG, MAX_STAGED, Tiers
 
+MEMO = "weights.json"  # remembers digests of the model's files
 DISK_SIZE = 8 << 30  # where none is said
 LENT_MEMORY = 1 << 30  # the same, of engines that prefill: pages wait there to be taken
 LISTEN = "127.0.0.1:7300"
@@ -79,6 +81,7 @@ class TierParts(NamedTuple):
     tiers: Tiers | None = None
     secret: bytes | None = None  # of prefix keys; None: random
     transfer: Transfer | None = None
+    asked: TierIndex | None = None  # what policy asks, where that is not `tiers`
 
 
 def open_tiers(
@@ -90,27 +93,25 @@ def open_tiers(
     limit, pool = _memory_limit(args), runner.pool
     memory = MemoryShelf(limit)
     if limit:
-        decisions.append(_holds("kv host memory", limit, made.cache))
-    secret = None
-    if args.kv_role != "both" or args.kv_secret:
-        secret = _common_secret(args)
+        decisions.append(holds("kv host memory", limit, made.cache))
+    secret = common_secret(args)
     disk = None
     if args.kv_disk:
-        folder, size = Path(args.kv_disk).expanduser(), args.kv_disk_size or DISK_SIZE
+        folder, size = Path(args.kv_disk).expanduser(), disk_size(args)
         try:
-            secret, disk = _open_disk(folder, size, secret, made, args)
+            secret = disk_secret(folder, secret)
+            mark = fingerprint(made, args, folder / MEMO)
+            disk = DiskShelf(folder, size, mark, Sealer(secret), scribe())
         except (OSError, NotSupported) as error:
-            decisions.append(Decision("kv disk", "off", str(error)))
-            log_event("kv_disk_off", severity=logging.WARNING, reason=str(error))
+            decisions.append(no_disk(error))
         else:
-            decisions.append(Decision("kv disk", f"{folder}, {size_text(size)}", _found(disk)))
+            decisions.append(Decision("kv disk", f"{folder}, {size_text(size)}", found(disk)))
     if disk is None and not limit and args.kv_role == "both":
         return TierParts(None, secret)
     node_bytes = len(pool.groups) * pool.page_bytes
     place = rooms = None
     if made.config.device == "cpu":
-        most = limit + (MAX_STAGED + max(MAX_BACKLOG, limit // 2) if disk is not None else 0)
-        rooms = Rooms(most // node_bytes + 1, node_bytes, is_locked=False)
+        rooms = rooms_on_host(limit, disk is not None, node_bytes)
     else:
         place = open_place(pool, limit, brings=disk is not None or args.kv_role != "both")
         decisions.append(place.decision)
@@ -127,21 +128,36 @@ def open_tiers(
     return TierParts(tiers, secret, transfer)
 
 
+def rooms_on_host(limit: int, has_disk: bool, node_bytes: int) -> Rooms:
+    """Memory for pages that are kept, and for those on their way to the disk or from it."""
+    most = limit + (MAX_STAGED + max(MAX_BACKLOG, limit // 2) if has_disk else 0)
+    return Rooms(most // node_bytes + 1, node_bytes, is_locked=False)
+
+
 def planned_tiers(args: EngineArgs, cache: CacheSpec) -> list[Decision]:
     """What each tier would hold, before anything is opened: for `quire inspect`."""
     sizes = {"kv host memory": _memory_limit(args)}
     if args.kv_disk:
-        sizes["kv disk"] = args.kv_disk_size or DISK_SIZE
-    return [_holds(what, size, cache) for what, size in sizes.items() if size]
+        sizes["kv disk"] = disk_size(args)
+    return [holds(what, size, cache) for what, size in sizes.items() if size]
 
 
 def _memory_limit(args: EngineArgs) -> int:
     return args.kv_host_memory or (LENT_MEMORY if args.kv_role == "prefill" else 0)
 
 
-def _holds(what: str, size: int, cache: CacheSpec) -> Decision:
+def disk_size(args: EngineArgs) -> int:
+    return args.kv_disk_size or DISK_SIZE
+
+
+def holds(what: str, size: int, cache: CacheSpec, whose: str = "") -> Decision:
     tokens = size // (len(cache.groups) * cache.page_bytes) * cache.page_size
-    return Decision(what, size_text(size), f"{tokens:,} tokens that the pool may forget")
+    return Decision(what, size_text(size) + whose, f"{tokens:,} tokens that the pool may forget")
+
+
+def no_disk(why: Exception) -> Decision:
+    log_event("kv_disk_off", severity=logging.WARNING, reason=str(why))
+    return Decision("kv disk", "off", str(why))
 
 
 def connect_tiers(parts: TierParts, core: EngineCore, runner: ModelRunner) -> None:
@@ -149,7 +165,7 @@ def connect_tiers(parts: TierParts, core: EngineCore, runner: ModelRunner) -> No
     tiers = parts.tiers
     if tiers is None:
         return
-    core.scheduler.kv.connect(tiers)
+    core.scheduler.kv.connect(parts.asked or tiers)
     runner.transfer = parts.transfer
     core.on_step = tiers.tempo.stepped
     weakref.finalize(core, tiers.close)
@@ -159,7 +175,10 @@ def _secret_file(args: EngineArgs) -> Path:
     return Path(args.kv_secret or env.cache_folder() / "kv-secret").expanduser()
 
 
-def _common_secret(args: EngineArgs) -> bytes:
+def common_secret(args: EngineArgs) -> bytes | None:
+    """Of engines that find each other's pages; None: there are none."""
+    if args.kv_role == "both" and not args.kv_secret:
+        return None
     path = _secret_file(args)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -168,23 +187,20 @@ def _common_secret(args: EngineArgs) -> bytes:
         raise NotSupported(f"cannot use {path} as kv_secret: {error}; name another file") from error
 
 
-def _open_disk(
-    folder: Path, size: int, secret: bytes | None, made: PageMakers, args: EngineArgs
-) -> tuple[bytes, DiskShelf]:
+def disk_secret(folder: Path, secret: bytes | None = None) -> bytes:
+    """Of a folder, which is made where there is none."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    secret = secret or read_secret(folder / "secret")
-    mark = fingerprint(made, args, folder / "weights.json")
-    return secret, DiskShelf(folder, size, mark, Sealer(secret), _scribe())
+    return secret or read_secret(folder / "secret")
 
 
-def _scribe() -> Scribe:
+def scribe() -> Scribe:
     library = find_library().library
     if library is None or not library.can_seal():
         return PlainScribe()
     return NativeScribe(library)
 
 
-def _found(disk: DiskShelf) -> str:
+def found(disk: DiskShelf) -> str:
     text = f"{len(disk):,} pages of this model found, {size_text(disk.num_bytes)} in use"
     if disk.num_foreign:
         text += f"; {disk.num_foreign} files are of another model, form or version"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import BadRequest
-from quire.evaluate.score import log_softmax, pieces, read_prompts
+from quire.evaluate.score import log_softmax, output_of, pieces, read_prompts
 from quire.evaluate.stats import Floats
 from quire.evaluate.texts import Windows
 from quire.llm import LLM
@@ -36,7 +36,7 @@ class Reference:
     """A model that others are compared with, reduced to what the comparison reads."""
 
     def __init__(self, llm: LLM, windows: Windows) -> None:
-        spec, self._model = llm._engine.spec, llm._engine.runner.model
+        spec, self._model = llm._engine.spec, output_of(llm)
         self.windows, self.vocab_size = windows, spec.vocab_size
         shape = (len(windows.ids), windows.length - 1, spec.hidden_size)
         with tempfile.TemporaryFile(prefix="quire-states-") as file:  # gone with the mapping
@@ -73,7 +73,7 @@ def score_windows(
     llm: LLM, windows: Windows, reference: Reference | None = None, keep: Reference | None = None
 ) -> TokenScores:
     """Compared with the `reference`; or to `keep` its states as one."""
-    model = llm._engine.runner.model
+    model = output_of(llm)
     shape = (len(windows.ids), windows.length - 1)
     made = TokenScores(np.zeros(shape))
     if reference is not None:

@@ -18,8 +18,10 @@ from torch import Tensor
 from quire.bench.offline import measure_latency
 from quire.llm import LLM
 from quire.load.hub import file_bytes, resolve_model
+from quire.native.exchange import SharedComm
 from quire.nn.attention import RopeTables
 
+NOT_WEIGHTS = (RopeTables, SharedComm, type, types.ModuleType)
 PROMPT, ANSWER, REPEATS = 32, 48, 2  # of the request whose speed is measured
 
 
@@ -83,13 +85,14 @@ def footprint(llm: LLM, watch: MemoryWatch) -> Footprint:
 
 
 def resident_bytes(root: object) -> int:
-    """Bytes of all tensors reachable from a model or a part of it, but tables of positions."""
+    """Bytes of all tensors reachable from a model or a part of it, but tables of positions and
+    memory that ranks talk through."""
     seen: set[int] = set()
     storages: dict[int, int] = {}
     waiting = [root]
     while waiting:
         one = waiting.pop()
-        if id(one) in seen or isinstance(one, (RopeTables, type, types.ModuleType)):
+        if id(one) in seen or isinstance(one, NOT_WEIGHTS):
             continue
         seen.add(id(one))
         if isinstance(one, Tensor):

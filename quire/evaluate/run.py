@@ -7,6 +7,7 @@ time, and the reference's head.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +53,8 @@ def run(arms: Sequence[Arm], against: Arm | None, work: Work, say: Say) -> list[
     """The reference's outcome comes first."""
     for arm in (*arms, *([against] if against else [])):
         _check_text(arm, work.text)
+    if (count := _num_ranks(work.options)) > 1:
+        say(f"bytes of memory are those of the first of {count} ranks")
     found: list[Outcome] = []
     reference: Reference | None = None
     if against is not None:
@@ -63,6 +66,11 @@ def run(arms: Sequence[Arm], against: Arm | None, work: Work, say: Say) -> list[
             say(arm.name)
             found.append(_run_arm(arm, work, reference))
     return found
+
+
+def _num_ranks(options: dict[str, Any]) -> int:
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+    return math.prod(int(options.get(size) or 1) for size in sizes)
 
 
 def _run_reference(arm: Arm, work: Work) -> tuple[Outcome, Reference]:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from quire.engine.build import ends_of
 from quire.errors import EngineDead
 from quire.llm import LLM
+from quire.models.decoder import Decoder
 from quire.params import SamplingParams
 from quire.progress import progress_bar
 from quire.request import RequestId
@@ -35,16 +37,21 @@ def read_prompts(llm: LLM, prompts: Sequence[Sequence[int]], read: Reader, label
         read(number[request], start, hidden, targets)
 
     runner = llm._engine.runner
-    runner.prompt_reader = take
+    runner.give_prompts(take)
     try:
         with progress_bar(label, len(asked)) as advance:
             llm._loop.run(asked, advance)
     finally:
-        runner.prompt_reader = None
+        runner.give_prompts(None)
     for conversation in asked:
         output = conversation.result().outputs[0]
         if output.finish_reason == "error":
             raise EngineDead(f"a prompt could not be scored: {output.stop_reason}")
+
+
+def output_of(llm: LLM) -> Decoder:
+    """What makes logits of hidden states here, whole: other ranks have no part in judging."""
+    return ends_of(llm.args, llm._engine.runner.model)
 
 
 def pieces(num_positions: int, vocab_size: int) -> Iterator[slice]:

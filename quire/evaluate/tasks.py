@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.errors import BadRequest
-from quire.evaluate.score import log_softmax, pieces, read_prompts
+from quire.evaluate.score import log_softmax, output_of, pieces, read_prompts
 from quire.evaluate.stats import Estimate, Floats, item_mean
 from quire.llm import LLM
 from quire.text.tokenizer import Tokenizer
@@ -120,7 +120,7 @@ def score_task(llm: LLM, items: Sequence[Item], name: str) -> TaskScore:
 
 def answer_logprobs(llm: LLM, asked: Sequence[Choice], name: str) -> Floats:
     """The log-probability of each answer's tokens, summed."""
-    model = llm._engine.runner.model
+    model = output_of(llm)
     found = [np.zeros(len(choice.ids) - 1) for choice in asked]
 
     def read(number: int, start: int, hidden: Tensor, targets: Tensor) -> None:

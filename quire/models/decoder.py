@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.attn.backend import AttnSpec
 from quire.dist.cuts import Cut
 from quire.dist.ranks import ALONE, Ranks
-from quire.dist.stages import Stage
+from quire.dist.stages import EndsOnly, Stage
 from quire.errors import NotSupported
 from quire.forward import ForwardContext, LayerContext, Stream, Tail
 from quire.models.heads.vocabulary import DraftVocabulary
@@ -310,6 +310,11 @@ class Decoder:
         """With everybody's layers, as shapes without memory."""
         at = self.num_positions, self.dtype, torch.device("meta")
         return Decoder(self._spec, self._heads, *at, replace(self.ranks, stage=Stage()))
+
+    def ends(self) -> Decoder:
+        """Embedding and output alone, whole on this rank; nothing is loaded so far."""
+        at = self.num_positions, self.dtype, self.device
+        return Decoder(self._spec, self._heads, *at, Ranks(stage=EndsOnly(0, 2)))
 
     def ropes(self) -> Ropes:
         """Rotations of its layers, as `Attention.finish` takes them."""

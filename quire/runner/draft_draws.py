@@ -25,6 +25,7 @@ from quire.runner.sampling import sample_inputs
 from quire.runner.trees import StepTrees, TreeNode
 from quire.runner.upload import IntArray, Uploader
 from quire.sample.cpu_ops import CpuSampling
+from quire.sample.sampler import Sampler
 from quire.step import Work
 
 MAX_PLACES = 1 << 10  # nodes of a tree, at the very most
@@ -33,6 +34,7 @@ MAX_PLACES = 1 << 10  # nodes of a tree, at the very most
 class DraftDraws:
     def __init__(self, target: ModelRunner) -> None:
         self._target, self.rows = target, drafting_rows(target.rows, 1)
+        self._sampler = Sampler(target.sampler.ops)  # the target's may tell other ranks
         self._uploader = Uploader(target.model.device)
         self._matchers = LiveMatchers()
         size = target.model.spec.vocab_size
@@ -64,7 +66,7 @@ class DraftDraws:
         if self._judged and np.bitwise_or.reduce(self.rows.needs[shape.rows]) & GRAMMAR:
             mask, _ = self._masks.make(self.rows, fed, shape)
         inputs = sample_inputs(self.rows, shape, sent, self._uploader, mask)
-        drawn = self._target.sampler(logits, inputs)
+        drawn = self._sampler(logits, inputs)
         if mask is not None:
             self._follow(fed, drawn.tokens)
 
@@ -83,10 +85,9 @@ class DraftDraws:
             self._fork_roots(nodes)
             mask, _ = self._masks.make(self.rows, fed, shape)
         inputs = sample_inputs(self.rows, shape, sent, self._uploader, mask)
-        sampler, width = self._target.sampler, max(len(node.children) for node in nodes)
-        ops = sampler.ops
+        ops, width = self._sampler.ops, max(len(node.children) for node in nodes)
         assert isinstance(ops, CpuSampling), f"{type(ops).__name__} draws one token for a row"
-        tokens = ops.ranked(sampler.edited(logits, inputs), inputs, width)  # [nodes, width]
+        tokens = ops.ranked(self._sampler.edited(logits, inputs), inputs, width)  # [nodes, width]
         made = [
             (at, rank, node.work.row, node.work.start + child)
             for at, node in enumerate(nodes)

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from quire.forward import StateReads
 from quire.grammar.live import LiveMatchers
 from quire.request import RequestId
 from quire.runner.gather import StepShape
@@ -73,11 +72,8 @@ class ModelDrafter:
             self._done[work.row] = work.start + work.num_drafts
         self.counts.seconds += time.perf_counter() - begun
 
-    def reads(self, works: Sequence[Work]) -> StateReads | None:
-        return None  # tokens are all it needs
-
     def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
-        """Nothing is kept."""
+        """Tokens are all it needs."""
 
     def _first(self, work: Work) -> list[Work]:
         """What the drafter has not read of a request yet, its newest token included."""

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.forward import StateReads
 from quire.runner.gather import StepShape
 from quire.runner.states import StepStates
 from quire.step import StepPlan, Work
@@ -31,10 +30,6 @@ class Drafter(Protocol):
         """Write the drafts of these works into their rows, behind their newest tokens."""
         ...
 
-    def reads(self, works: Sequence[Work]) -> StateReads | None:
-        """Which hidden states of a step with these works it wants to `keep`; None: none."""
-        ...
-
     def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
-        """What the target computed in this step."""
+        """What the target computed in this step, of all that the runner was told to hand over."""
         ...

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec
-from quire.forward import Batch, LayerContext, StateReads
+from quire.forward import Batch, LayerContext
 from quire.memory.pool import PagePool
 from quire.models.heads.feature_head import FeatureHead, Guessed, Stored
 from quire.native.tape import NotRecordable
@@ -75,9 +75,6 @@ class FeatureDrafter:
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         self.layer.pool.copy(sources, targets)
-
-    def reads(self, works: Sequence[Work]) -> StateReads | None:
-        return self.layer.head.reads if any(map(self._is_read, works)) else None
 
     def _is_read(self, work: Work) -> bool:
         return work.is_read and self._target.rows.may_draft(work.row)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.forward import StateReads
 from quire.models.heads.medusa import MedusaHeads
 from quire.request import RequestId
 from quire.runner.draft_draws import DraftDraws
@@ -39,9 +38,6 @@ class MedusaDrafter:
 
     def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
         """There are none."""
-
-    def reads(self, works: Sequence[Work]) -> StateReads | None:
-        return self.heads.reads if any(map(self._is_read, works)) else None
 
     def _is_read(self, work: Work) -> bool:
         return work.is_read and self._target.rows.may_draft(work.row)

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from quire.dist.comm import Comm
-from quire.errors import NotSupported, RankLost
+from quire.errors import RankLost
+from quire.forward import StateReads
+from quire.runner.prompt_parts import PromptReader
 from quire.runner.runner import ModelRunner
 from quire.sample.inputs import SampleInputs, SampleOutput
 from quire.sample.ops import SampleOps
@@ -27,6 +29,8 @@ class Others(NamedTuple):
 
     announce: Callable[[StepPlan], None]  # before a plan is executed
     rebalance: Callable[[], None]  # before experts move
+    give_prompts: Callable[[bool], None]  # whether the first one reads prompts in its own way
+    hand_over: Callable[[bool], None]  # whether hidden states of every token are read here
     settle: Callable[[], None]  # before the oldest step of those launched is drawn, in stages
     lost: Callable[[BaseException], RankLost]  # they cannot go on; returns what to raise
 
@@ -40,10 +44,6 @@ class FirstRunner(ModelRunner):
         self.sampler = TellingSampler(self.sampler.ops, comm)
 
     def execute(self, plan: StepPlan) -> Pending:
-        if self.prompt_reader is not None:
-            raise NotSupported(
-                "hidden states of prompts are read on one rank only; start one without others"
-            )
         self._announce(plan)
         with self._together():
             return super().execute(plan)
@@ -68,6 +68,14 @@ class FirstRunner(ModelRunner):
                 raise
             raise lost from error
 
+    def give_prompts(self, reader: PromptReader | None) -> None:
+        super().give_prompts(reader)
+        self._others.give_prompts(reader is not None)
+
+    def hand_over(self, reads: StateReads) -> None:
+        super().hand_over(reads)
+        self._others.hand_over(not reads.leaves_tail(self.model.spec.num_layers))
+
     def _make_drafts(self, plan: StepPlan, sent: dict[str, Tensor]) -> Tensor | None:
         made = super()._make_drafts(plan, sent)
         if made is not None:
@@ -81,13 +89,14 @@ class OtherRunner(ModelRunner):
         self._comm, self.sampler = comm, ToldSampler(self.sampler.ops, comm)
 
     def _make_drafts(self, plan: StepPlan, sent: dict[str, Tensor]) -> Tensor | None:
-        """The first rank has a model that makes them."""
+        """The first rank has what makes them."""
         at = drafted(plan)
-        if len(at[0]):
-            tokens = torch.empty(len(at[0]), dtype=torch.int32, device=self.rows.tokens.device)
-            self._comm.tell(tokens)
-            self.rows.tokens.index_put_(at, tokens)
-        return None
+        if not len(at[0]):
+            return None
+        tokens = torch.empty(len(at[0]), dtype=torch.int32, device=self.rows.tokens.device)
+        self._comm.tell(tokens)
+        self.rows.tokens.index_put_(at, tokens)
+        return self._drafts_of(sent)
 
 
 def drafted(plan: StepPlan) -> tuple[Tensor, Tensor]:

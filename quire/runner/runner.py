@@ -10,7 +10,7 @@ returns a pending result and does not wait for the device. The one exception is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec, prompt_planner
-from quire.forward import Batch, ForwardContext, Tail, Taps
+from quire.forward import Batch, ForwardContext, StateReads, Tail, Taps
 from quire.grammar.live import LiveMatchers
 from quire.lora.bank import AdapterBank
 from quire.memory.pool import PagePool
@@ -84,7 +84,7 @@ class ModelRunner:
         self.urge: Urge | None = None  # likewise, where steps of the background may be given up
         self.prompt_reader: PromptReader | None = None  # takes the place of prompt logprobs
         self.drafter: Drafter | None = None  # likewise, where a model makes drafts
-        self.taps: tuple[int, ...] = ()  # layers whose input the drafter reads; likewise
+        self.state_reads: StateReads | None = None  # what the drafter reads of steps; likewise
         self.adapters: AdapterBank | None = None  # likewise, where adapters can be added
         self.adapted_graphs: AdaptedGraphs | None = None  # likewise, where they are on a GPU
         self.transfer: Transfer | None = None  # likewise, where pages are kept elsewhere too
@@ -115,8 +115,7 @@ class ModelRunner:
     def _launch(self, plan: StepPlan) -> Launched | None:
         """Up to the forward; None: nobody feeds anything."""
         plan = plan if self.homes is None else self.homes.own_part(plan)
-        staging, transfer = self._stage, self.transfer
-        shape, sent = staging(plan) if transfer is None else transfer.around(plan, staging)
+        shape, sent = self._prepare(plan)
         if shape is None:
             self.admit(plan)
             return None
@@ -156,6 +155,11 @@ class ModelRunner:
         self.masks.admit(plan.admissions)
 
     # ------------------------------------------------------------ inputs
+
+    def _prepare(self, plan: StepPlan) -> tuple[StepShape | None, dict[str, Tensor]]:
+        """All that comes before the forward."""
+        staging, transfer = self._stage, self.transfer
+        return staging(plan) if transfer is None else transfer.around(plan, staging)
 
     def _stage(self, plan: StepPlan) -> tuple[StepShape | None, dict[str, Tensor]]:
         """Apply the plan's edits to rows and pool, and bring its lengths to the device."""
@@ -200,6 +204,10 @@ class ModelRunner:
         if not works:
             return None
         self.drafter.fill(works)
+        return self._drafts_of(sent)
+
+    def _drafts_of(self, sent: dict[str, Tensor]) -> Tensor:
+        """What the rows have in the places of all samples."""
         places = sent.get("sample_places", sent["sample_positions"])
         return self.rows.tokens[sent["sample_rows"].long(), places.long()]
 
@@ -317,8 +325,26 @@ class ModelRunner:
         return made._replace(states=seen)
 
     def _keep(self, works: tuple[Work, ...], shape: StepShape, states: StepStates) -> None:
-        if self.drafter is not None and self.drafter.reads(works) is not None:
+        if self.drafter is not None and self._reads(works) is not None:
             self.drafter.keep(works, shape, states)
+
+    def give_prompts(self, reader: PromptReader | None) -> None:
+        """From now on hidden states of prompts whose logprobs are asked for go there instead."""
+        self.prompt_reader = reader
+
+    def hand_over(self, reads: StateReads) -> None:
+        """These hidden states are read of every step whose requests may draft."""
+        self.state_reads = reads
+        self.prompt_graphs = None  # hidden states stay inside of them
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose input the drafter reads."""
+        return () if self.state_reads is None else self.state_reads.layers
+
+    def _reads(self, works: Sequence[Work]) -> StateReads | None:
+        may = any(work.is_read and self.rows.may_draft(work.row) for work in works)
+        return self.state_reads if may else None
 
     def has_tail(self, plan: StepPlan, shape: StepShape) -> bool:
         num_dropped = shape.num_tokens - len(shape.sampled)
@@ -326,7 +352,7 @@ class ModelRunner:
             return False
         if shape.trees is not None and self.tapes is None:
             return False  # a tail's own plan knows no paths
-        reads = None if self.drafter is None else self.drafter.reads(plan.works)
+        reads = self._reads(plan.works)
         return reads is None or reads.leaves_tail(self.model.spec.num_layers)
 
     def tail(

@@ -110,7 +110,7 @@ class BesideFirstRunner(OtherRunner):
 class LaterStageRunner(ModelRunner):
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Pending:
-        shape, sent = self._stage(plan)
+        shape, sent = self._prepare(plan)
         if shape is not None:
             model, link = self.model, self.model.stage.link
             came = _rows(self, shape.num_tokens, model.stream_parts)

@@ -51,8 +51,10 @@ class DiskShelf:
         fingerprint: bytes,
         sealer: Sealer,
         scribe: Scribe | None = None,
+        patience_s: float = 0.0,
     ) -> None:
-        """`scribe` seals and writes. Raises NotSupported or OSError: the folder cannot be had."""
+        """`scribe` seals and writes. `patience_s`: how long to wait for a process that has the
+        folder still. Raises NotSupported or OSError: it cannot be had."""
         self.folder, self.limit = folder, limit
         self._sealer, self._preamble = sealer, sealer.preamble(fingerprint)
         self.scribe = scribe or PlainScribe()
@@ -67,7 +69,7 @@ class DiskShelf:
         self._is_closed = False
         self._resume = 0.0  # when writing may be tried again
         self.num_bytes = self.num_bad = self.num_removed = self.num_foreign = 0
-        self._claim = _claim(folder)
+        self._claim = _claim(folder, patience_s)
         self._scan()
 
     def __contains__(self, key: bytes) -> bool:
@@ -278,22 +280,31 @@ class DiskShelf:
         )
 
 
-def _claim(folder: Path) -> int:
+def _claim(folder: Path, patience_s: float) -> int:
     """The folder is ours until this file is closed, however the process ends."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    until = time.monotonic() + patience_s
+    while not (is_ours := _locks(fd)) and time.monotonic() < until:
+        time.sleep(0.05)
+    if not is_ours:
         owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "?"
         os.close(fd)
         raise NotSupported(
             f"{folder} is in use by process {owner}: one engine at a time can have it; give each a"
             " folder of its own"
-        ) from None
+        )
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def _locks(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _write_all(fd: int, data: bytes | Buffer) -> None:

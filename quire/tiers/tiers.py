@@ -118,6 +118,8 @@ class Tiers:
         self._reader, self._writer = Porter("kv-reader"), Porter("kv-writer")
         self._puller, self._lifter = Porter("kv-puller"), Porter("kv-lifter")
         self.remote: Remote | None = None
+        self.on_brought: Callable[[RequestId], None] | None = None  # called by a thread
+        self.close_others: Callable[[float], None] | None = None  # the tiers of other ranks
 
     # ------------------------------------------------------------ as TierIndex
 
@@ -166,6 +168,8 @@ class Tiers:
             finally:
                 with self._lock:
                     self._bringing.discard(owner)
+                if self.on_brought is not None:
+                    self.on_brought(owner)
 
         self._bringing.add(owner)
         porter.do(bring)
@@ -348,6 +352,8 @@ class Tiers:
 
     def close(self, seconds: float = 5.0) -> None:
         """Write what waits to be written, as far as there is time, and give the folder back."""
+        if self.close_others is not None:
+            self.close_others(seconds)
         if self.disk is not None:
             self.disk.scribe.hurry()
         self._writer.close(seconds)

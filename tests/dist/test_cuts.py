@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-
 from quire.dist.cuts import Cut, head_cuts, row_cuts, width_cuts
 from quire.errors import NotSupported
 from quire.flat_args import args_of
@@ -58,9 +57,7 @@ DRAFTS = {"method": "draft_model", "model": "default"}
 @pytest.mark.parametrize(
     ("changes", "way_out"),
     [
-        ({"kv_host_memory": 1 << 20}, "one rank"),
         ({"kv_role": "prefill"}, "one rank"),
-        ({"speculative_config": {"method": "early_exit"}}, "draft_model"),
         ({"tensor_parallel_size": 0}, "from 1 to"),
         ({"pipeline_parallel_size": 33}, "64 or less"),
         ({"tp_reduce": "tree"}, "'exact' or 'fast'"),

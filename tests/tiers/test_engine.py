@@ -235,7 +235,7 @@ def test_what_cannot_be_is_refused() -> None:
         ({"kv_disk_size": 1 << 30}, "which folder"),
         ({"kv_disk": "x", "kv_disk_size": 5}, "kv_disk_size=5"),
         ({"kv_host_memory": -1}, "kv_host_memory=-1"),
-        ({"kv_disk": "x", "tensor_parallel_size": 2}, "use one rank"),
+        ({"kv_role": "prefill", "tensor_parallel_size": 2}, "use one rank"),
     ):
         with pytest.raises(NotSupported, match=word):
             engine_of("floats", **args)

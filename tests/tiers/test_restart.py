@@ -19,6 +19,7 @@ from tests.hf import greedy
 from tests.lora.cases import merged, write_adapter
 
 IS_LONG = bool(os.environ.get("QUIRE_LONG_TESTS"))
+LONG_ONLY = pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, logprobs=1, ignore_eos=True)
 FIRST = [{"role": "user", "content": "Tell me of the quire, please."}]
 
@@ -68,9 +69,11 @@ def test_adapters_find_their_own_pages(make_llm: Callable[..., LLM], tmp_path: P
         llm._engine.tiers.close()
 
 
-def test_served_engine_goes_on_from_disk(tiny_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=LONG_ONLY)])
+def test_served_engine_goes_on_from_disk(ranks: int, tiny_folder: Path, tmp_path: Path) -> None:
     """Its engine is killed, the server started anew: each time the prefix is still there."""
     flags = ["--device", "cpu", "--page-size", "4", "--kv-disk", str(tmp_path), "--no-page"]
+    flags += ["--tensor-parallel-size", str(ranks)]
     flags += ["--generation-config", "none", "--dtype", "float32"]
     body = {
         "model": "tiny",
