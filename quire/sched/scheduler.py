@@ -270,6 +270,7 @@ class Scheduler:
         if not find_home(request, parent, self.running, self.kv):
             return 0
         cached = self.kv.fork(parent, request) if parent else self.kv.match(request)
+        assert cached < request.num_known, f"nothing is left to feed: {cached=}"
         num_tokens = self._chunk(request, budget, cached)
         whole = num_tokens == request.num_known - cached
         is_too_few = num_tokens == 0 or (not whole and not self.config.chunked_prefill)
