@@ -287,6 +287,7 @@ MODES: dict[str, Callable[[Plan], dict[str, Any]]] = {
     "auto": auto,
     "parked": parked,
 }
+ONE_MODEL = ("batch", "draft")  # the others have their own two
 
 
 def make_plan(args: argparse.Namespace, folder: Path) -> Plan:
@@ -315,10 +316,12 @@ def main() -> None:
         parser.error(f"unknown mode {sorted(unknown)[0]!r}, want one of {', '.join(MODES)}")
     with tempfile.TemporaryDirectory() as folder:
         plan = make_plan(args, Path(folder))
-        about = {"model": args.model or "tiny random llama", "cores": os.cpu_count()}
+        about = {"cores": os.cpu_count()}
         for mode in args.modes or MODES:
             begun = time.perf_counter()
             found = MODES[mode](plan)
+            if mode in ONE_MODEL:
+                found = {"model": args.model or "tiny random llama"} | found
             took = round(time.perf_counter() - begun, 1)
             print(json.dumps({"what": f"gateway {mode}", **about, **found, "took_s": took}))
             sys.stdout.flush()

@@ -143,7 +143,11 @@ METRICS = (
         ("position",),
     ),
     Metric("spec_decode_draft_seconds", "counter", "Time spent on making drafts."),
-    Metric("tokens_recomputed", "counter", "Tokens fed again after a preemption."),
+    Metric(
+        "tokens_recomputed",
+        "counter",
+        "Tokens fed again after a preemption, or a step that was given up.",
+    ),
     Metric("engine_steps", "counter", "Steps of the engine."),
     Metric("engine_restarts", "counter", "Times the engine process was started again."),
     Metric(

@@ -9,7 +9,6 @@ turns. A line under which the engine died runs alone the next time, and fails af
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import sqlite3
 import traceback
@@ -181,10 +180,10 @@ class BatchRunner:
         return sum(len(feed.tasks) for feed in self._feeds.values())
 
     async def _fill(self) -> None:
-        """Start lines, a batch in turn, until the engine has a full batch of them."""
+        """Start lines, of the batch with the fewest under way, until the engine has enough."""
         server, most = self.server, self.server.background_places
         feeds = list(self._feeds.values())
-        for feed in itertools.cycle(feeds):
+        while True:
             is_waiting = server.is_draining or server.is_down or self._is_solo
             # Answers that cannot be written pile up in memory: no more lines until they are.
             if is_waiting or len(self._answers) > 2 * most or self._num_running >= most:
@@ -196,10 +195,11 @@ class BatchRunner:
                 if self._num_running == 0:
                     self._start(suspect, suspect.lines.popleft())
                 return
-            if not any(each.lines for each in feeds):
+            ready = [each for each in feeds if each.lines]
+            if not ready:
                 return
-            if feed.lines:
-                self._start(feed, feed.lines.popleft())
+            feed = min(ready, key=lambda each: len(each.tasks))
+            self._start(feed, feed.lines.popleft())
 
     async def _read_on(self, feed: Feed) -> None:
         if feed.lines:

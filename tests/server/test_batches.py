@@ -16,9 +16,14 @@ from quire.batches.lines import check_lines, read_body
 from quire.batches.output import write_outputs
 from quire.batches.store import Answer, BatchStore, Wish
 from quire.errors import BadRequest
+from quire.request import Request
+from quire.server.batch_runner import BatchRunner
+from quire.server.link import Tap
 from quire.server.multipart import boundary_of, read_form
 from quire.server.problems import Problem
+from quire.server.routes import batch_handlers
 from quire.server.shelf import Shelf
+from tests.server.fakes import Bench
 
 URL = "/v1/completions"
 
@@ -195,3 +200,42 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "quire.sqlite").write_bytes(b"this is no database, but long enough to be one" * 99)
     with pytest.raises(BadRequest, match=r"quire\.sqlite.*--store"):
         Shelf(tmp_path)
+
+
+def test_lines_of_two_batches_take_turns(tmp_path: Path) -> None:
+    """Red when every place that becomes free goes to the batch that came first."""
+    bench = Bench()
+    shelf = bench.server.shelf = Shelf(tmp_path)
+    url, count = "/v1/chat/completions", 40
+
+    def text(who: str) -> str:
+        bodies = [{"messages": [{"role": "user", "content": who}]} for _ in range(count)]
+        lines = [{"custom_id": str(at), "body": body} for at, body in enumerate(bodies)]
+        return "\n".join(json.dumps(x | {"method": "POST", "url": url}) for x in lines)
+
+    lock, feed = asyncio.Lock(), bench.link._feed
+
+    async def one_by_one(request: Request, tap: Tap) -> None:
+        async with lock:
+            await asyncio.sleep(0.005)
+            await feed(request, tap)
+
+    bench.link._feed = one_by_one  # type: ignore[method-assign]
+
+    async def work() -> None:
+        for who in ("one", "two"):
+            (spool := shelf.files.new_spool()).write_text(text(who))
+            file = await shelf.files.keep(spool, NewFile(who, "batch", "lines.jsonl", None))
+            await shelf.batches.add(Wish(who, url, file.id, "24h", 60, None))
+        task = asyncio.create_task(BatchRunner(bench.server, shelf, batch_handlers()).run())
+        async with asyncio.timeout(30):
+            while await shelf.batches.open_batches():
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(work())
+    submitted, decode = bench.link.submitted, bench.link.tokenizer.decode
+    told = [decode(request.tokens[: request.num_prompt].tolist()) for request in submitted]
+    assert len(told) == 2 * count
+    assert sum("two" in prompt for prompt in told[:count]) > count // 4
