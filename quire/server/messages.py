@@ -7,15 +7,17 @@ themselves.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from quire.outputs import StreamEvent
 from quire.server import sse
 from quire.server.fields import decode
 from quire.server.generation import Generation
 from quire.server.http import EventStream, HttpRequest, Reply
 from quire.server.messages_input import CountTokensFields, MessagesFields, message_ask, prompt_ask
 from quire.server.messages_output import PING, MessageShape, usage_of
+from quire.server.outlet import Outlet
 from quire.server.prompting import ChatPlan, prepare
 from quire.server.segments import Segments
 from quire.server.server import Server
@@ -27,7 +29,8 @@ async def messages(request: HttpRequest, server: Server) -> Reply | EventStream:
     plan = await prepare(server, request, message_ask(fields))
     answer = MessageAnswer(request, server, plan, MessageShape(model))
     if fields.stream:
-        return EventStream(answer.events(), sse.named_failure)
+        outlet = Outlet()
+        return EventStream(answer.events(outlet), sse.named_failure, outlet=outlet)
     return Reply(sse.encode(await answer.whole()))
 
 
@@ -56,17 +59,21 @@ class MessageAnswer:
                     self.segments.take(piece)
             return self.shape.body(self.segments, usage_of(generation))
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self, outlet: Outlet) -> AsyncIterator[bytes]:
         """The beginning waits for a first sign of life, so that earlier errors have a status."""
         shape, has_begun = self.shape, False
-        async with Generation(self.server, self.request, self.plan.job) as generation:
-            async for pieces in self.plan.choices(generation):
-                if not has_begun:
-                    has_begun = True
-                    yield shape.beginning(usage_of(generation))
-                if not pieces:
-                    yield PING
-                for piece in pieces:
-                    for change in self.segments.take(piece):
-                        yield shape.change(change)
+        generation = Generation(self.server, self.request, self.plan.job)
+        (reader,) = self.plan.readers()
+
+        def show(events: Sequence[StreamEvent]) -> bytes:
+            changes = (c for event in events for c in self.segments.take(reader.piece(event)))
+            return b"".join(map(shape.change, changes))
+
+        generation.show_through(outlet, show)
+        async with generation:
+            async for events in generation.pieces():
+                made = b"" if has_begun else shape.beginning(usage_of(generation))
+                has_begun = True
+                if made := made + (show(events) if events else PING):
+                    yield made
             yield shape.ending(self.segments, usage_of(generation))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import EngineDead
+from quire.outputs import StreamEvent
 from quire.server import sse
 from quire.server.completions import cache_salt, check_grammar, check_length
 from quire.server.embeddings import check_shape, finished
@@ -45,6 +46,7 @@ from quire.server.ollama_output import (
     said_in_all,
     since,
 )
+from quire.server.outlet import Outlet
 from quire.server.pooled import Pooled, PoolJob, check_pooling, pool
 from quire.server.prompting import ChatPlan, prepare
 from quire.server.sampling import sampling_params, structured_outputs
@@ -132,7 +134,8 @@ def _after(context: Sequence[int], plan: ChatPlan, server: Server) -> ChatPlan:
 async def _answered(answer: OllamaAnswer, fields: AnswerFields) -> Reply | EventStream:
     if fields.stream is False:
         return Reply(sse.encode(await answer.whole()))
-    return EventStream(answer.lines(), failure, NDJSON_TYPE)
+    outlet = Outlet()
+    return EventStream(answer.lines(outlet), failure, NDJSON_TYPE, outlet=outlet)
 
 
 @dataclass(slots=True)
@@ -153,16 +156,22 @@ class OllamaAnswer:
                     segments.take(piece)
             return self._last(said_in_all(segments), segments, generation)
 
-    async def lines(self) -> AsyncIterator[bytes]:
+    async def lines(self, outlet: Outlet) -> AsyncIterator[bytes]:
         segments = Segments()
-        async with Generation(self.server, self.request, self.plan.job) as generation:
-            async for pieces in self.plan.choices(generation):
-                if not pieces:  # a sign of life; clients parse every line, so it is one
-                    yield line(self.shape.news(Said()))
-                for piece in pieces:
-                    for change in segments.take(piece):
-                        if (said := said_by(change)) is not None:
-                            yield line(self.shape.news(said))
+        generation = Generation(self.server, self.request, self.plan.job)
+        (reader,) = self.plan.readers()
+
+        def show(events: Sequence[StreamEvent]) -> bytes:
+            changes = (c for event in events for c in segments.take(reader.piece(event)))
+            found = (said for change in changes if (said := said_by(change)) is not None)
+            return b"".join(line(self.shape.news(said)) for said in found)
+
+        generation.show_through(outlet, show)
+        async with generation:
+            async for events in generation.pieces():
+                # A sign of life; clients parse every line, so it is one.
+                if made := show(events) if events else line(self.shape.news(Said())):
+                    yield made
             yield line(self._last(Said(), segments, generation))
 
     def _last(self, said: Said, segments: Segments, generation: Generation) -> dict[str, Any]:

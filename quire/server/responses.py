@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from quire.kept.records import Record
+from quire.outputs import StreamEvent
 from quire.server import sse
 from quire.server.batches import check_metadata
 from quire.server.fields import decode
 from quire.server.generation import Generation
 from quire.server.http import EventStream, HttpRequest, Reply
+from quire.server.outlet import Outlet
 from quire.server.problems import Problem
 from quire.server.prompting import ChatPlan, Piece, prepare
 from quire.server.responses_input import ResponsesFields, chat_ask
@@ -33,7 +35,8 @@ async def responses(request: HttpRequest, server: Server) -> Reply | EventStream
     if fields.background:
         return Reply(sse.encode(await _put_off(answer, server.limits)))
     if fields.stream:
-        return EventStream(answer.events(), answer.failure)
+        outlet = Outlet()
+        return EventStream(answer.events(outlet), answer.failure, outlet=outlet)
     return Reply(sse.encode(await answer.whole()))
 
 
@@ -98,19 +101,26 @@ class ResponseAnswer:
                     self.segments.take(piece, self._logprobs(piece, generation))
             return self.shape.finished(self.segments, usage(generation, self.segments))
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self, outlet: Outlet) -> AsyncIterator[bytes]:
         """The beginning waits for a first sign of life, so that earlier errors have a status."""
         shape, has_begun = self.shape, False
-        async with Generation(self.server, self.request, self.plan.job) as generation:
-            async for pieces in self.plan.choices(generation):
-                if not has_begun:
-                    has_begun = True
-                    yield shape.beginning()
-                if not pieces:
-                    yield sse.PING
-                for piece in pieces:
-                    for change in self.segments.take(piece, self._logprobs(piece, generation)):
-                        yield shape.change(change)
+        generation = Generation(self.server, self.request, self.plan.job)
+        (reader,) = self.plan.readers()
+
+        def show(events: Sequence[StreamEvent]) -> bytes:
+            made = []
+            for piece in map(reader.piece, events):
+                changes = self.segments.take(piece, self._logprobs(piece, generation))
+                made += [shape.change(change) for change in changes]
+            return b"".join(made)
+
+        generation.show_through(outlet, show)
+        async with generation:
+            async for events in generation.pieces():
+                made = b"" if has_begun else shape.beginning()
+                has_begun = True
+                if made := made + (show(events) if events else sse.PING):
+                    yield made
             body = shape.finished(self.segments, usage(generation, self.segments))
         await self.turn.keep(body)
         yield shape.ending(body)

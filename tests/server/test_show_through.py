@@ -21,9 +21,14 @@ from tests.server.asgi import Call, call
 from tests.server.fakes import Bench
 
 PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES, RESPONSES, OLLAMA = "/v1/messages", "/v1/responses", "/api/chat"
+SAID = [{"role": "user", "content": "Hi"}]
 ASKED: dict[str, dict[str, Any]] = {
     PLAIN: {"prompt": "Hi", "stream": True, "max_tokens": 500},
-    CHAT: {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 500},
+    CHAT: {"messages": SAID, "stream": True, "max_tokens": 500},
+    MESSAGES: {"messages": SAID, "stream": True, "max_tokens": 500, "model": "tiny"},
+    RESPONSES: {"input": "Hi", "stream": True, "max_output_tokens": 500},
+    OLLAMA: {"messages": SAID, "model": "tiny", "options": {"num_predict": 500}},
 }
 ANSWER = 'Ünïcode: 日本語 🙂 "quoted" \\ back\tslash\x7f and <b>tags</b>\nend.'
 THOUGHT = "<think>Let me see.</think>It is wet."
@@ -47,6 +52,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "chat thought": (CHAT, THOUGHT, {}),
     "chat thought hidden": (CHAT, THOUGHT, {"include_reasoning": False}),
     "chat tools": (CHAT, CALLED, {"tools": [TOOL]}),
+    "messages": (MESSAGES, ANSWER, {}),
+    "messages thought": (MESSAGES, THOUGHT, {}),
+    "responses": (RESPONSES, ANSWER, {}),
+    "responses thought": (RESPONSES, THOUGHT, {}),
+    "ollama": (OLLAMA, ANSWER, {}),
 }
 
 
@@ -63,7 +73,10 @@ def streamed(case: str, burst: int) -> Call:
 
 def settled(made: Call) -> bytes:
     """Its body without what differs from one request to the next: clocks, and ids of calls."""
-    body = re.sub(rb'"created":\d+', b'"created":0', made.body)
+    body = re.sub(rb'"(created|created_at|completed_at)":[\d.]+', b'"\\1":0', made.body)
+    body = re.sub(rb'"created_at":"[^"]*"', b'"created_at":""', body)
+    body = re.sub(rb'"(total|load|prompt_eval|eval)_duration":\d+', b'"\\1_duration":0', body)
+    body = re.sub(rb'"(\w+)_[0-9a-f]{16,}"', b'"\\1_x"', body)
     body = re.sub(rb'"call_[0-9a-f]+"', b'"call_x"', body)
     return re.sub(rb'"timings":\{[^}]*\}', b'"timings":{}', body)
 
@@ -129,7 +142,7 @@ def test_the_reader_sleeps_while_tokens_pass(monkeypatch: pytest.MonkeyPatch) ->
         return await take(self)
 
     monkeypatch.setattr(Tap, "take", counted)
-    for case in ("plain", "chat", "chat logprobs", "chat tools"):
+    for case in ("plain", "chat", "chat logprobs", "chat tools", "messages", "responses", "ollama"):
         num_taken = 0
         made = streamed(case, burst=1)
         assert made.num_writes > 20 and num_taken <= 3, case
