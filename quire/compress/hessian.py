@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.errors import QuireError
 
 DAMP = 0.01  # of the mean diagonal, added to all of it
+STRONG_DAMP = 1.0  # fits the calibration text less: what its inputs share others may not
 MOST_DAMP = 10.0
 BLOCK = 128  # columns whose errors are spread at once
 

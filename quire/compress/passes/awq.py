@@ -19,7 +19,7 @@ from torch import Tensor
 from quire.compress.block import BlockTensors, Matrix
 from quire.compress.folds import Fold
 from quire.compress.grid import TINIEST, Grid
-from quire.compress.hessian import inverse_factor
+from quire.compress.hessian import STRONG_DAMP, inverse_factor
 from quire.compress.layouts import awq as layout
 from quire.compress.passes.gptq import Rounding
 from quire.compress.passes.recipe import Kept, Recipe, check_groups
@@ -29,7 +29,6 @@ from quire.compress.seen import Needs, Seen
 POWERS = 20  # tried, from 0 to 1
 CUTS = 10  # tried of each group's range, down to half of it
 ROWS = 2048  # outputs whose ranges are searched at once
-DAMP = 1.0  # of the Hessian's mean diagonal
 
 
 class Awq(Folding):
@@ -64,7 +63,7 @@ class Awq(Folding):
             some = weight.split(ROWS)
             cut = torch.cat([best_cuts(part, seen.rows, self.grid) for part in some])
         order = seen.gram.diagonal().argsort(descending=True, stable=True)
-        factor = inverse_factor(seen.gram, order, matrix.module, DAMP)
+        factor = inverse_factor(seen.gram, order, matrix.module, STRONG_DAMP)
         steps = self.grid.steps(self.grid.split(weight), cut)
         return layout.pack(Rounding(self.grid, order, True).of(weight, factor, steps), self.grid)
 

@@ -2,7 +2,8 @@
 
 The file is that of `fp8`. Rounding to nearest leaves each product an error of its own; here inputs
 are rounded one after the other, from the most to the least active, and those to come make up for
-what is lost (`compress/hessian.py`). No group of inputs has a scale, so the order leaves no trace.
+what is lost (`compress/hessian.py`). The Hessian is damped as AWQ's is: with less, other text loses
+more than by rounding. No group of inputs has a scale, so the order leaves no trace.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.block import BlockTensors, Matrix
-from quire.compress.hessian import in_turn, inverse_factor
+from quire.compress.hessian import STRONG_DAMP, in_turn, inverse_factor
 from quire.compress.passes.fp8 import Fp8, row_scales, to_codes
 from quire.compress.passes.recipe import Recipe
 from quire.compress.seen import Needs, Seen
@@ -33,7 +34,7 @@ class GptqFp8(Fp8):
         order = torch.arange(weight.shape[1], device=weight.device)
         if self.act_order:
             order = seen.gram.diagonal().argsort(descending=True, stable=True)
-        factor = inverse_factor(seen.gram, order, matrix.module)
+        factor = inverse_factor(seen.gram, order, matrix.module, STRONG_DAMP)
         return in_codes(weight, factor, order, self.dtype)
 
 
