@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import json
 import signal
-import socket
 import string
 import tempfile
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ from quire.load.open import open_tokenizer
 from quire.server.child import Child
 from quire.server.settings import Limits, ServeSettings
 from quire.step import TokenEvent
-from tests.e2e.harness import free_port, wait_until
+from tests.e2e.harness import free_port
 from tests.e2e.raw import request_bytes
 from tests.tiny_folder import write_tiny_folder
 
@@ -125,9 +124,15 @@ def cpu_seconds(pid: int) -> float:
     return sum(spent) / 1e9
 
 
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+async def is_ready(port: int) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.write(request_bytes("/ready", method="GET"))
+    status = await reader.readline()
+    writer.close()
+    return b" 200 " in status
 
 
 @contextmanager
@@ -147,7 +152,6 @@ def api_process(args: argparse.Namespace, folder: Path) -> Iterator[tuple[int, i
     child.start()
     assert child.process is not None
     try:
-        wait_until(lambda: is_listening(port), 60, "the API process listens")
         yield child.process.pid, port
     finally:
         child.signal(signal.SIGKILL)
@@ -211,6 +215,9 @@ async def run(args: argparse.Namespace) -> None:
         )
         await engine.start()
         with api_process(args, folder) as api:
+            async with asyncio.timeout(60):
+                while not await is_ready(api[1]):
+                    await asyncio.sleep(0.05)
             for num_streams in args.streams:
                 print(json.dumps(await measure(engine, api, num_streams, args)), flush=True)
         await engine.ended.wait()
