@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.runner.gather import StepShape
+from quire.runner.rows import RequestRows
 from quire.runner.states import StepStates
 from quire.step import StepPlan, Work
 
@@ -33,3 +34,9 @@ class Drafter(Protocol):
     def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
         """What the target computed in this step, of all that the runner was told to hand over."""
         ...
+
+
+def drafts_of(rows: RequestRows, sent: dict[str, Tensor]) -> Tensor:
+    """What the rows have in the places of all samples of a step."""
+    places = sent.get("sample_places", sent["sample_positions"])
+    return rows.tokens[sent["sample_rows"].long(), places.long()]

@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.dist.comm import Comm
 from quire.errors import RankLost
 from quire.forward import StateReads
+from quire.runner.drafts import drafts_of
 from quire.runner.prompt_parts import PromptReader
 from quire.runner.runner import ModelRunner
 from quire.sample.inputs import SampleInputs, SampleOutput
@@ -96,7 +97,7 @@ class OtherRunner(ModelRunner):
         tokens = torch.empty(len(at[0]), dtype=torch.int32, device=self.rows.tokens.device)
         self._comm.tell(tokens)
         self.rows.tokens.index_put_(at, tokens)
-        return self._drafts_of(sent)
+        return drafts_of(self.rows, sent)
 
 
 def drafted(plan: StepPlan) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quire.attn.backend import AttentionBackend, AttnSpec, prompt_planner
-from quire.forward import Batch, ForwardContext, StateReads, Tail, Taps
+from quire.forward import Batch, ForwardContext, StateReads, Taps
 from quire.grammar.live import LiveMatchers
 from quire.lora.bank import AdapterBank
 from quire.memory.pool import PagePool
@@ -31,7 +31,7 @@ from quire.runner import rows as bits
 from quire.runner.adapted import adapted_of, recorded_of
 from quire.runner.balancer import Balancer
 from quire.runner.captured import decoded, mixed_queries, prompt_logits
-from quire.runner.drafts import Drafter
+from quire.runner.drafts import Drafter, drafts_of
 from quire.runner.gather import StepShape, decode_batches, ragged_batches
 from quire.runner.graphs import GraphCache
 from quire.runner.home_pages import HomePages, HomeRows
@@ -44,7 +44,7 @@ from quire.runner.prompt_parts import PromptReader, prompt_parts, prompt_score
 from quire.runner.rows import RequestRows, needs_of
 from quire.runner.sampling import sample_inputs
 from quire.runner.states import Forwarded, Launched, StepRead, StepStates
-from quire.runner.tail import min_dropped, sampled_batch
+from quire.runner.tail import min_dropped, tail_of
 from quire.runner.tapes import Tapes
 from quire.runner.tree_rest import settle
 from quire.runner.upload import IntArray, Uploader
@@ -204,12 +204,7 @@ class ModelRunner:
         if not works:
             return None
         self.drafter.fill(works)
-        return self._drafts_of(sent)
-
-    def _drafts_of(self, sent: dict[str, Tensor]) -> Tensor:
-        """What the rows have in the places of all samples."""
-        places = sent.get("sample_places", sent["sample_positions"])
-        return self.rows.tokens[sent["sample_rows"].long(), places.long()]
+        return drafts_of(self.rows, sent)
 
     def _can_replay(self, plan: StepPlan) -> bool:
         """Whether all feed one token and drafts, and nobody needs what a graph does not return."""
@@ -301,7 +296,7 @@ class ModelRunner:
 
     def _by_layer(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Forwarded:
         ctx, q, residual = self._queries(shape, sent)
-        tail = self.tail(plan, shape, sent, ctx.batch)
+        tail = tail_of(self, shape, sent, ctx.batch) if self.has_tail(plan, shape) else None
         hidden = self.model.read_out(q, residual, ctx, tail)
         return Forwarded(hidden, ctx.taps.taken() if ctx.taps else (), tail is not None)
 
@@ -354,25 +349,6 @@ class ModelRunner:
             return False  # a tail's own plan knows no paths
         reads = self._reads(plan.works)
         return reads is None or reads.leaves_tail(self.model.spec.num_layers)
-
-    def tail(
-        self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor], step: Batch
-    ) -> Tail | None:
-        """What to keep in the last layer; None: everything."""
-        if not self.has_tail(plan, shape):
-            return None
-
-        def planned() -> object:
-            group = self.pool.group_of(self.model.layers[-1])
-            batch = sampled_batch(self.rows, shape, sent, step, group)
-            if own is not None:
-                batch = own.drawn(batch)
-            return self.backend.plan(batch, self.group_specs[group])
-
-        index, own = sent["sample_index"], self.home_rows(shape)
-        if own is None:
-            return Tail(index, planned)
-        return Tail(index, planned, own.samples, own.places(index))
 
     def planned(self, batches: tuple[Batch, ...], max_context: int | None = None) -> ForwardContext:
         plans = tuple(

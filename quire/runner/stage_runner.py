@@ -23,6 +23,7 @@ from quire.runner.pending import PendingStep
 from quire.runner.rank_runner import FirstRunner, OtherRunner, Others
 from quire.runner.runner import ModelRunner
 from quire.runner.states import Forwarded, Launched
+from quire.runner.tail import tail_of
 from quire.step import Pending, StepPlan, StepResult
 
 Sent = dict[str, Tensor]
@@ -154,7 +155,8 @@ def _own_layers(
         runner.planned(batches), adapted=adapted, incoming=stream_of(came) if came else None
     )
     if model.stage.is_last:
-        return [model.forward(ctx, runner.tail(plan, shape, sent, ctx.batch))]
+        tail = tail_of(runner, shape, sent, ctx.batch) if runner.has_tail(plan, shape) else None
+        return [model.forward(ctx, tail)]
     return [part for part in model.pass_on(ctx) if part is not None]
 
 

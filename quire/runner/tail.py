@@ -8,13 +8,17 @@ the other rows out changes nothing but time. `models/decoder.py` leaves them out
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from quire.forward import Batch
+from quire.forward import Batch, Tail
 from quire.runner.gather import StepShape, decode_batches
 from quire.runner.rows import RequestRows
+
+if TYPE_CHECKING:
+    from quire.runner.runner import ModelRunner
 
 # Rows to leave out before the second plan and its few launches pay off. On a GPU a few rows more or
 # less cost nothing, because the time goes into reading the weights.
@@ -38,3 +42,19 @@ def sampled_batch(
     batch = decode_batches(rows, sent["sample_rows"], fed_at, step.page_size, lens)[group]
     # Positions, not chunks, decide on the form of latent attention.
     return replace(batch, host_prompt_lens=None if prompts is None else prompts[kept])
+
+
+def tail_of(runner: ModelRunner, shape: StepShape, sent: dict[str, Tensor], step: Batch) -> Tail:
+    """What to keep of `step` in the last layer."""
+
+    def planned() -> object:
+        group = runner.pool.group_of(runner.model.layers[-1])
+        batch = sampled_batch(runner.rows, shape, sent, step, group)
+        if own is not None:
+            batch = own.drawn(batch)
+        return runner.backend.plan(batch, runner.group_specs[group])
+
+    index, own = sent["sample_index"], runner.home_rows(shape)
+    if own is None:
+        return Tail(index, planned)
+    return Tail(index, planned, own.samples, own.places(index))

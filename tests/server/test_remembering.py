@@ -228,31 +228,35 @@ def test_a_response_in_the_background_outlives_its_process(bench: Bench, tmp_pat
 
 
 def test_a_failure_in_the_background_is_told(bench: Bench) -> None:
-    async def work() -> None:
+    async def work(gone: asyncio.Event) -> None:
         client = sdk(bench)
         first = await client.responses.create(model="tiny", input="hi")
         queued = await client.responses.create(
             model="tiny", input="hi", background=True, previous_response_id=first.id
         )
         await client.responses.delete(first.id)
+        gone.set()
         done = await until_done(client, queued.id)
         assert done.status == "failed" and done.error is not None
         assert "no such response" in done.error.message
 
     # Nobody works on it before the response it goes on from is gone.
-    asyncio.run(_without_worker(bench, work))
+    asyncio.run(_with_a_late_worker(bench, work))
 
 
-async def _without_worker(bench: Bench, work: Callable[[], Awaitable[None]]) -> None:
+async def _with_a_late_worker(
+    bench: Bench, work: Callable[[asyncio.Event], Awaitable[None]]
+) -> None:
     made = BackgroundResponses(bench.server, shelf_of(bench), make_response)
+    due = asyncio.Event()
 
     async def later() -> None:
-        await asyncio.sleep(0.05)
+        await due.wait()
         await made.run()
 
     task = asyncio.create_task(later())
     try:
-        await work()
+        await work(due)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

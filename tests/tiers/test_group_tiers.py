@@ -120,10 +120,10 @@ def test_a_request_that_leaves_is_answered_for_once(
     assert ranks[1].disk is not None
     plain = ranks[1].disk.read
 
-    def slow(one: Wanted) -> bytearray | memoryview | None:
+    def slow(one: Wanted, *room: object) -> bytearray | memoryview | None:
         reached.set()
         assert go_on.wait(5.0)
-        return plain(one)
+        return plain(one, *room)
 
     monkeypatch.setattr(ranks[1].disk, "read", slow)
     assert group.fetch(ONE, NODES, "") and reached.wait(5.0)
