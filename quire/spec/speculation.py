@@ -127,9 +127,8 @@ class Speculation:
         """Forget what drafts were worth so far."""
         self.survival = Survival()
         self._looks: dict[RequestId, Looks] = {}
-        self._waits = Looks(
-            left=PATIENCE / 2, most=MOST_AHEAD
-        )  # in which steps results in flight are awaited
+        # In which steps results in flight are awaited; nothing speaks for it so far.
+        self._waits = Looks(left=PATIENCE / 2, most=MOST_AHEAD)
         self._is_awaited = False
         self._load = 0  # most requests that ran since their number halved
         self._worth: dict[tuple[float, int, int], bool] = {}
