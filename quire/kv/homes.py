@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from quire.request import Request
 
 
+# Held pages that weigh as much as one to compute. With more, requests that begin alike gather on
+# one rank; with less, a burst of them computes what they have in common once on every rank.
+COMPUTED = 4
+
+
 class HomeAllocators:
     """What `PageAllocator` is for one rank, and the sums over all."""
 
@@ -74,13 +79,13 @@ def allocator_of(
 
 
 def choose_home(request: Request, kv: KVManager, homes: Sequence[int]) -> None:
-    """Of these, the one that holds fewest pages when the request has come, without those it finds
-    there: a prefix outweighs as many pages as it has. Ties go to the longest prefix."""
+    """Of these, the one where it costs least: pages held there, which all its steps attend, and
+    pages of the request that are not there and must be computed. Ties go to the longest prefix."""
 
     def cost(home: int) -> tuple[int, int]:
         request.home = home
         num_found = len(kv.find(request)) * kv.num_groups
         missing = max(0, kv.pages_for(request.num_known) - num_found)
-        return kv.allocator.of(home).num_live + missing, -num_found
+        return kv.allocator.of(home).num_live + COMPUTED * missing, -num_found
 
     request.home = homes[0] if len(homes) == 1 else min(homes, key=cost)

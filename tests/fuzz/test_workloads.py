@@ -220,8 +220,7 @@ def rotated(seed: int) -> tuple[Window, ...]:
     return kinds[seed % len(kinds)]
 
 
-@pytest.mark.parametrize("windows", [(None,), (None, 5)], ids=str)
-@pytest.mark.parametrize("num_homes", [2, 3])
+@pytest.mark.parametrize(("num_homes", "windows"), [(2, (None,)), (3, (None, 5))])
 def test_random_workloads_of_several_homes(num_homes: int, windows: tuple[Window, ...]) -> None:
     """Red when a request holds pages of two ranks, or waits for ever for those of a full one."""
     totals: Counter[str] = Counter()
