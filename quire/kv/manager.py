@@ -205,10 +205,10 @@ class KVManager:
     def admit(self, request: Request, num_cached: int) -> None:
         """The request has its row: stage the pages it adopted and count the hit."""
         self.counts.prompt_tokens += len(request.tokens)
-        if num_cached == 0:
+        held = self._held[request.id]
+        if num_cached == 0 and not held.num_loaded:
             return
         self.counts.hit_tokens += num_cached
-        held = self._held[request.id]
         self.counts.loaded_tokens += held.num_loaded * self.page_size
         end = -(-num_cached // self.page_size)
         if held.num_loaded:  # the last page is ours and need not be copied to be written

@@ -7,6 +7,7 @@ here also turns red when content is lost, shared wrongly or overwritten.
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
@@ -15,6 +16,7 @@ from quire.kv.manager import KVManager
 from quire.kv.prefix import Node
 from quire.request import Request
 from quire.step import PageCopy
+from tests.doubles import FlakyTiers
 from tests.unit.case import Case, expected
 
 A = [1, 2, 3, 4, 5, 6, 0, 1, 3, 5, 0, 2]  # three pages of four
@@ -433,3 +435,21 @@ def test_check_sees(damage: Callable[[KVManager], None]) -> None:
     damage(case.kv)
     with pytest.raises(AssertionError):
         check(case.kv)
+
+
+def test_a_loaded_page_of_the_only_token_is_in_the_table() -> None:
+    """Red when a prompt of one token, which is computed although its page was loaded, is written
+    to the page that its row's last request had there, and others find by now."""
+    num_loaded = 0
+    for seed in range(8):
+        case = Case(page_size=1, num_pages=24, max_num_seqs=1)
+        case.kv.connect(FlakyTiers(case.runner, Random(seed)))
+        case.add([5], 1)
+        case.run()
+        case.kv.flush()
+        for prompt in ([1, 2, 3, 4], [5], [1, 2, 3, 4]):
+            request = case.add(prompt, 1)
+            case.run()
+            assert request.output == expected(request, 1)
+        num_loaded += case.runner.num_loaded
+    assert num_loaded
