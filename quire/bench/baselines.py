@@ -8,13 +8,16 @@ on, which the runner reads like any others. For the real one see `sched/schedule
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from quire.config import SchedConfig
 from quire.request import NOT_RUNNING, Request, RequestId
 from quire.sched.finish import finish_of
+from quire.sched.leftover import Leftover
 from quire.sched.scheduler import NO_DRAFTS
 from quire.sched.stats import Counts
 from quire.step import Admission, Draft, PageWrite, StepPlan, StepResult, TokenEvent, Work
@@ -59,6 +62,7 @@ class ContiguousScheduler:
         self.rows: list[Request | None] = [None] * layout.num_rows
         self._num_reserved = 0  # rows
         self.counts = Counts()  # nobody is ever preempted
+        self.clock, self.leftover = time.monotonic, Leftover(SchedConfig())  # all are waited for
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)

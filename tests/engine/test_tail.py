@@ -81,10 +81,12 @@ def watch(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPat
         seen.logits.append(logits(hidden))
         return seen.logits[-1]
 
-    def watched_tape(batches: tuple[Batch, ...], sent: Any, has_tail: bool, adapted: Any) -> Tensor:
+    def watched_tape(
+        batches: tuple[Batch, ...], sent: Any, has_tail: bool, adapted: Any, **more: Any
+    ) -> Any:
         seen.fed.append(batches[0].num_tokens)
         seen.kept.append(len(sent["sample_index"]) if has_tail else None)
-        return run_tape(batches, sent, has_tail, adapted)
+        return run_tape(batches, sent, has_tail, adapted, **more)
 
     if engine.runner.tapes is not None:
         run_tape = engine.runner.tapes.run

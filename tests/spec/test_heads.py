@@ -225,7 +225,7 @@ def test_who_takes_no_drafts_pays_nothing(folder: Path) -> None:
     tails: list[bool] = []
     assert runner.tapes is not None
     run = runner.tapes.run
-    runner.tapes.run = lambda *step: (tails.append(step[2]), run(*step))[1]  # type: ignore[method-assign]
+    runner.tapes.run = lambda *step, **more: (tails.append(step[2]), run(*step, **more))[1]  # type: ignore[method-assign]
     for most in (0, None):
         params = SamplingParams(temperature=0.0, max_tokens=2, num_speculative_tokens=most)
         llm.generate([f"{most}{LONG}"], params, use_tqdm=False)

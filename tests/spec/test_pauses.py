@@ -173,11 +173,11 @@ def test_nothing_is_kept_where_drafts_cannot_pay(folder: Path) -> None:
     """Red when a step hands over states that nobody drafts from."""
     config = {**heads.head_for("eagle3", folder, "llama"), "adaptive": True}
     llm = open_tiny(folder, "llama", speculative_config=config, max_num_batched_tokens=1024)
-    drafts, drafter = llm._engine.core.drafts, llm._engine.runner.drafter
-    assert isinstance(drafts, Speculation) and drafter is not None
+    drafts, runner = llm._engine.core.drafts, llm._engine.runner
+    assert isinstance(drafts, Speculation)
     steps: list[bool] = []
-    reads = drafter.reads
-    drafter.reads = lambda works: (steps.append(reads(works) is not None), reads(works))[1]  # type: ignore[method-assign]
+    reads = runner._reads
+    runner._reads = lambda works: (steps.append(reads(works) is not None), reads(works))[1]  # type: ignore[method-assign]
     steep = StepCosts.of([(1, 1.0), (4, 1.1), (64, 40.0)])
     drafts.costs = Costs(steep, StepCosts.of([(1, 0.01)]))
     drafts.restart()
