@@ -66,6 +66,8 @@ class Tap:
         waiter = self._waiter
         if waiter is None or waiter.done():
             return  # it is at work, and finds them when it comes back
+        if not self.events:
+            return  # it has found them already: word comes a turn of the loop after the events
         may_sleep_on = False
         try:
             if self.pass_on is not None and self._failure is None:

@@ -103,7 +103,7 @@ def read_stream(served: Served, path: str, body: dict[str, Any]) -> list[str]:
         assert answer.headers["cache-control"] == "no-cache"
         events = answer.read().decode().split("\n\n")
     assert events.pop() == "", "the last event ends like the others"
-    assert all(event.startswith("data: ") for event in events)
+    assert [event for event in events if not event.startswith("data: ")] == [], body
     return [event.removeprefix("data: ") for event in events]
 
 

@@ -173,6 +173,25 @@ def test_nothing_is_passed_on_while_the_reader_is_at_work() -> None:
     asyncio.run(work())
 
 
+def test_word_of_events_that_were_taken_wakes_nobody() -> None:
+    """Red when a reader that found its events before it was told of them is woken for nothing, and
+    its client gets a sign of life between two tokens."""
+
+    async def work() -> None:
+        tap = Tap()
+        tap.events.append(TokenEvent(1, [5]))  # entered; word of it comes in a later turn
+        assert [e.tokens for e in await tap.take()] == [[5]]
+        waits = asyncio.ensure_future(tap.take())
+        await asyncio.sleep(0)
+        tap.tell()
+        await asyncio.sleep(0)
+        assert not waits.done()
+        tap.put(TokenEvent(1, [6]))
+        assert [e.tokens for e in await waits] == [[6]]
+
+    asyncio.run(work())
+
+
 def test_closing_tells_the_engine_once(tmp_path: Path) -> None:
     async def work(link: EngineLink, engine: PlayedEngine) -> None:
         link.open([request(1)])
