@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from quire.errors import BadRequest
 
 
 def print_json(record: Mapping[str, object]) -> None:
@@ -68,3 +71,13 @@ def _print_rich(
         table.add_row(*[cell.replace("[", r"\[") for cell in row])
     Console().print(table)
     return True
+
+
+def save_json(out: Path, data: object) -> None:
+    """As OUT.json."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        Path(f"{out}.json").write_text(json.dumps(data) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BadRequest(f"cannot write to --out {out}: {error.strerror}") from error
+    note(f"saved {out}.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.bench_serve import asks_of, show_figures, work_flags
 from quire.cli.parser import VerbParser, positive, size_bytes
-from quire.cli.show import note, print_json, print_table
+from quire.cli.show import note, print_json, print_table, save_json
 from quire.cli.simulate_plan import plan, plan_flags
 from quire.errors import BadRequest, NotSupported
 from quire.router.settings import POLICIES
@@ -310,7 +309,7 @@ def _save(record: dict[str, Any], simulated: Simulated, out: Path) -> None:
     from quire.bench.serve.plot import plot_load
 
     data = {**record, "outcomes": [asdict(outcome) for outcome in simulated.outcomes]}
-    _write(out, data)
+    save_json(out, data)
     try:
         plot_load(record, simulated.outcomes, Path(f"{out}.png"))
         note(f"saved {out}.png")
@@ -321,18 +320,9 @@ def _save(record: dict[str, Any], simulated: Simulated, out: Path) -> None:
 def _save_sweep(records: list[dict[str, Any]], out: Path) -> None:
     from quire.sim.plot import plot_sweep
 
-    _write(out, {"rates": records})
+    save_json(out, {"rates": records})
     try:
         plot_sweep(records, Path(f"{out}.png"))
         note(f"saved {out}.png")
     except NotSupported as error:
         note(f"no plot: {error}")
-
-
-def _write(out: Path, data: dict[str, Any]) -> None:
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        Path(f"{out}.json").write_text(json.dumps(data) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise BadRequest(f"cannot write to --out {out}: {error.strerror}") from error
-    note(f"saved {out}.json")

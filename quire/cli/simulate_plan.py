@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.bench_serve import asks_of
 from quire.cli.parser import VerbParser, positive
-from quire.cli.show import note, print_json, print_table
+from quire.cli.show import note, print_json, print_table, save_json
 from quire.errors import BadRequest, NotSupported
 
 if TYPE_CHECKING:
@@ -207,12 +206,7 @@ def _row(one: Answer) -> tuple[object, ...]:
 def _save(record: dict[str, Any], found: Plan, out: Path) -> None:
     from quire.sim.plan_plot import plot_plan
 
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        Path(f"{out}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise BadRequest(f"cannot write to --out {out}: {error.strerror}") from error
-    note(f"saved {out}.json")
+    save_json(out, record)
     try:
         plot_plan(found, f"{record['model']}, {record['slo']}, simulated", Path(f"{out}.png"))
         note(f"saved {out}.png")

@@ -25,7 +25,6 @@ from quire.text.tokenizer import Tokenizer
 
 # Our names, and those in the data.
 TASKS = {"arc-easy": "arc_easy", "piqa": "piqa", "sciq": "sciq", "hellaswag": "hellaswag"}
-DEFAULT_TASKS = ("arc-easy", "piqa")
 UNCONDITIONAL = 1_000_000  # questions from here on repeat the others without their context
 
 
