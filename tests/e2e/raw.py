@@ -110,8 +110,8 @@ class StreamClient:
                 line = await self._reader.readline()
             except ConnectionError:
                 break
-            if not line:
-                break
+            if not line.endswith(b"\n"):
+                break  # the end, or where a death cut an event in two
             if self._take(line.strip()):
                 break
         self.seen.seconds += time.monotonic() - begun
