@@ -27,6 +27,16 @@ class LateWork:
         return {"num_late_compiles": self.num_compiled, "num_late_captures": num_captured}
 
     @property
+    def seen(self) -> tuple[int, int]:
+        """(compiled, captured) so far."""
+        return self.num_compiled, self._num_captured
+
+    def pardon(self, since: tuple[int, int]) -> None:
+        """Nobody waited for what was done since `seen` was this."""
+        self.num_compiled = since[0]
+        self._num_captured_before += self._num_captured - since[1]
+
+    @property
     def _num_captured(self) -> int:
         return sum(memory.num_captured for memory in self._memories)
 
