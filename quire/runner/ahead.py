@@ -81,7 +81,7 @@ class Ahead:
         """One prompt among decodes, whose number is in this bucket, in steps of all sizes."""
         graphs, rows = self._runner.mixed_graphs, self._runner.rows
         num_singles = bucket * mixed_graphs.SINGLES + (1 if rows.max_rows > 1 else 0)
-        for size in mixed_graphs.SIZES if graphs is not None else ():
+        for size in graphs.sizes if graphs is not None else ():
             prompt = min(size - num_singles, rows.max_len)
             lens = [prompt, *[1] * (size - prompt)]
             if prompt > 1 and size <= self._most and len(lens) <= rows.max_rows:

@@ -6,6 +6,7 @@ there is neither.
 
 from __future__ import annotations
 
+from quire.obs.log import log_event
 from quire.runner.drafter import ModelDrafter
 from quire.runner.graphs import GraphMemory
 from quire.runner.runner import ModelRunner
@@ -40,8 +41,9 @@ class LateWork:
     def _num_captured(self) -> int:
         return sum(memory.num_captured for memory in self._memories)
 
-    def compiled(self) -> None:
+    def compiled(self, kernel: str) -> None:
         self.num_compiled += 1
+        log_event("kernel_compiled", kernel=kernel)
 
 
 def _memories(runner: ModelRunner) -> list[GraphMemory]:

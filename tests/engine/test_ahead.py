@@ -29,7 +29,7 @@ class Played:
         nothing: Any = None
         self.graphs = GraphCache(nothing, max_rows, MAX_LEN, spare_row=max_rows)
         self.prompt_graphs = PromptGraphs(nothing, self.graphs, fewest=5)
-        self.mixed_graphs = MixedGraphs(nothing, self.graphs)
+        self.mixed_graphs = MixedGraphs(nothing, self.graphs, 600 << 20)
         self.rows = SimpleNamespace(max_rows=max_rows, max_len=MAX_LEN)
         self.pool = SimpleNamespace(groups=SimpleNamespace(windows=(None, 64)))
         self.spec = SimpleNamespace(page_size=16)
@@ -80,7 +80,7 @@ def test_traffic_asks_for_nothing_else(max_rows: int) -> None:
         fed = [(int(2 ** rng.uniform(0, 13)), 1) for _ in range(count)]
         shares = count >= 8 and max(start for start, _ in fed) >= 512 and rng.random() < 0.3
         for at in range(0 if shares else min(count, rng.choice([0, 0, 1, MOST_PROMPTS]))):
-            fed[at] = (rng.choice([0, 0, fed[at][0]]), int(2 ** rng.uniform(1, 9.9)))
+            fed[at] = (rng.choice([0, 0, fed[at][0]]), int(2 ** rng.uniform(1, 11.9)))
         key = runner.key(fed, shares)
         assert key is None or key in runner.keys, (fed, key)
 

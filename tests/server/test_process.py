@@ -284,6 +284,30 @@ def test_what_was_sent_is_counted_exactly() -> None:
     right.close()
 
 
+def test_a_slow_reader_gets_all_frames_in_order() -> None:
+    """Red when a frame overtakes the rest of one that the socket had no room for."""
+    left, right = socket.socketpair()
+    peer, codec = Peer(left, lambda: None, 0), Codec[msg.Report](msg.Report)
+    padding = {f"{i}": 0.0 for i in range(3000)}
+    seen: list[float] = []
+
+    def read() -> None:
+        while len(seen) < 300 and (body := receive(right)) is not None:
+            report = codec.decode(body)
+            assert isinstance(report, msg.Beat)
+            seen.append(report.stalled_s)
+            time.sleep(0.002 if len(seen) % 50 == 0 else 0.0)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(300):
+        peer.send(msg.Beat(padding if number % 3 == 0 else {}, False, False, float(number)))
+    reader.join(10)
+    assert seen == list(map(float, range(300)))
+    peer.close()
+    right.close()
+
+
 HANGS = """
 import sys, time, threading
 from pathlib import Path
