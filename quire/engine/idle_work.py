@@ -51,6 +51,7 @@ class IdleWork:
             is_more = False
         if not is_more:
             self._ahead = None
+            log_event("ahead_done")
         if self._late is not None and before is not None:
             self._late.pardon(before)
 
