@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from quire.distill.free_text import FreeText
 from quire.distill.prompts import built_in, read_prompts
 from quire.distill.recipe import Corpus
 from quire.errors import QuireError
@@ -21,7 +22,8 @@ from quire.params import SamplingParams
 if TYPE_CHECKING:
     from quire.llm import LLM
 
-ROUND = 64  # answers asked for at once
+ROUND = {"cpu": 64}  # answers asked for at once: what a kill may cost ...
+ROUND_ELSEWHERE = 4096  # ... and how seldom an engine runs dry
 MAX_PROMPT = 1024  # tokens; of longer prompts the end is left out
 
 
@@ -48,7 +50,14 @@ def collect(
 
     def prompts(llm: LLM) -> Callable[[int], list[int]]:
         texts = prompts_of(corpus)
-        return lambda number: _prompt(llm, texts[number % len(texts)])
+        free = FreeText.of(llm.get_tokenizer(), corpus) if corpus.free_share else None
+
+        def prompt(number: int) -> list[int]:
+            if free is not None and free.has(number):
+                return free.begin(number)
+            return _prompt(llm, texts[number % len(texts)])
+
+        return prompt
 
     return _complete(path, corpus, corpus.answers, (make_llm, prompts), listen)
 
@@ -75,7 +84,8 @@ def _complete(
         prompt_of = prompts(llm)
         while len(found) < count:
             listen(len(found), count)
-            numbers = range(len(found), min(len(found) + ROUND, count))
+            at_once = ROUND.get(llm._engine.config.device, ROUND_ELSEWHERE)
+            numbers = range(len(found), min(len(found) + at_once, count))
             fresh = _ask(llm, [prompt_of(i) for i in numbers], numbers, corpus)
             _append(path, fresh)
             found += fresh
@@ -91,6 +101,7 @@ def _ask(llm: LLM, prompts: Sequence[list[int]], numbers: range, corpus: Corpus)
             max_tokens=corpus.tokens,
             min_tokens=1,
             seed=corpus.seed + i,
+            detokenize=False,
         )
         for i in numbers
     ]

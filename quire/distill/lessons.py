@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.distill.answers import Answer
 from quire.distill.own import OwnAnswers
-from quire.distill.teacher import States, Teacher
+from quire.distill.teacher import States, Teacher, padded
 
 HELD_OUT = 24  # answers at most, or a tenth of all
 
@@ -64,26 +64,10 @@ class Lessons:
         return torch.randperm(count, generator=generator)
 
     def _lesson(self, named: Mapping[str, Answer]) -> Lesson:
-        chosen, device = list(named.values()), self.teacher.target.device
-        length = max(len(answer.ids) for answer in chosen)
-        read = [self.teacher.states(name, answer.ids) for name, answer in named.items()]
-
-        def padded(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-            made = torch.zeros(len(tensors), length, *tensors[0].shape[1:], dtype=dtype)
-            for row, tensor in zip(made, tensors, strict=True):
-                row[: len(tensor)] = tensor
-            return made.to(device)
-
-        counts = [torch.zeros(len(answer.ids), dtype=torch.bool) for answer in chosen]
+        chosen, target = list(named.values()), self.teacher.target
+        ids = padded([torch.tensor(answer.ids) for answer in chosen], torch.int64)
+        counts = torch.zeros(ids.shape, dtype=torch.bool)
         for row, answer in zip(counts, chosen, strict=True):
-            row[len(answer.prompt) - 1 : -1] = True
-        return Lesson(
-            padded([torch.tensor(answer.ids) for answer in chosen], torch.int64),
-            padded(counts, torch.bool),
-            States(
-                padded([s.final for s in read], torch.float32),
-                padded([s.taps for s in read], torch.float32),
-                padded([s.best for s in read], torch.int64),
-            ),
-            self.teacher.logits,
-        )
+            row[len(answer.prompt) - 1 : len(answer.ids) - 1] = True
+        states = self.teacher.read({name: answer.ids for name, answer in named.items()})
+        return Lesson(ids.to(target.device), counts.to(target.device), states, target.logits)
