@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from quire.llm import LLM
 
 ROUND = {"cpu": 64}  # answers asked for at once: what a kill may cost ...
-ROUND_ELSEWHERE = 4096  # ... and how seldom an engine runs dry
+ROUND_ELSEWHERE = 2048  # ... and how seldom an engine runs dry
 MAX_PROMPT = 1024  # tokens; of longer prompts the end is left out
+
+
+class Prompt(NamedTuple):
+    ids: list[int]
+    goes_on: bool = False  # past what would end an answer, to its full length
 
 
 class Answer(NamedTuple):
@@ -48,14 +53,14 @@ def collect(
 ) -> list[Answer]:
     """The target's answers to all prompts; the engine is only made where some are missing."""
 
-    def prompts(llm: LLM) -> Callable[[int], list[int]]:
+    def prompts(llm: LLM) -> Callable[[int], Prompt]:
         texts = prompts_of(corpus)
         free = FreeText.of(llm.get_tokenizer(), corpus) if corpus.free_share else None
 
-        def prompt(number: int) -> list[int]:
+        def prompt(number: int) -> Prompt:
             if free is not None and free.has(number):
-                return free.begin(number)
-            return _prompt(llm, texts[number % len(texts)])
+                return Prompt(free.begin(number), goes_on=True)
+            return Prompt(_prompt(llm, texts[number % len(texts)]))
 
         return prompt
 
@@ -66,11 +71,11 @@ def ask_again(
     path: Path, corpus: Corpus, prompts: Sequence[list[int]], make_llm: Callable[[], LLM]
 ) -> list[Answer]:
     """Another model's answers to prompts that are tokens already."""
-    asks = make_llm, lambda llm: prompts.__getitem__
+    asks = make_llm, lambda llm: lambda number: Prompt(prompts[number])
     return _complete(path, corpus, len(prompts), asks, lambda done, total: None)
 
 
-Asks = tuple[Callable[[], "LLM"], Callable[["LLM"], Callable[[int], list[int]]]]
+Asks = tuple[Callable[[], "LLM"], Callable[["LLM"], Callable[[int], Prompt]]]
 
 
 def _complete(
@@ -93,17 +98,18 @@ def _complete(
     return found
 
 
-def _ask(llm: LLM, prompts: Sequence[list[int]], numbers: range, corpus: Corpus) -> list[Answer]:
-    inputs: list[Any] = [{"prompt_token_ids": ids} for ids in prompts]
+def _ask(llm: LLM, prompts: Sequence[Prompt], numbers: range, corpus: Corpus) -> list[Answer]:
+    inputs: list[Any] = [{"prompt_token_ids": prompt.ids} for prompt in prompts]
     params = [
         SamplingParams(
             temperature=corpus.temperatures[i % len(corpus.temperatures)],
             max_tokens=corpus.tokens,
             min_tokens=1,
             seed=corpus.seed + i,
+            ignore_eos=prompt.goes_on,
             detokenize=False,
         )
-        for i in numbers
+        for i, prompt in zip(numbers, prompts, strict=True)
     ]
     made = []
     for output in llm.generate(inputs, params, use_tqdm=False):

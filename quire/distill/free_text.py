@@ -2,6 +2,7 @@
 
 Prompts lead a model through a narrow part of what it can say. Begun anywhere and drawn at a
 temperature of 1, its texts are spread like those that it learned from, so far as it learned them.
+They go on past an end, as texts that are learned from do, so none is short.
 """
 
 from __future__ import annotations
