@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -150,10 +150,8 @@ def train(recipe: Recipe, out: Path, answers: Path, device: torch.device, watch:
     desk = Desk.open(out, {**recipe.asked(), "prompts": prompts})
     shutil.copy(answers, desk.folder / ANSWERS)
     report = None
-    try:
+    with suppress(TimeIsUp):
         report = distil(Job(recipe, out, device), watch)
-    except TimeIsUp:
-        pass
     let_go(device)
     return report
 

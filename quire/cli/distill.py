@@ -48,7 +48,7 @@ def build_parser() -> VerbParser:
     flag("--vocab", "tokens that a head knows, the commonest", type=positive, metavar="N")
     flag("--depth", "tokens ahead that heads learn", type=whole(1, 16), metavar="N")
     flag("--prompts", "UTF-8, one a line; default: the built-in ones", metavar="FILE")
-    flag("--free-share", "of answers that begin anywhere, without a prompt", type=float, default=0.0)
+    flag("--free-share", "of answers without a prompt, begun anywhere", type=float, default=0.0)
     flag("--answers", "that the target writes", type=positive, default=512)
     flag("--tokens", "of an answer, at most", type=positive, default=192)
     flag("--temperatures", "of answers, in turns", type=_numbers, default="0,1")

@@ -1,4 +1,4 @@
-"""The engine that answers are written with: made for many answers at once, and let go of for good."""
+"""The engine that answers are written with: made for many at once, and let go of for good."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ would have read. The last answers are held out: pupils are judged by them and ne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class Lessons:
     teacher: Teacher
     batch: int
     seed: int
+    _orders: dict[int, list[int]] = field(default_factory=dict)  # by pass
 
     @property
     def num_held_out(self) -> int:
@@ -46,7 +47,7 @@ class Lessons:
         chosen = {}
         for at in range(first, first + self.batch):
             number_of_pass, place = divmod(at, num_read)
-            number = int(self._order(number_of_pass, num_read)[place])
+            number = self._order(number_of_pass, num_read)[place]
             own = self.own.in_pass(number_of_pass).get(number)
             name = f"{number:06}" if own is None else f"own-{number_of_pass}-{number:06}"
             chosen[name] = own or self.answers[number]
@@ -59,9 +60,13 @@ class Lessons:
             for i in range(0, len(numbers), self.batch)
         ]
 
-    def _order(self, epoch: int, count: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return torch.randperm(count, generator=generator)
+    def _order(self, epoch: int, count: int) -> list[int]:
+        if epoch not in self._orders:
+            if len(self._orders) > 1:  # a batch lies in two passes at most
+                self._orders.clear()
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._orders[epoch] = torch.randperm(count, generator=generator).tolist()
+        return self._orders[epoch]
 
     def _lesson(self, named: Mapping[str, Answer]) -> Lesson:
         chosen, target = list(named.values()), self.teacher.target

@@ -1,8 +1,7 @@
 """LiveTeacher: the target reads every batch when it is needed, on the device that trains.
 
 A GPU reads a batch in less time than its hidden states would take to and from a disk, so nothing is
-kept and every pass over the answers may be over fresh ones. Which answers share a batch follows from
-the step, so they are the same numbers in a run that goes on.
+kept. Which answers share a batch follows from the step, so a run that goes on reads them so too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Zeroed: the smaller two of every four neighbouring weights are left out while they are loaded.
 
-What `quire prune --method magnitude --pattern 2:4 --no-reconstruct` writes, without a file. It shows
-what 2:4 weights cost in time; what they cost in quality, only pruning by text keeps low.
+What `quire prune --method magnitude --pattern 2:4 --no-reconstruct` writes, without a file. It
+shows what 2:4 weights take in time; what they lose, only pruning by text keeps low.
 """
 
 from __future__ import annotations

@@ -40,9 +40,7 @@ class Student:
         model, counts = self.trainable.model, lesson.counts
         own = streams(model, lesson.ids).final[counts]  # [rows, hidden]
         wanted = lesson.states.final[counts]
-        loss, agreed = divergence_from(
-            model.logits(own), lambda rows: lesson.logits(wanted[rows])
-        )
+        loss, agreed = divergence_from(model.logits(own), lambda rows: lesson.logits(wanted[rows]))
         if self.hidden_loss:
             loss = loss + self.hidden_loss * hidden_distance(own, wanted)
         agrees = spread(agreed, counts)
