@@ -18,7 +18,7 @@ class Zeroed24:
 
     def of(self, weight: Tensor) -> Weight | None:
         num_out, num_in = weight.shape
-        if num_in % RUN:
+        if num_in % RUN or not bool(weight.isfinite().all()):
             return None
         runs = weight.view(num_out, -1, RUN)
         order = runs.abs().argsort(dim=-1, descending=True, stable=True)[..., :KEPT]
