@@ -82,7 +82,8 @@ def _complete(
     path: Path, corpus: Corpus, count: int, asks: Asks, listen: Callable[[int, int], None]
 ) -> list[Answer]:
     found = list(_read(path))[:count]
-    _rewrite(path, found)
+    if not _holds_just(path, len(found)):
+        _rewrite(path, found)
     if len(found) < count:
         make_llm, prompts = asks
         llm = make_llm()
@@ -143,6 +144,12 @@ def _read(path: Path) -> Iterator[Answer]:
         except ValueError:
             return
         yield Answer(prompt, answer)
+
+
+def _holds_just(path: Path, count: int) -> bool:
+    """Whole lines, and so many."""
+    data = path.read_bytes() if path.exists() else b""
+    return data.count(b"\n") == count and data.endswith(b"\n")
 
 
 def _rewrite(path: Path, answers: Sequence[Answer]) -> None:
