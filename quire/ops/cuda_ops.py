@@ -29,7 +29,6 @@ from quire.nn.ops import (
     Table,
     Visits,
 )
-from quire.ops.expert_loop import add_ranks
 from quire.ops.int8_inputs import Int8SumInputs
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.packed_experts import PackedExperts, are_packed, rows_of
@@ -130,7 +129,7 @@ class CudaOps:
         return Visits(*route(logits, rule, correction))
 
     def add_ranks(self, results: Tensor, weights: Tensor) -> Tensor:
-        return add_ranks(results, weights)
+        return combine(results.flatten(0, 1), weights)
 
     def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
         return x + sigmoid(gate) * added
