@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quire.attn.backend import AttentionBackend
+from quire.attn.backend import AttentionBackend, AttnSpec
 from quire.attn.proof import proved_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.dist.ranks import Ranks
@@ -114,10 +114,7 @@ def build_engine(
     pages = seat.num_pages(sizer.num_pages)
     decisions += sizer.decisions(pages)
     pool = PagePool(backend, heads, cache, pages, device)
-    # Pages of generated tokens would differ from those of the same tokens in a prompt.
-    expand_prompts = spec.mla is not None and not config.cache.prefix_caching
-    captures = _captures(model, backend, config)
-    runner = seat.runner(model, backend, heads, pool, rows, captures, expand_prompts)
+    runner = _runner(seat, config, model, backend, heads, pool, rows)
     runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     drafts = parts.finish(runner, config, decisions)
     makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache, ranks)
@@ -134,10 +131,21 @@ def build_engine(
     return Engine(core, runner, config, spec, seat.group, kept_apart.tiers)
 
 
-def _captures(model: Decoder, backend: AttentionBackend, config: EngineConfig) -> bool:
-    """Whether steps are captured as graphs; those of ranks would have to capture what others do."""
+def _runner(
+    seat: Seat,
+    config: EngineConfig,
+    model: Decoder,
+    backend: AttentionBackend,
+    heads: AttnSpec,
+    pool: PagePool,
+    rows: RequestRows,
+) -> ModelRunner:
+    # Graphs of ranks would have to capture what others say.
     is_free = model.device.type == "cuda" and model.ranks.num_processes == 1
-    return is_free and backend.caps.graphs and not config.enforce_eager
+    captures = is_free and backend.caps.graphs and not config.enforce_eager
+    # Pages of generated tokens would differ from those of the same tokens in a prompt.
+    expand_prompts = model.spec.mla is not None and not config.cache.prefix_caching
+    return seat.runner(model, backend, heads, pool, rows, captures, expand_prompts)
 
 
 def _kv_manager(

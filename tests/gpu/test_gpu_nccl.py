@@ -79,7 +79,7 @@ def test_nobody_comes(tmp_path: Path) -> None:
 def test_two_gpus_give_the_bits_of_one(tmp_path: Path) -> None:
     """Red when what NCCL carries comes back otherwise."""
     folder = tiny_model("qwen3", tmp_path, **WIDE)
-    memory = {"kv_cache_memory": 1 << 22}
+    memory = {"kv_cache_memory": 1 << 22, "page_size": 16}
     expected = answers(alone(folder, device="cuda", **memory))
     group = RankGroup(2)
     try:

@@ -25,8 +25,23 @@ from tests.dist.group import PARAMS, PROMPTS, alone, answers, model_on, said
 from tests.lora.cases import write_adapter
 
 ON_ONE: dict[str, Any] = {"device": "cuda:0,cuda:0"}
-MEMORY: dict[str, Any] = {"kv_cache_memory": 1 << 22}
+# Pages that the GPU's kernels take; chunks of prompts.
+MEMORY: dict[str, Any] = {
+    "kv_cache_memory": 1 << 22,
+    "page_size": 16,
+    "max_num_batched_tokens": 32,
+    "max_model_len": 256,
+}
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 64}
+# Wide enough for kernels that stream their weights.
+LARGE = {
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "num_hidden_layers": 2,
+}
 LATENT = WIDE | {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 32}
 SIDE_BY_SIDE: dict[str, Any] = {}
 STAGES: dict[str, Any] = {"pipeline_parallel_size": 2}
@@ -42,6 +57,9 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {
         *(SIDE_BY_SIDE, "qwen3", WIDE | {"head_dim": 32}),
         {"quantization": "fp8", "kv_cache_dtype": "int8"},
     ),
+    "large": (SIDE_BY_SIDE, "llama", LARGE, {}),
+    "large, int4": (SIDE_BY_SIDE, "llama", LARGE, {"quantization": "rtn-int4-g128"}),
+    "large, fp8": (SIDE_BY_SIDE, "llama", LARGE, {"quantization": "fp8"}),
     "latents": (SIDE_BY_SIDE, "deepseek_v3", LATENT, {}),
     "stages": (STAGES, "gemma3_text", WIDE, {}),
     "stages, packed experts": (STAGES, "qwen3_moe", WIDE, {"quantization": "int8"}),
@@ -114,7 +132,7 @@ def test_ranks_share_the_memory_of_their_card(group: RankGroup, tmp_path: Path) 
 
 def test_a_killed_rank_ends_its_group(tmp_path: Path) -> None:
     """Red when the first rank waits for one that is dead, or a process is left behind."""
-    group = RankGroup(2, deadline_s=5.0)
+    group = RankGroup(2, deadline_s=10.0)
     long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     with model_on(group, tiny_model("llama", tmp_path, **WIDE), **ON_ONE, **MEMORY) as llm:
         stream = llm.stream([5, 6, 7], long)
@@ -124,5 +142,5 @@ def test_a_killed_rank_ends_its_group(tmp_path: Path) -> None:
         begun = time.monotonic()
         with pytest.raises(RankLost, match="rank 1 was killed by signal 9"):
             list(stream)
-        assert time.monotonic() - begun < 15.0
+        assert time.monotonic() - begun < 20.0
         assert other.process.poll() is not None
