@@ -121,7 +121,6 @@ class Experts:
             if len(some):
                 assert holder.kernel is not None
                 numbers = (experts[some] - holder.own.begin)[:, None]
-                numbers = numbers.int() if x.is_cuda else numbers  # as a GPU's kernels read them
                 visits = Visits(numbers, torch.ones(len(some), 1, device=x.device))
                 made[some] = holder.kernel(x.index_select(0, tokens[some]), visits, None)
         return made

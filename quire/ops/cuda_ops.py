@@ -169,7 +169,7 @@ class GroupedExperts:
 
     def __call__(self, x: Tensor, visits: Visits, loads: Tensor | None) -> Tensor:
         (up, up_bias), (down, down_bias) = self.up, self.down
-        pairs = sort_pairs(visits.experts, len(up), loads)
+        pairs = sort_pairs(visits.experts.int(), len(up), loads)
         # [pairs, 2 * ffn], sorted by expert
         gate_up = multiply_gathered(x, up, pairs, bias=up_bias)
         # [pairs, hidden], token by token again
