@@ -123,7 +123,7 @@ class NcclComm:
         store = FileStore(str(meeting), self.size)
         store.set_timeout(timedelta(seconds=self.meet_s))
         # Everybody is here before anybody is in the library.
-        store.set(f"here-{self.rank}", "")
+        store.set(f"here-{self.rank}", "1")
         store.wait([f"here-{rank}" for rank in range(self.size)])
         # The stubs know of a group only what the default group of a process needs.
         kind: Any = dist.ProcessGroupNCCL
