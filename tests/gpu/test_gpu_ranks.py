@@ -25,11 +25,11 @@ from tests.dist.group import PARAMS, PROMPTS, alone, answers, model_on, said
 from tests.lora.cases import write_adapter
 
 ON_ONE: dict[str, Any] = {"device": "cuda:0,cuda:0"}
-# Pages that the GPU's kernels take; chunks of prompts.
+# Pages that the GPU's kernels take.
 MEMORY: dict[str, Any] = {
     "kv_cache_memory": 1 << 22,
     "page_size": 16,
-    "max_num_batched_tokens": 32,
+    "max_num_batched_tokens": 160,
     "max_model_len": 256,
 }
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 64}
@@ -43,6 +43,9 @@ LARGE = {
     "num_hidden_layers": 2,
 }
 LATENT = WIDE | {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 32}
+# Prompts in chunks, whose last layer leaves out what nothing is drawn after.
+LONG = [[2 + i * 7 % 90 for i in range(230)], [9, 8] * 60, [4, 5, 6]]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1, ignore_eos=True)
 SIDE_BY_SIDE: dict[str, Any] = {}
 STAGES: dict[str, Any] = {"pipeline_parallel_size": 2}
 HOMES: dict[str, Any] = {"data_parallel_size": 2}
@@ -81,9 +84,11 @@ def test_two_ranks_give_the_bits_of_one(name: str, group: RankGroup, tmp_path: P
     weight is not the right one, or when what goes through the host comes back otherwise."""
     how, family, changes, args = CASES[name]
     folder = tiny_model(family, tmp_path, **changes)
-    expected = answers(alone(folder, device="cuda", **args, **MEMORY))
+    one = alone(folder, device="cuda", **args, **MEMORY)
+    expected, of_long = answers(one), answers(one, LONG, [GREEDY] * 3)
     with model_on(group, folder, **args, **how, **ON_ONE, **MEMORY) as llm:
         assert answers(llm) == expected
+        assert answers(llm, LONG, [GREEDY] * 3) == of_long
         assert answers(llm) == expected  # from cached pages
         made = {decision.what: decision.value for decision in llm.decisions}
         assert made["ranks"] == "cuda:0, cuda:0" and made["steps"] == "kernel by kernel"
