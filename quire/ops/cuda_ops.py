@@ -29,7 +29,6 @@ from quire.nn.ops import (
     Table,
     Visits,
 )
-from quire.ops.expert_loop import add_ranks
 from quire.ops.int8_inputs import Int8SumInputs
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.packed_experts import PackedExperts, are_packed, rows_of
@@ -130,7 +129,7 @@ class CudaOps:
         return Visits(*route(logits, rule, correction))
 
     def add_ranks(self, results: Tensor, weights: Tensor) -> Tensor:
-        return add_ranks(results, weights)
+        return combine(results.flatten(0, 1), weights)
 
     def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
         return x + sigmoid(gate) * added
@@ -170,7 +169,7 @@ class GroupedExperts:
 
     def __call__(self, x: Tensor, visits: Visits, loads: Tensor | None) -> Tensor:
         (up, up_bias), (down, down_bias) = self.up, self.down
-        pairs = sort_pairs(visits.experts, len(up), loads)
+        pairs = sort_pairs(visits.experts.int(), len(up), loads)
         # [pairs, 2 * ffn], sorted by expert
         gate_up = multiply_gathered(x, up, pairs, bias=up_bias)
         # [pairs, hidden], token by token again

@@ -80,6 +80,16 @@ def test_two_stages_give_the_bits_of_one(name: str, group: RankGroup, tmp_path: 
         assert kept[0] < kept[1] or len(one._engine.runner.pool.groups) > 1
 
 
+def test_chunks_that_draw_nothing(group: RankGroup, tmp_path: Path) -> None:
+    """Red when experts of several ranks cannot have no rows at all."""
+    family, changes, args = CASES["int8"]
+    folder = tiny_model(family, tmp_path, **changes)
+    asked = [[2 + i * 7 % 90 for i in range(60)]], [SamplingParams(temperature=0.0, max_tokens=4)]
+    expected = answers(alone(folder, **args), *asked)
+    with model_on(group, folder, **args) as llm:
+        assert answers(llm, *asked) == expected
+
+
 @pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
 @pytest.mark.parametrize("name", ["uneven", "int8", "latents"])
 def test_ranks_over_sockets(name: str, tmp_path: Path) -> None:
