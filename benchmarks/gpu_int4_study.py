@@ -188,7 +188,7 @@ def work(shape: int, m: int, skip: list[str], lock: Path) -> None:
             except Exception as error:
                 say(n=n, k=k, m=m, way=name, error=str(error)[-300:])
                 raise
-            config = made[0].args[2]
+            config = made[0].args[-1]
             say(n=n, k=k, m=m, way=name, sizes=astuple(config), us=round(micros, 2), wrong=wrong)
 
 
