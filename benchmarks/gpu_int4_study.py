@@ -228,7 +228,8 @@ def watch(shape: int, m: int, lock: Path, deadline: float) -> int:
                 time.sleep(0.2)
                 now = os.fstat(out.fileno()).st_size
                 if now != size:
-                    size, since, began = now, time.monotonic(), True
+                    size, since = now, time.monotonic()
+                    began = os.pread(out.fileno(), now, 0).splitlines()[-1].startswith(b'{"begin')
                 is_still = began and time.monotonic() - since > STILL_S
                 if is_still or time.monotonic() > deadline:
                     worker.kill()
