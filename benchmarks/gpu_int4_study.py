@@ -80,6 +80,15 @@ def ways_of(n: int, k: int, m: int) -> list[Way]:
             ways.append(Way("one", 0, (rows, tile, block_m, slabs, stages, 1)))
         if m == 256:
             ways.append(Way("one", 0, (128, 128, 256, 1, 2, 1)))
+            ways.append(Way("rows", 2, (64, 64, 256, 1, 2, 1)))
+        own = {8: ((4, 2, 4), (4, 2, 3), (4, 1, 6), (4, 4, 2), (2, 2, 3)),
+               16: ((4, 2, 4), (4, 1, 6), (2, 2, 3)),
+               32: ((4, 2, 3), (4, 2, 4), (4, 1, 6), (2, 2, 2)),
+               64: ((4, 1, 5), (4, 2, 3), (2, 2, 4), (2, 1, 4)),
+               128: ((2, 1, 4), (2, 1, 5), (2, 1, 2), (2, 2, 2))}[block_m]  # fmt: skip
+        for groups, slabs, stages in own:
+            rows = 64 if block_m == 128 else 56
+            ways.append(Way("rows", groups, (rows, 64, block_m, slabs, stages, 1)))
         return ways
     rows = 48 if n == 6144 else 32
     tile = 64 if n == 6144 else 32
@@ -104,6 +113,11 @@ def ways_of(n: int, k: int, m: int) -> list[Way]:
         for sizes in ((64, 1, 3), (64, 1, 2), (64, 2, 2), (128, 1, 2)):
             ways.append(Way("one", 0, (64, 64, *sizes, 1)))
         ways.append(Way("turns", 2, (64, 64, 128, 2, 2, 1)))
+        for sizes in ((64, 64, 64, 1, 4), (64, 64, 64, 2, 2), (64, 64, 64, 2, 3)):
+            ways.append(Way("rows", 2, (*sizes, 1)))
+        if n == 6144:
+            ways.append(Way("rows", 2, (48, 64, 128, 1, 4, 1)))
+            ways.append(Way("rows", 2, (48, 64, 128, 2, 2, 1)))
         for groups in (2, 3):
             ways.append(Way("turns", groups, (64, 64, 128, 1, 4, 1)))
     if m == 256:
@@ -132,6 +146,7 @@ def work(shape: int, m: int, skip: list[str], lock: Path) -> None:
     from quire.kernels.rehearsal import rehearsal
     from quire.kernels.stream_packed import StreamPacked
     from quire.kernels.stream_packed_configs import StreamPackedConfig
+    from quire.kernels.stream_rows import StreamRows
     from quire.kernels.stream_turns import StreamTurns
     from quire.ops.slabs_of import slabs_of
 
@@ -158,10 +173,9 @@ def work(shape: int, m: int, skip: list[str], lock: Path) -> None:
             continue
         made = []
         for each in copies:
-            product: StreamPacked = (StreamTurns if way.kernel == "turns" else StreamPacked)(
-                each, None, gate
-            )
-            if isinstance(product, StreamTurns):
+            kernels = {"turns": StreamTurns, "rows": StreamRows}
+            product = kernels.get(way.kernel, StreamPacked)(each, None, gate)
+            if isinstance(product, (StreamTurns, StreamRows)):
                 product.groups = way.groups
             call = partial(old, product) if way.kernel == "old" else product
             config = StreamPackedConfig(*way.sizes) if way.sizes else product.pick(m)

@@ -58,7 +58,7 @@ def make_ring(x, codes, STAGES: gl.constexpr):
 def flat_ring(ring):
     """The same memory as slabs [rows, WIDTH] of codes and fields [BLOCK_M, WIDTH] of inputs."""
     w_tiles, x_tiles, _ = ring
-    SLABS: gl.constexpr = w_tiles.shape[0] * w_tiles.shape[1]
+    SLABS: gl.constexpr = w_tiles.shape[0] * w_tiles.shape[1] * w_tiles.shape[2]
     FIELDS: gl.constexpr = x_tiles.shape[0] * x_tiles.shape[1]
     of_codes: gl.constexpr = gl.NVMMASharedLayout(64, 8)
     of_inputs: gl.constexpr = gl.NVMMASharedLayout(128, 16)
