@@ -27,7 +27,7 @@ from pathlib import Path
 
 SHAPES = ((6144, 4096, False), (4096, 4096, False), (28672, 4096, True), (4096, 14336, False))
 ROWS = (1, 32, 256, 16, 64, 128)  # what matters most comes first
-STILL_S = 25.0  # without a line, a worker hangs
+STILL_S = 8.0  # without a line, a worker hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,13 @@ class Way:
     kernel: str  # "old", "one" or "turns"
     groups: int = 0  # that take turns
     sizes: tuple[int, ...] = ()  # of a StreamPackedConfig; empty: those that are picked
+    is_light: bool = False  # two programs, or four of one group, fit a multiprocessor
 
     @property
     def name(self) -> str:
-        return "/".join(map(str, (self.kernel, self.groups, *self.sizes)))
+        return "/".join(
+            map(str, (self.kernel + "-light" * self.is_light, self.groups, *self.sizes))
+        )
 
 
 def ways_of(n: int, k: int, m: int) -> list[Way]:
@@ -86,6 +89,10 @@ def ways_of(n: int, k: int, m: int) -> list[Way]:
                32: ((4, 2, 3), (4, 2, 4), (4, 1, 6), (2, 2, 2)),
                64: ((4, 1, 5), (4, 2, 3), (2, 2, 4), (2, 1, 4)),
                128: ((2, 1, 4), (2, 1, 5), (2, 1, 2), (2, 2, 2))}[block_m]  # fmt: skip
+        if block_m <= 32:
+            light = [(1, 2, 2), (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 2, 2), (2, 1, 4)]
+            for groups, slabs, stages in light:
+                ways.append(Way("rows", groups, (56, 64, block_m, slabs, stages, 1), True))
         for groups, slabs, stages in own:
             rows = 64 if block_m == 128 else 56
             ways.append(Way("rows", groups, (rows, 64, block_m, slabs, stages, 1)))
@@ -103,6 +110,13 @@ def ways_of(n: int, k: int, m: int) -> list[Way]:
             ways.append(Way("turns", groups, (rows, tile, block_m, slabs, stages, 1)))
             if tile == 32 and m <= 32 and (groups, slabs) == (2, 4):
                 ways.append(Way("turns", groups, (64, 64, block_m, slabs, stages, 1)))
+        light = {8: ((2, 6), (2, 8), (1, 8)), 16: ((2, 6), (1, 8)), 32: ((2, 4), (1, 8)),
+                 64: ((1, 4), (1, 3))}[block_m]  # fmt: skip
+        for slabs, stages in light:
+            ways.append(Way("turns", 2, (rows, tile, block_m, slabs, stages, 1), True))
+        if m == 1:
+            ways.append(Way("rows", 1, (rows, tile, block_m, 2, 4, 1), True))
+            ways.append(Way("rows", 1, (rows, tile, block_m, 4, 4, 1)))
     for slabs, stages in ((4, 3), (2, 3), (1, 3)):
         if block_m * slabs * stages <= 384:
             ways.append(Way("one", 0, (rows, tile, block_m, slabs, stages, 1)))
@@ -177,7 +191,7 @@ def work(shape: int, m: int, skip: list[str], lock: Path) -> None:
             kernels = {"turns": StreamTurns, "rows": StreamRows}
             product = kernels.get(way.kernel, StreamPacked)(each, None, gate)
             if isinstance(product, (StreamTurns, StreamRows)):
-                product.groups = way.groups
+                product.groups, product.is_light = way.groups, way.is_light
             call = partial(old, product) if way.kernel == "old" else product
             config = StreamPackedConfig(*way.sizes) if way.sizes else product.pick(m)
             made.append(partial(call, x, out, config))

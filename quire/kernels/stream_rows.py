@@ -112,7 +112,7 @@ def stream_rows_kernel(
     ZEROS: gl.constexpr, COUNT: gl.constexpr,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, M_TILES: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr,
-    EARLY: gl.constexpr, GROUPS: gl.constexpr, num_warps: gl.constexpr,
+    EARLY: gl.constexpr, GROUPS: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     T: gl.constexpr = x.dtype
@@ -135,7 +135,18 @@ def stream_rows_kernel(
     ready = ring[2]
     steps = K // (FIELDS * WIDTH)
     n = tile * ROWS
-    if GROUPS == 2:
+    if GROUPS == 1:
+        gl.warp_specialize(
+            [
+                (_multiply, (flat, ready, free, kept[0], bias, y, m_start, n, M, steps, stride_ym,
+                             0, GROUPS, FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, T, ROWS,
+                             HAS_BIAS, GATE, EARLY)),
+                (_produce, (x, codes, ring, free, m_start, tile, steps, BYTES, EARLY)),
+            ],
+            [1],
+            [24],
+        )  # fmt: skip
+    elif GROUPS == 2:
         gl.warp_specialize(
             [
                 (_multiply, (flat, ready, free, kept[0], bias, y, m_start, n, M, steps, stride_ym,
@@ -147,7 +158,7 @@ def stream_rows_kernel(
                 (_produce, (x, codes, ring, free, m_start, tile, steps, BYTES, EARLY)),
             ],
             [4, 1],
-            [216, 24],
+            [REGISTERS, 24],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -167,7 +178,7 @@ def stream_rows_kernel(
                 (_produce, (x, codes, ring, free, m_start, tile, steps, BYTES, EARLY)),
             ],
             [4, 4, 4, 1],
-            [112, 112, 112, 24],
+            [REGISTERS, REGISTERS, REGISTERS, 24],
         )  # fmt: skip
 
 
@@ -178,12 +189,16 @@ class StreamRows(StreamPacked):
     """The same product by groups with rows of their own. `config.rows` are those of a group."""
 
     groups = 2
+    is_light = False
 
     def __call__(self, x: Tensor, out: Tensor, config: StreamPackedConfig) -> None:
         grid, args, options, kind = self.plan(x, out, config)
         programs, rest = divmod(grid[0], self.groups)
         assert config.tile <= HEIGHT.value and rest == 0, f"{config=}"
         options = {**options, "GROUPS": self.groups, "num_warps": 4}
+        options["REGISTERS"] = 104 if self.is_light else {1: 216, 2: 216, 4: 112}[self.groups]
+        if self.is_light:
+            options["maxnreg"] = {1: 64, 2: 80}[self.groups]
         _launch((programs, 1, 1), args, options, kind)
 
     def _described(self, config: StreamPackedConfig) -> TensorDescriptor:

@@ -119,7 +119,7 @@ def stream_turns_kernel(
     ZEROS: gl.constexpr, COUNT: gl.constexpr,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, M_TILES: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr,
-    EARLY: gl.constexpr, GROUPS: gl.constexpr, num_warps: gl.constexpr,
+    EARLY: gl.constexpr, GROUPS: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     DTYPE: gl.constexpr = x.dtype
@@ -151,7 +151,7 @@ def stream_turns_kernel(
                 (_produce, (x, codes, ring, free, m_start, tile, num_steps, BYTES, EARLY)),
             ],
             [4, 1],
-            [216, 24],
+            [REGISTERS, 24],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -165,7 +165,7 @@ def stream_turns_kernel(
                 (_produce, (x, codes, ring, free, m_start, tile, num_steps, BYTES, EARLY)),
             ],
             [4, 4, 1],
-            [160, 160, 24],
+            [REGISTERS, REGISTERS, 24],
         )  # fmt: skip
     mbarrier.wait(passed, (num_steps + 1) & 1)
     total = own_rows(held.load(of_total), TILE < HEIGHT)
@@ -179,11 +179,16 @@ class StreamTurns(StreamPacked):
     """The same product, its sum made in turns."""
 
     groups = 2
+    is_light = False
 
     def __call__(self, x: Tensor, out: Tensor, config: StreamPackedConfig) -> None:
         grid, args, options, kind = self.plan(x, out, config)
         assert config.tile <= HEIGHT.value, f"{config=}"
-        _launch(grid, args, {**options, "GROUPS": self.groups, "num_warps": 4}, kind)
+        options = {**options, "GROUPS": self.groups, "num_warps": 4}
+        options["REGISTERS"] = 104 if self.is_light else {2: 216, 3: 160}[self.groups]
+        if self.is_light:
+            options["maxnreg"] = 80
+        _launch(grid, args, options, kind)
 
 
 __all__ = ["StreamTurns"]
