@@ -59,7 +59,8 @@ def load_tile(
 @triton.jit
 def load_page(pages, n, oldest, last, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr):
     """The pages of positions n, or 0."""
-    return tl.load(pages + n // PAGE_SIZE, mask=in_reach(n, oldest, last, WINDOW), other=0)
+    column = n.to(tl.uint32) // PAGE_SIZE  # one shift, where signs would take four steps
+    return tl.load(pages + column, mask=in_reach(n, oldest, last, WINDOW), other=0)
 
 
 @triton.jit
