@@ -44,6 +44,7 @@ from quire.quant.weight import Inputs, Weight
 
 E4M3 = torch.float8_e4m3fn
 TOKENS = (1, 32, 128, 2048)
+
 ROUTINGS = 8  # that rotate: more than the L2 holds, with one token too
 ONE_TILE = EightBitTile(16, 64, 3, 4, 64)
 MORE_TILES = (
@@ -153,9 +154,7 @@ def wrong_rows(weights: Weights, x: Tensor, visits: Visits) -> int:
     """Tokens of the first product that have other bits than by their expert's dense one."""
     layer, (up, _) = weights.layer, weights.bytes
     rounded, pairs = round_inputs(x, up.rounding), sort_pairs(visits.experts, layer.num)
-    got = multiply_eight_bit(
-        rounded, up.weight, pairs, None, x.dtype, is_gather=True, gate="silu"
-    )
+    got = multiply_eight_bit(rounded, up.weight, pairs, None, x.dtype, is_gather=True, gate="silu")
     wrong, places = 0, pairs.pairs.long()
     chosen = visits.experts.flatten()[places]
     for expert in chosen.unique().tolist()[:: max(1, layer.num // 16)]:
@@ -235,7 +234,9 @@ def compiled(forms: list[str], tiles: tuple[GroupTile, ...]) -> Iterator[tuple[s
     for form in forms:
         for tile in tiles:
             for act in (None, "silu"):
-                compiling = Compiling(grouped_eight_bit, grouped_eight_bit._grouped_eight_bit_kernel)
+                compiling = Compiling(
+                    grouped_eight_bit, grouped_eight_bit._grouped_eight_bit_kernel
+                )
                 part = bytes_of(FORMS[form](num * n, k, "cpu"), num, act is not None)
                 scales = torch.empty(8, k // (part.rounding.group or k))
                 x = RoundedRows(torch.empty(8, k, dtype=part.weight.codes.dtype), scales)
@@ -256,10 +257,13 @@ def compiled(forms: list[str], tiles: tuple[GroupTile, ...]) -> Iterator[tuple[s
                 )
 
 
-def compile_all(forms: list[str]) -> int:
+def compile_all(forms: list[str], tokens: list[int]) -> int:
+    """The tiles that Qwen3's experts take for these tokens."""
+    layer = LAYERS["qwen3-30b-a3b"]
+    picked = (pick_grouped_eight_bit(count * layer.top_k, layer.num) for count in tokens)
     print(f"{'form':>11}{'tile':>9}{'regs':>6}{'spill':>7}{'shared':>9}{'gmma':>6}")
     bad = 0
-    for line, is_good in compiled(forms, TILES):
+    for line, is_good in compiled(forms, tuple(dict.fromkeys(picked))):
         bad += not is_good
         print(line, flush=True)
     return bad
@@ -277,7 +281,8 @@ def main() -> int:
     parser.add_argument("--compile-only", action="store_true")
     args = parser.parse_args()
     if args.compile_only:
-        return 1 if compile_all(args.forms.split(",")) else 0
+        tokens = [int(count) for count in args.tokens.split(",")]
+        return 1 if compile_all(args.forms.split(","), tokens) else 0
     return run(args)
 
 

@@ -75,7 +75,7 @@ def eight_bit_sum(
 
 @triton.jit
 def gate_pairs(rounded, GATE: tl.constexpr):
-    """[rows, gate and up taking turns] -> [rows, activation(gate) * up]; without a gate as it is."""
+    """[rows, gate and up in turns] -> [rows, activation(gate) * up]; without a gate as it is."""
     if GATE != "":
         PAIRS: tl.constexpr = rounded.shape[1] // 2
         gate, up = rounded.reshape([rounded.shape[0], PAIRS, 2]).split()

@@ -257,7 +257,14 @@ class ManyEightBit:
             },
             (
                 *(x.codes.dtype, out.dtype, None if self.bias is None else self.bias.dtype),
-                *(n, k, num_groups, scales.shape[1], tile_n, alignments(x.scales, scales, self.bias, out)),
+                *(
+                    n,
+                    k,
+                    num_groups,
+                    scales.shape[1],
+                    tile_n,
+                    alignments(x.scales, scales, self.bias, out),
+                ),
             ),
         )
 

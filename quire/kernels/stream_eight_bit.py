@@ -126,7 +126,8 @@ def stream_eight_bit_kernel(
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, BANDS: gl.constexpr,
     M_TILES: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, GROUP: gl.constexpr,
     SHARED: gl.constexpr,  # weight rows with one scale
-    PAIRED: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, EARLY: gl.constexpr, num_warps: gl.constexpr,
+    PAIRED: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, EARLY: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     tile = gl.program_id(0) // M_TILES  # programs of one weight tile are neighbours: L2 shares it

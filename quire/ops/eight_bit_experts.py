@@ -111,5 +111,3 @@ def grouped_difference(weight: Weight, form: EightBitForm, dtype: torch.dtype) -
         if not torch.equal(by(tile), want[order]):
             return f"products of experts by tiles of {TILES[tile].block_m} rows differ"
     return None
-
-

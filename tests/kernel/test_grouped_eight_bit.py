@@ -136,9 +136,7 @@ def _loaded(num_out: int, num_in: int, count: int, name: str) -> list[Weight]:
     return [weight for weight in found if weight is not None]
 
 
-def _by_loop(
-    x: Tensor, visits: Visits, weights: dict[str, list[Weight]], form: GateForm
-) -> Tensor:
+def _by_loop(x: Tensor, visits: Visits, weights: dict[str, list[Weight]], form: GateForm) -> Tensor:
     """Expert by expert, with the dense kernel."""
     results = []
     for row, experts in zip(x, visits.experts, strict=True):
