@@ -84,9 +84,9 @@ def _begin(
 def _scaled(part, band, scales, x_scales, place, GROUP: gl.constexpr):
     """The sum of one band times the scales of its group, where scales change along k."""
     if GROUP > 0:
-        n, m, live_n, live_m, scale_stride, num_groups = place
+        of_scale, m, live_m, scale_stride, num_groups = place
         group = band * BAND // GROUP
-        w_scale = gl.load(scales + group * scale_stride + n, mask=live_n, other=0.0)
+        w_scale = gl.load(scales + group * scale_stride + of_scale)
         x_scale = gl.load(x_scales + m * num_groups + group, mask=live_m, other=0.0)
         part = part * (w_scale[:, None] * x_scale[None, :])
     return part
@@ -147,8 +147,9 @@ def stream_eight_bit_kernel(
     row = gl.arange(0, TILE, gl.SliceLayout(1, of_total))
     m = m_start + gl.arange(0, BLOCK_M, gl.SliceLayout(0, of_total))
     n = tile * ROWS + row
-    of_scale = scale_row(n, N, SHARED, PAIRED)
-    place = (of_scale, m, row < ROWS, m < M, scale_stride, num_groups)
+    # Rows of others read our last one's scale: never stored.
+    of_scale = scale_row(tile * ROWS + gl.minimum(row, ROWS - 1), N, SHARED, PAIRED)
+    place = (of_scale, m, m < M, scale_stride, num_groups)
     if GROUP == 0:  # asked for now, needed at the end
         x_scale = gl.load(x_scales + m, mask=m < M, other=0.0)
         w_scale = gl.load(scales + n, mask=row < ROWS, other=0.0)
