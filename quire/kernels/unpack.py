@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.unpack_codes import code_field, table_value
+from quire.kernels.unpack_e2m1 import e2m1_pairs, power_factor
 from quire.kernels.unpack_scales import decoded, part_of, word_of
 from quire.kernels.unpack_sparse import sparse_field
 
@@ -42,7 +43,8 @@ def _column_of(place, LANES: tl.constexpr):
 def _number(
     words, base, at, row, num_rows, KIND: tl.constexpr, STEP_GROUPS: tl.constexpr
 ):  # fmt: skip
-    """The fp32 number of group base + at, from words of neighbouring groups."""
+    """The fp32 number of group base + at, from words of neighbouring groups; or its bits as they
+    are, four groups to a word."""
     PER: tl.constexpr = 1 if KIND == "f32" else 2 if KIND == "f16" or KIND == "bf16" else 4
     STATIC: tl.constexpr = STEP_GROUPS > 0 and STEP_GROUPS % PER == 0
     word = word_of(words, base, at, row, num_rows, PER, STATIC)
@@ -134,15 +136,15 @@ def _scaled_field(
     GROUP: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr, UNROLL: tl.constexpr,
     SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
     ZERO: tl.constexpr, ZEROS: tl.constexpr, LANES: tl.constexpr, PLAIN: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """The same in fp32, of codes with scales."""
+    """The same of codes with scales, in fp32 or already rounded."""
     BITS: tl.constexpr = LOW + HIGH
     UNIT: tl.constexpr = HIGH if HIGH > 0 and HIGH < LOW else LOW
     SLAB: tl.constexpr = 8 // UNIT * WIDTH
     columns = tl.arange(0, WIDTH)
     tiles = tensors[0] + (slab + i).to(tl.int64) * N * (WIDTH * BITS // UNIT)
     spots = rows[:, None] * WIDTH + columns[None, :]
-    value = _value(tiles, table, rows, spots, f, N, KIND, LOW, HIGH, WIDTH, PLAIN)
 
     # The group, from the step's first one on where steps are whole groups.
     STEP: tl.constexpr = SLAB * UNROLL
@@ -164,10 +166,18 @@ def _scaled_field(
         row = row // ROWS
     row = row[:, None]
 
-    return _with_scales(
-        value, tensors, base, at, row, num_scale_rows,
-        KIND, LOW, SCALES, OFFSETS, SUPER, ZERO, ZEROS, STEP_GROUPS,
-    )  # fmt: skip
+    if KIND == "e2m1" and SCALES == "power128" and DTYPE == tl.bfloat16 and not PLAIN:
+        exponents = _number(
+            tensors[1], base, at, row, num_scale_rows, "whole", STEP_GROUPS
+        )
+        weight = e2m1_pairs(tl.load(tiles + spots), power_factor(exponents), f)
+    else:
+        value = _value(tiles, table, rows, spots, f, N, KIND, LOW, HIGH, WIDTH, PLAIN)
+        weight = _with_scales(
+            value, tensors, base, at, row, num_scale_rows,
+            KIND, LOW, SCALES, OFFSETS, SUPER, ZERO, ZEROS, STEP_GROUPS,
+        )  # fmt: skip
+    return weight
 
 
 @triton.jit
@@ -192,6 +202,6 @@ def weight_field(
         weight = _scaled_field(
             tensors, table, rows, slab, i, f, N, num_scale_rows,
             KIND, LOW, HIGH, WIDTH, GROUP, ROWS, PAIRED, UNROLL,
-            SCALES, OFFSETS, SUPER, ZERO, ZEROS, LANES, PLAIN,
+            SCALES, OFFSETS, SUPER, ZERO, ZEROS, LANES, PLAIN, DTYPE,
         )  # fmt: skip
     return weight.to(DTYPE)

@@ -49,14 +49,16 @@ def _power(exponent):
 
 @triton.jit
 def decoded(bits, KIND: tl.constexpr):
-    """The fp32 number of some bits."""
+    """The fp32 number of some bits; "whole": these themselves."""
     if KIND == "f32":
         found = bits.to(tl.float32, bitcast=True)
     elif KIND == "f16":
         found = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     elif KIND == "bf16":
         found = (bits << 16).to(tl.float32, bitcast=True)
-    elif KIND == "power":
+    elif KIND == "whole":
+        found = bits
+    elif KIND == "power" or KIND == "power128":
         found = _power(bits)
     elif KIND == "u16" or KIND == "u8":
         found = bits.to(tl.float32)

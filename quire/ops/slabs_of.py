@@ -164,7 +164,7 @@ def _scales(weight: Coded, form: SlabForm) -> tuple[SlabForm, dict[str, Tensor]]
     offsets, zeros = weight.offsets, weight.zeros
     is_one = form.group == 0 and offsets is None and not weight.are_powers
     scales = weight.scales.float() if is_one else _narrow(weight.scales)
-    kind = "power" if weight.are_powers else KINDS[scales.dtype]
+    kind = _power_kind(scales, form) if weight.are_powers else KINDS[scales.dtype]
     form = replace(form, scales=kind)
     made: dict[str, Tensor] = {}
     if weight.super_scales is not None:
@@ -187,6 +187,12 @@ def _scales(weight: Coded, form: SlabForm) -> tuple[SlabForm, dict[str, Tensor]]
         form = replace(form, zeros=KINDS[zeros.dtype])
         made["zeros"] = pack_numbers(zeros, groups)
     return form, made
+
+
+def _power_kind(exponents: Tensor, form: SlabForm) -> str:
+    """Powers up to 2**0 are factors of a quicker way to unpack (`unpack_e2m1.py`)."""
+    is_low = form.kind == "e2m1" and not form.lanes and int(exponents.max()) <= 128
+    return "power128" if is_low else "power"
 
 
 def _of_sparse(weight: Sparse24, paired: bool) -> Slabs:
