@@ -196,13 +196,13 @@ def pack_pairs(low: Tensor, high: Tensor, num_groups: int) -> Tensor:
 
 
 def pack_six_bits(numbers: Tensor, num_groups: int) -> Tensor:
-    """Whole numbers from -32 on [rows, groups] -> [3 words for each 16 groups, rows]: low nibbles of
-    the first eight and of the others, then two bits of all."""
+    """Whole numbers from -32 on [rows, groups] -> three words for each 16 groups [words, rows]: low
+    nibbles of the first eight and of the others, then two bits of all."""
     filled = F.pad(numbers.int() + 32, _missing(numbers, num_groups, 16)).unflatten(1, (-1, 16))
     low, high = filled & 15, filled >> 4
     nibbles = torch.arange(0, 32, 4, device=numbers.device)
     pairs = torch.arange(0, 32, 2, device=numbers.device)
-    # Bits of different groups do not meet: a sum of whole numbers of 64 bits, cut to 32, joins them.
+    # Bits of different groups do not meet, so a sum joins them; of 64 bits, cut to 32.
     words = [(part.long() << nibbles).sum(-1) for part in (low[..., :8], low[..., 8:])]
     words.append((high.long() << pairs).sum(-1))
     return torch.stack(words, -1).flatten(1).to(torch.int32).t().contiguous()

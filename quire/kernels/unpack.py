@@ -188,7 +188,8 @@ def _scaled_field(
         row = row // ROWS
     row = row[:, None]
 
-    if KIND == "e2m1" and SCALES == "power128" and DTYPE == tl.bfloat16 and not PLAIN:
+    IS_BF16: tl.constexpr = DTYPE == tl.bfloat16  # noqa: SIM300
+    if KIND == "e2m1" and SCALES == "power128" and IS_BF16 and not PLAIN:
         exponents = _number(tensors[1], base, at, row, num_scale_rows, "whole", STEP_GROUPS)
         weight = e2m1_pairs(tl.load(tiles + spots), power_factor(exponents), f)
     else:

@@ -3,12 +3,12 @@
     weight = scale * (code - zero) + offset
 
 with one scale (and zero or offset) for each row and `share` blocks of inputs. A code may also stand
-for a number in a table. Formats with two
-levels of scales keep small whole numbers for blocks and an fp16 for each `super_size` of them, or
-floats of eight bits below one fp32 for a whole row (NVFP4), which its writers divide by or multiply
-with. The zero is one for all, or one for each scale. Where inputs of one scale are no neighbours, columns of
-codes are sorted and `order` says which inputs they are for. `dequantize` is the reference that
-kernels are tested against. How codes lie in memory is `native/panels.py`'s.
+for a number in a table. Formats with two levels of scales keep small whole numbers for blocks and
+an fp16 for each `super_size` of them, or floats of eight bits below one fp32 for a whole row
+(NVFP4), which its writers divide by or multiply with. The zero is one for all, or one for each
+scale. Where inputs of one scale are no neighbours, columns of codes are sorted and `order` says
+which inputs they are for. `dequantize` is the reference that kernels are tested against. How codes
+lie in memory is `native/panels.py`'s.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Coded:
     zero: int = 0
     offsets: Tensor | None = None  # as scales
     super_size: int = 1  # groups below one super scale
-    super_scales: Tensor | None = None  # [out, groups / super_size] fp16; of eighths [out, 1] fp32
+    super_scales: Tensor | None = None  # [out, groups / super_size] fp16; eighths: [out, 1] fp32
     super_offsets: Tensor | None = None
     table: tuple[int, ...] | None = None  # what codes of 4 bits stand for: 16 signed bytes
     tables: Tensor | None = None  # [out, 16] int8: the same for each row; four share theirs
