@@ -29,6 +29,7 @@ from quire.nn.ops import (
     Table,
     Visits,
 )
+from quire.ops.eight_bit_experts import EightBitExperts, can_fuse
 from quire.ops.int8_inputs import Int8SumInputs
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.packed_experts import PackedExperts, are_packed, rows_of
@@ -88,10 +89,13 @@ class CudaOps:
         if not are_packed(weights):
             return GroupedExperts(weights.fused("up"), weights.fused("down"), weights.gate)
         rows = [rows_of(weights, name, self.packed.ready) for name in ("up", "down")]
+        num, act = weights.num_experts, partial(gate, form=weights.gate)
+        rounded = self.packed.expert_bytes(rows[0], rows[1], num, can_fuse(weights.gate))
+        if rounded is not None:
+            return EightBitExperts(*rounded, num, weights.gate, act)
         slabs = [self.packed.expert_slabs(of) for of in rows]
-        num = weights.num_experts
         if slabs[0] is not None and slabs[1] is not None:
-            return PackedExperts(slabs[0], slabs[1], num, partial(gate, form=weights.gate))
+            return PackedExperts(slabs[0], slabs[1], num, act)
         up, down = ((of.floats(num, self.packed.expanded), of.bias) for of in rows)
         return GroupedExperts(up, down, weights.gate)
 
