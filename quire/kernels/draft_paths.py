@@ -21,10 +21,8 @@ def walked(pages, paths, token, end, PATH: tl.constexpr):
     if PATH > 0:
         path = paths + token.to(tl.int64) * PATH
         num = tl.load(path)
-        found = (pages, path, tl.where(num < 0, end, end - 1 - num))
-    else:
-        found = (pages,)
-    return found
+        return pages, path, tl.where(num < 0, end, end - 1 - num)
+    return (pages,)
 
 
 @triton.jit

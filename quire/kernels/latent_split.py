@@ -22,8 +22,8 @@ from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, Launch, PagedConfig, he
 
 @triton.jit(do_not_specialize=["max_splits"], do_not_specialize_on_alignment=INDEX_ARGS)
 def _latent_split_kernel(
-    q, keys, page_table, rows, query_starts, context_lens, tiles, paths, out, acc_scratch, sums_scratch,
-    scale, table_stride, max_splits,
+    q, keys, page_table, rows, query_starts, context_lens, tiles, paths, out, acc_scratch,
+    sums_scratch, scale, table_stride, max_splits,
     HAS_TILES: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
     RANK: tl.constexpr, RANK_PAD: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,

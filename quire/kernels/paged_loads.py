@@ -65,21 +65,13 @@ def load_cells(pages, n, oldest, last, PAGE_SIZE: tl.constexpr, WINDOW: tl.const
     reach = in_reach(n, oldest, last, WINDOW)
     place = place_of(pages, n, reach)
     page = tl.load(pages[0] + place // PAGE_SIZE, mask=reach, other=0)
-    if len(pages) == 1:
-        cells = (page,)
-    else:
-        cells = (page, place % PAGE_SIZE)
-    return cells
+    return (page,) if len(pages) == 1 else (page, place % PAGE_SIZE)
 
 
 @triton.jit
 def row_of(cells, n, PAGE_SIZE: tl.constexpr):
     """Where the keys at positions n lie in their pages."""
-    if len(cells) == 1:
-        row = n % PAGE_SIZE
-    else:
-        row = cells[1]
-    return row
+    return n % PAGE_SIZE if len(cells) == 1 else cells[1]
 
 
 @triton.jit

@@ -343,7 +343,8 @@ def split_attention(
             **early_options(),
             "num_warps": config.split.num_warps,
             "num_stages": _num_stages(grid, inputs, config),
-            "maxnreg": config.split.max_registers or None,
+            # What is looked up of trees would spill: drafts are few, and programs with them.
+            "maxnreg": (inputs.paths is None and config.split.max_registers) or None,
         },
         (
             inputs.kind, q.dtype, alignments(q, inputs.sinks), inputs.table_stride,

@@ -163,9 +163,7 @@ def fed_batches(
     host_context_lens: IntArray,
 ) -> tuple[Batch, ...]:
     """Sequences that feed runs of tokens. All device data derives from the step's upload."""
-    fed = fed_tokens(
-        rows, sent["token_rows"], sent["positions"], page_size, sent.get("places")
-    )
+    fed = fed_tokens(rows, sent["token_rows"], sent["positions"], page_size, sent.get("places"))
     first = Batch(
         input_ids=fed.input_ids,
         positions=fed.positions,

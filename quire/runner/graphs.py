@@ -4,11 +4,11 @@ Every token is fed as a sequence that ends with it: a decode is one token of its
 has drafts verified is several neighbours of one row. A graph is keyed by how many tokens it is
 padded to and by an upper bound on their context, so that a short batch does not launch the split-KV
 programs of a long one. Inputs are two vectors, rows and positions; where drafts are trees also
-their places and paths (`trees.py`), and graphs are keyed by the width of these. A graph reads them at the
-address they had when it was captured; uploads always go there (`upload.py`), so a replay need not
-copy them. The graph derives the batch from them and writes the logits buffer. All graphs share one
-memory pool, because only one runs at a time. A size that ran out of memory is not captured again:
-its steps run kernel by kernel.
+their places and paths (`trees.py`), and graphs are keyed by the width of these. A graph reads them
+at the address they had when it was captured; uploads always go there (`upload.py`), so a replay
+need not copy them. The graph derives the batch from them and writes the logits buffer. All graphs
+share one memory pool, because only one runs at a time. A size that ran out of memory is not
+captured again: its steps run kernel by kernel.
 """
 
 from __future__ import annotations

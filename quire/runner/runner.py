@@ -43,8 +43,8 @@ from quire.runner.prompt_graphs import PromptGraphs
 from quire.runner.prompt_parts import PromptReader, prompt_parts, prompt_score
 from quire.runner.rows import RequestRows
 from quire.runner.sampling import sample_inputs
-from quire.runner.step_forms import can_replay, mixed_size, prompt_size
 from quire.runner.states import Forwarded, Launched, Replayed, StepRead, StepStates
+from quire.runner.step_forms import can_replay, mixed_size, prompt_size
 from quire.runner.tail import min_dropped, tail_of
 from quire.runner.tapes import Tapes
 from quire.runner.tree_rest import settle
@@ -216,9 +216,7 @@ class ModelRunner:
     def _stage_mixed(self, plan: StepPlan, arrays: dict[str, IntArray]) -> StepShape:
         """Add a step's lengths to its upload, padded if there is a graph for it."""
         size = mixed_size(self, plan)
-        shape = StepShape(
-            plan.works, self.rows.max_rows, mixed_size=size, by_node=self.by_node
-        )
+        shape = StepShape(plan.works, self.rows.max_rows, mixed_size=size, by_node=self.by_node)
         if size is not None:
             arrays["mixed_tiles"] = prompt_planner(self.backend).mixed_tiles(
                 shape.query_lens, shape.context_lens, size.num_singles, MOST_PROMPTS, self.spec
@@ -249,9 +247,7 @@ class ModelRunner:
         longest, num = int(shape.context_lens.max()), plan.num_tokens
         at = sent["rows"], sent["positions"]
         graphs = self.graphs if self.adapted_graphs is None else self.adapted_graphs.of(shape)
-        logits, hidden, streams = graphs.replay(
-            *at, longest, plan.shares_prefix, Nodes.of(sent)
-        )
+        logits, hidden, streams = graphs.replay(*at, longest, plan.shares_prefix, Nodes.of(sent))
         logits, hidden = logits[:num], hidden[:num]
         index = sent["sample_index"]
         is_whole = len(index) == num  # else someone fed a prompt's last-but-one token

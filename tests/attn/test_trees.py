@@ -27,8 +27,8 @@ from quire.attn.native import NativeAttention
 from quire.attn.reference import ReferenceAttention
 from quire.attn.triton import TritonAttention
 from quire.forward import Batch
-from quire.request import RequestId
 from quire.kernels.paged_tile import Launch, PagedConfig
+from quire.request import RequestId
 from quire.runner.trees import Sequences, StepTrees
 from quire.spec.tree import Parents, paths_of
 from quire.step import Work

@@ -147,9 +147,7 @@ def test_a_tree_guesses_more_than_its_trunk(method: str, folder: Path) -> None:
     for tree in ("[(0,), (0, 0)]", "[(0,), (0, 0), (1,), (2,), (3,), (4,), (5,), (6,), (7,)]"):
         config = heads.head_for(method, folder, "llama")
         del config["num_speculative_tokens"]
-        llm = opened(
-            folder, "llama", speculative_config={**config, "speculative_token_tree": tree}
-        )
+        llm = opened(folder, "llama", speculative_config={**config, "speculative_token_tree": tree})
         llm.generate(texts, params, use_tqdm=False)
         accepted.append(llm.stats().num_accepted_tokens)
     assert accepted[1] > 1.5 * accepted[0]
