@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from benchmarks.gpu_kv_cache import outlined
 from benchmarks.gpu_matmul import become_compiler
 from benchmarks.gpu_packed import Compiling, inspect
 from quire.kernels import latent_split, paged_shared, paged_split, tree_walk
 from quire.kernels.latent_tile import head_blocks, latent_config
-from quire.kernels.paged_inputs import PagedInputs, SplitGrid
+from quire.kernels.paged_inputs import Coded, PagedInputs, SplitGrid
 from quire.kernels.paged_tile import default_config
-from quire.kv.forms import CODED
+from quire.kv.forms import CODED, CacheForm
 
 HEADS, KV_HEADS, DIM = 32, 8, 128  # of Llama-3.1-8B
 RANK, ROPE, LATENT_HEADS = 512, 64, 128  # of DeepSeek-V3
 WIDTH = 8  # of a path
-DTYPE = torch.bfloat16
+DTYPE, PAGE = torch.bfloat16, 16
 
 
 def grid_of(folds: bool = False, company: int = 0) -> SplitGrid:
@@ -35,16 +34,27 @@ def grid_of(folds: bool = False, company: int = 0) -> SplitGrid:
     return SplitGrid(None, 1, 1, 2, 1 if folds else 2, scratch, scratch, folds, company)
 
 
-def with_paths(inputs: PagedInputs, has_trees: bool) -> PagedInputs:
-    paths = torch.zeros(1, WIDTH, dtype=torch.int32)
-    return replace(inputs, paths=paths) if has_trees else inputs
+def inputs_of(form: CacheForm | None, has_trees: bool) -> PagedInputs:
+    """Inputs that no kernel reads."""
+    pages, coded = torch.empty(1, KV_HEADS, PAGE, DIM, dtype=DTYPE), None
+    if form is not None:
+        codes = torch.int8 if form.name == "int8" else torch.uint8
+        pages = torch.empty(1, PAGE * KV_HEADS * form.row_bytes(DIM), dtype=codes)
+        coded = Coded(form.bits, (KV_HEADS, PAGE, DIM))
+    return with_paths(pages, has_trees, coded)
+
+
+def with_paths(pages: Tensor, has_trees: bool, coded: Coded | None = None) -> PagedInputs:
+    table, one = torch.zeros(1, 16, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    paths = torch.zeros(1, WIDTH, dtype=torch.int32) if has_trees else None
+    return PagedInputs(pages, pages, table, one, one, one, 0.1, coded=coded, paths=paths)
 
 
 def heads_kernels(has_trees: bool) -> Iterator[tuple[str, Any]]:
     q = torch.empty(1, HEADS, DIM, dtype=DTYPE)
     for form in (None, *CODED.values()):
         config = default_config(DIM, DTYPE)
-        inputs = with_paths(outlined(form, KV_HEADS, DIM, DTYPE), has_trees)
+        inputs = inputs_of(form, has_trees)
         if form is not None:
             config = config.for_codes
         name = "floats" if form is None else form.name
@@ -63,9 +73,7 @@ def heads_kernels(has_trees: bool) -> Iterator[tuple[str, Any]]:
 def latent_kernel(has_trees: bool) -> Any:
     config = latent_config(LATENT_HEADS, DTYPE)
     q = torch.empty(1, LATENT_HEADS, RANK + ROPE, dtype=DTYPE)
-    pages = torch.empty(1, 1, 16, RANK + ROPE, dtype=DTYPE)
-    table, one = torch.zeros(1, 16, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
-    inputs = with_paths(PagedInputs(pages, pages, table, one, one, one, 0.1), has_trees)
+    inputs = with_paths(torch.empty(1, 1, PAGE, RANK + ROPE, dtype=DTYPE), has_trees)
     compiling = Compiling(latent_split, latent_split._latent_split_kernel)
     out, parts = torch.empty(1, LATENT_HEADS, RANK, dtype=DTYPE), head_blocks(LATENT_HEADS, config)
     latent_split.latent_split_attention(q, inputs, grid_of(), config, parts, out)

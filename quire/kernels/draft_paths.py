@@ -14,15 +14,19 @@ import triton.language as tl
 
 
 @triton.jit
+def _root(path, end):
+    """The newest position whose key lies where it says."""
+    num = tl.load(path)
+    return tl.where(num < 0, end, end - 1 - num)
+
+
+@triton.jit
 def walked(pages, paths, token, end, PATH: tl.constexpr):
     """What `place_of` finds keys by, for queries from `token` on whose last position is end - 1.
 
     `pages` is their row of the page table. A token of a tree is a tile of its own."""
-    if PATH > 0:
-        path = paths + token.to(tl.int64) * PATH
-        num = tl.load(path)
-        return pages, path, tl.where(num < 0, end, end - 1 - num)
-    return (pages,)
+    path = paths + token.to(tl.int64) * PATH
+    return (pages, path, _root(path, end)) if PATH > 0 else (pages,)
 
 
 @triton.jit
