@@ -55,6 +55,7 @@ class AttnCaps:
     # Coded forms of the cache (`kv/forms.py`), each with what divides the heads it can be kept of.
     codes: Mapping[str, int] = field(default_factory=dict)
     trees: bool = False  # reads drafts along `Batch.paths`, and is a SlotMover too (`moves.py`)
+    by_node: bool = False  # and takes each draft of a tree as a sequence of its own
 
 
 class LayerCache(NamedTuple):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.attn.backend import AttnSpec, HeadTransform, LayerCache
 from quire.attn.cache_codes import RowCodes, turned
+from quire.attn.moves import move_by_head
 from quire.forward import Batch
 from quire.kernels.coded_kv_write import coded_kv_write
 from quire.kernels.coded_tile import head_bytes
@@ -89,12 +90,18 @@ class CodedPages:
         codes[page, :, at] = rows[..., :-SCALE_BYTES]
         scales[page, :, at] = rows[..., -SCALE_BYTES:]
 
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Codes and scales at slots `sources` go to slots `targets`."""
+        for part in self.cache[:2]:
+            for region in self._regions(part):
+                move_by_head(region, sources, targets)
+
     def _regions(self, part: Tensor) -> tuple[Tensor, Tensor]:
-        """[pages, kv_heads, page size, bytes] of a row's codes, and of its scale."""
+        """[..., pages, kv_heads, page size, bytes] of a row's codes, and of its scale."""
         kv_heads, page_size, dim = self.coded.heads
         width = dim * self.coded.bits // 8
         size = head_bytes(page_size, dim, self.coded.bits)
-        whole = part.unflatten(1, (kv_heads, size))
+        whole = part.unflatten(-1, (kv_heads, size))
         codes = whole[..., : page_size * width].unflatten(-1, (page_size, width))
         scales = whole[..., page_size * width :].unflatten(-1, (page_size, SCALE_BYTES))
         return codes, scales

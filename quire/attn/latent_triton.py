@@ -41,6 +41,8 @@ class LatentTriton(LatentAttention):
         head_dims=None,
         page_sizes=frozenset({16, 32, 64, 128, 256}),
         graphs=True,
+        trees=True,
+        by_node=True,
     )
 
     def __init__(
@@ -107,6 +109,7 @@ class LatentTriton(LatentAttention):
             batch.query_starts,
             batch.context_lens,
             spec.scale,
+            paths=batch.paths,
         )
         out = q.new_empty(*q.shape[:2], spec.value_dim)
         if layout.prefill_tiles is not None:

@@ -20,6 +20,7 @@ from triton import next_power_of_2
 
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
 from quire.attn.coded_pages import CodedPages
+from quire.attn.moves import move_by_head
 from quire.forward import Batch
 from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.merge_splits import merge_splits
@@ -63,6 +64,8 @@ class TritonAttention:
         graphs=True,
         prompt_graphs=True,
         codes={"int8": 2, "fp8": 2, "int4": 4},
+        trees=True,
+        by_node=True,
     )
 
     def __init__(
@@ -212,6 +215,7 @@ class TritonAttention:
             spec.softcap or 0.0,
             sinks,
             None if coded is None else coded.coded,
+            batch.paths,
         )
         out = torch.empty_like(q)  # [tokens, heads, dim]
         if plan.prefill_tiles is not None:
@@ -222,6 +226,14 @@ class TritonAttention:
             self._split(q, inputs, split, config, out)
             merge_splits(inputs, split, config, out)
         return out if coded is None else coded.codes.turned_back(out)
+
+    def move(self, cache: LayerCache, sources: Tensor, targets: Tensor, spec: AttnSpec) -> None:
+        """As in `moves.py`."""
+        if (coded := CodedPages.of(cache, spec)) is not None:
+            coded.move(sources, targets)
+            return
+        for part in cache[:2]:
+            move_by_head(part, sources, targets)
 
     def _prefill(
         self, q: Tensor, inputs: PagedInputs, tiles: Tensor, config: PagedConfig, out: Tensor

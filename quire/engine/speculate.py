@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass, replace
 
-from quire.attn.backend import AttentionBackend
 from quire.config import Decision, EngineArgs, EngineConfig
 from quire.engine.cpu_path import CpuPath
 from quire.engine.draft_exit import ExitPart, open_exit
@@ -157,7 +156,7 @@ def speculation_of(
             why += f", one of the drafter {draft.seconds(1) / times.costs.seconds(1):.2f}"
     what = f"{config.method}, up to {config.depth}"
     if config.token_tree(config.levels) is not None:
-        _check_trees(runner.backend)
+        _check_trees(runner)
         what += f" in a tree of {config.levels} levels"
     decisions.append(Decision("speculation", what, why))
     counts = None if drafter is None else drafter.counts
@@ -166,7 +165,14 @@ def speculation_of(
     return Speculation(proposer, limits, costs, counts)
 
 
-def _check_trees(backend: AttentionBackend) -> None:
+def _check_trees(runner: ModelRunner) -> None:
+    backend = runner.backend
+    if backend.caps.by_node and runner.homes is not None:
+        raise NotSupported(
+            f"got a tree of drafts with attention {type(backend).__name__} on ranks that have"
+            " requests of their own: leave speculative_config's tree out, and drafts are a chain,"
+            " or use data_parallel_size=1"
+        )
     if not backend.caps.trees:
         raise NotSupported(
             f"got a tree of drafts with attention {type(backend).__name__}, which reads no paths:"

@@ -37,7 +37,7 @@ def _latent_prefill_kernel(
     q_row = (token + r // GROUP).to(tl.int64) * HEADS + part * GROUP + r % GROUP
     q_latent, q_rope = load_query(q, q_row, is_row, RANK, RANK_PAD, ROPE, ROPE_PAD)
     row = tl.load(rows + seq)
-    pages = page_table + row.to(tl.int64) * table_stride
+    pages = (page_table + row.to(tl.int64) * table_stride,)  # trees are few queries each
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([RANK_PAD, BLOCK_M], tl.float32)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.draft_paths import walked
 from quire.kernels.latent_tile import attend_latent_split, load_query
 from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_inputs import PagedInputs, SplitGrid
@@ -21,12 +22,12 @@ from quire.kernels.paged_tile import INDEX_ARGS, LOG2_E, Launch, PagedConfig, he
 
 @triton.jit(do_not_specialize=["max_splits"], do_not_specialize_on_alignment=INDEX_ARGS)
 def _latent_split_kernel(
-    q, keys, page_table, rows, query_starts, context_lens, tiles, out, acc_scratch, sums_scratch,
-    scale, table_stride, max_splits,
+    q, keys, page_table, rows, query_starts, context_lens, tiles, paths, out, acc_scratch,
+    sums_scratch, scale, table_stride, max_splits,
     HAS_TILES: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
     RANK: tl.constexpr, RANK_PAD: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr, PATH: tl.constexpr,
 ):  # fmt: skip
     part, tile, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     seq, token, tokens, position = tile_span(
@@ -47,7 +48,7 @@ def _latent_split_kernel(
     q_latent, q_rope = load_query(q, q_row, is_row, RANK, RANK_PAD, ROPE, ROPE_PAD)
     dims = tl.arange(0, RANK_PAD)[:, None]
     keep = is_row[None, :] & (dims < RANK)
-    pages = page_table + row.to(tl.int64) * table_stride
+    pages = walked(page_table + row.to(tl.int64) * table_stride, paths, token, end, PATH)
     for split in range(lane, num_splits, tl.num_programs(2)):
         top, total, acc = attend_latent_split(
             q_latent, q_rope, keys, pages, split, position + 1, end, position + r // GROUP, scale,
@@ -106,6 +107,7 @@ def latent_split_attention(
             q, inputs.keys, inputs.page_table, inputs.rows, inputs.query_starts,
             inputs.context_lens,
             grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
+            inputs.rows if inputs.paths is None else inputs.paths,  # unread without trees
             out, grid.acc, grid.sums, inputs.scale * LOG2_E, table_stride, grid.max_splits,
         ),
         {
@@ -113,6 +115,7 @@ def latent_split_attention(
             "TOKENS": grid.tile_tokens,
             "GROUP": group,
             **constants,
+            "PATH": inputs.path_width,
         },
         (
             inputs.kind, q.dtype, alignments(q, out), table_stride,

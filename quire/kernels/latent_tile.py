@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.paged_loads import load_cells, row_of
 from quire.kernels.paged_tile import Launch, PagedConfig
 
 PROGRAMS = 4096  # so many that nearly every split has a lane of its own
@@ -82,11 +83,12 @@ def attend_latent(
     ones = tl.full([SUM_ROWS, BLOCK_N], 1.0, tl.float32).to(q_latent.dtype)
     # Page ids run one tile ahead of the keys, as in `paged_tile.attend`.
     n = first + tl.arange(0, BLOCK_N)
-    page = tl.load(pages + n // PAGE_SIZE, mask=n < last, other=0)
+    cells = load_cells(pages, n, 0, last, PAGE_SIZE, 0)
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        slot = (page.to(tl.int64) * PAGE_SIZE + n % PAGE_SIZE)[:, None] * (RANK + ROPE)
-        page = tl.load(pages + (n + BLOCK_N) // PAGE_SIZE, mask=n + BLOCK_N < last, other=0)
+        row = row_of(cells, n, PAGE_SIZE)
+        slot = (cells[0].to(tl.int64) * PAGE_SIZE + row)[:, None] * (RANK + ROPE)
+        cells = load_cells(pages, n + BLOCK_N, 0, last, PAGE_SIZE, 0)
         # Slots past the end hold anything, NaN too, and 0 * NaN would leak into acc.
         is_live = (n < last)[:, None] if MASKED else (n >= 0)[:, None]
         if MASKED or RANK != RANK_PAD:

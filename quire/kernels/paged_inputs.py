@@ -37,6 +37,12 @@ class PagedInputs:
     softcap: float = 0.0  # logits go through softcap * tanh(logit / softcap); 0: as they are
     sinks: Tensor | None = None  # [heads] f32 logits that take part in the softmax, no values
     coded: Coded | None = None  # None: floats
+    # Of drafts that are trees, each a sequence of one query: `draft_paths.py`; None: no trees.
+    paths: Tensor | None = None  # [tokens, 1 + depth]
+
+    @property
+    def path_width(self) -> int:
+        return 0 if self.paths is None else self.paths.shape[1]
 
     @property
     def heads(self) -> tuple[int, int, int]:

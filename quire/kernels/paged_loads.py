@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.coded_tile import load_scales, load_words
+from quire.kernels.draft_paths import place_of
 from quire.kernels.head_parts import part_pad
 
 
@@ -25,22 +26,22 @@ def in_reach(n, oldest, last, WINDOW: tl.constexpr):
 
 @triton.jit
 def load_tile(
-    keys, values, page, n, oldest, last,
+    keys, values, cells, n, oldest, last,
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """(k, v) of positions n, in pages [BLOCK_N]: floats [BLOCK_N, HEAD_PAD], or words of codes."""
+    """(k, v) of positions n, in cells [BLOCK_N]: floats [BLOCK_N, HEAD_PAD], or words of codes."""
+    page, row = cells[0], row_of(cells, n, PAGE_SIZE)
     if BITS > 0:
         live = n >= 0
         if MASKED:
             live = in_reach(n, oldest, last, WINDOW)
-        row = n % PAGE_SIZE
         PART: tl.constexpr = part_pad(HEAD_PAD, BITS)
         k = load_words(keys, page, row, live, HEAD_DIM, PART, PAGE_STRIDE, BITS)
         v = load_words(values, page, row, live, HEAD_DIM, PART, PAGE_STRIDE, BITS)
     else:
         dims = tl.arange(0, HEAD_PAD)
-        offset = page.to(tl.int64) * PAGE_STRIDE + (n % PAGE_SIZE) * HEAD_DIM
+        offset = page.to(tl.int64) * PAGE_STRIDE + row * HEAD_DIM
         place = offset[:, None] + dims[None, :]
         if MASKED:
             # Slots out of reach hold anything, NaN too, and 0 * NaN would leak into acc.
@@ -57,25 +58,37 @@ def load_tile(
 
 
 @triton.jit
-def load_page(pages, n, oldest, last, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr):
-    """The pages of positions n, or 0."""
-    column = n.to(tl.uint32) // PAGE_SIZE  # one shift, where signs would take four steps
-    return tl.load(pages + column, mask=in_reach(n, oldest, last, WINDOW), other=0)
+def load_cells(pages, n, oldest, last, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr):
+    """(the pages of the keys at positions n, or 0; where there are paths, also their rows in them).
+
+    `pages` is from `draft_paths.walked`."""
+    reach = in_reach(n, oldest, last, WINDOW)
+    place = place_of(pages, n, reach)
+    column = place.to(tl.uint32) // PAGE_SIZE  # one shift, where signs would take four steps
+    page = tl.load(pages[0] + column, mask=reach, other=0)
+    return (page,) if len(pages) == 1 else (page, place % PAGE_SIZE)
+
+
+@triton.jit
+def row_of(cells, n, PAGE_SIZE: tl.constexpr):
+    """Where the keys at positions n lie in their pages."""
+    return n % PAGE_SIZE if len(cells) == 1 else cells[1]
 
 
 @triton.jit
 def scales_ahead(
-    keys, values, pages, page, n, oldest, last,
+    keys, values, pages, cells, n, oldest, last,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGE_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """((scales of keys, of values) at positions n, in pages [BLOCK_N]; pages of the next tile).
+    """((scales of keys, of values) at positions n, in cells [BLOCK_N]; cells of the next tile).
 
     Floats have none. Scales are too narrow to be copied ahead as tiles are, so who walks asks for
-    them one tile ahead, and for their pages two."""
+    them one tile ahead, and for their cells two."""
     k, v = 0.0, 0.0
     if BITS > 0:
-        live, row = in_reach(n, oldest, last, WINDOW), n % PAGE_SIZE
+        live, row = in_reach(n, oldest, last, WINDOW), row_of(cells, n, PAGE_SIZE)
+        page = cells[0]
         k = load_scales(keys, page, row, live, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, BITS)
         v = load_scales(values, page, row, live, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, BITS)
-    return (k, v), load_page(pages, n + n.shape[0], oldest, last, PAGE_SIZE, WINDOW)
+    return (k, v), load_cells(pages, n + n.shape[0], oldest, last, PAGE_SIZE, WINDOW)

@@ -80,7 +80,7 @@ def _prefill_kernel(
     query = load_parts(q, head, is_row, HEAD_DIM, HEAD_PAD, BITS)
 
     row = tl.load(rows + seq)
-    pages = page_table + row.to(tl.int64) * table_stride
+    pages = (page_table + row.to(tl.int64) * table_stride,)  # trees are few queries each
     head_offset = kv_head * HEAD_STRIDE
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)

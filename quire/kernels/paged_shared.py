@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.draft_paths import plain_end
 from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.head_parts import load_parts, store_parts
 from quire.kernels.launch import Launcher, alignments
@@ -38,6 +39,7 @@ def _shared_kernel(
     page_table,
     rows,
     context_lens,
+    paths,
     acc_scratch,
     sums_scratch,
     scale,
@@ -59,6 +61,7 @@ def _shared_kernel(
     SPLIT_SIZE: tl.constexpr,
     OCTAVE: tl.constexpr,
     CAP_SCALE: tl.constexpr,
+    PATH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait_for_inputs(EARLY)
@@ -66,21 +69,21 @@ def _shared_kernel(
     first = tl.program_id(1) * COMPANY
     split = tl.program_id(2)
     shares, page, count = sharers(
-        page_table, rows, context_lens, first, split, num_seqs, table_stride,
-        COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE, OCTAVE,
+        page_table, rows, context_lens, paths, first, split, num_seqs, table_stride,
+        COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE, OCTAVE, PATH,
     )  # fmt: skip
     if count < 2:
         return
     lanes = tl.arange(0, COMPANY_PAD)
     leader = first + tl.min(tl.where(shares, lanes, COMPANY_PAD), 0)
-    pages = page_table + tl.load(rows + leader).to(tl.int64) * table_stride
+    pages = (page_table + tl.load(rows + leader).to(tl.int64) * table_stride,)
 
     # Row r is query head r % GROUP of member r // GROUP.
     r = tl.arange(0, BLOCK_M)
     seq = first + r // GROUP
     is_row = (seq < num_seqs) & (r // GROUP < COMPANY)
     row = tl.load(rows + seq, mask=is_row, other=0).to(tl.int64)
-    context = tl.load(context_lens + seq, mask=is_row, other=0)
+    context = plain_end(context_lens, paths, seq, is_row, PATH)
     low = split_start(split, SPLIT_SIZE, OCTAVE)
     high = split_start(split + 1, SPLIT_SIZE, OCTAVE)
     is_row = is_row & (context > high)
@@ -119,6 +122,7 @@ def shared_attention(q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: Pa
         (kv_heads, triton.cdiv(grid.num_tiles, grid.company), grid.max_splits),
         (
             q, inputs.keys, inputs.values, inputs.page_table, inputs.rows, inputs.context_lens,
+            inputs.rows if inputs.paths is None else inputs.paths,  # unread without trees
             grid.acc, grid.sums, inputs.state_scale, inputs.table_stride, grid.num_tiles,
             grid.max_splits,
         ),
@@ -132,6 +136,7 @@ def shared_attention(q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: Pa
             "SPLIT_SIZE": config.split_size,
             "OCTAVE": config.octave,
             "CAP_SCALE": inputs.cap_scale,
+            "PATH": inputs.path_width,
             **early_options(),
             "num_warps": config.prefill.num_warps,
             "num_stages": config.prefill.num_stages,

@@ -16,11 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.draft_paths import plain_end, walked
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.head_parts import divided_parts, fold_parts, load_parts, store_parts
 from quire.kernels.launch import Launcher, alignments
 from quire.kernels.paged_inputs import PagedInputs, SplitGrid
-from quire.kernels.paged_loads import load_page, load_tile, scales_ahead
+from quire.kernels.paged_loads import load_cells, load_tile, scales_ahead
 from quire.kernels.paged_tile import (
     INDEX_ARGS,
     PagedConfig,
@@ -62,19 +63,19 @@ def tile_span(
 
 @triton.jit
 def sharers(
-    page_table, rows, context_lens, seq, split, num_seqs, table_stride,
+    page_table, rows, context_lens, paths, seq, split, num_seqs, table_stride,
     COMPANY: tl.constexpr, COMPANY_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr, OCTAVE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr, OCTAVE: tl.constexpr, PATH: tl.constexpr,
 ):  # fmt: skip
     """(which members of the company of `seq` share this split, their page, how many they are).
 
-    The split must end before each member's last key. Then every query sees all of it, and its
-    state goes to scratch.
+    The split must end before each member's last key, and before its drafts. Then every query sees
+    all of it, and its state goes to scratch.
     """
     first = seq // COMPANY * COMPANY
     member = first + tl.arange(0, COMPANY_PAD)
     is_member = (member < num_seqs) & (member < first + COMPANY)
-    context = tl.load(context_lens + member, mask=is_member, other=0)
+    context = plain_end(context_lens, paths, member, is_member, PATH)
     row = tl.load(rows + member, mask=is_member, other=0).to(tl.int64)
     high = split_start(split + 1, SPLIT_SIZE, OCTAVE)
     is_behind = is_member & (context > high)
@@ -111,7 +112,7 @@ def _answer(
 
 @triton.jit
 def _walk(
-    query, keys, values, pages, page, split, borders, positions, scale, scratch, part, is_row,
+    query, keys, values, pages, cells, split, borders, positions, scale, scratch, part, is_row,
     HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PAGE_SIZE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT_SIZE: tl.constexpr,
     OCTAVE: tl.constexpr, STATES: tl.constexpr, WINDOW: tl.constexpr, CAP_SCALE: tl.constexpr,
@@ -120,7 +121,7 @@ def _walk(
     """(place, top, total, acc) of the last split of a run; earlier splits are stored or folded in.
 
     One loop covers the tiles of all splits, so the loads of the next tiles are always in flight.
-    `page` holds the page ids of the first tile; `attend` says why they run ahead."""
+    `cells` are those of the first tile; `attend` says why they run ahead."""
     oldest, low, high = borders
     ones = tl.full([BLOCK_N, 16], 1.0, tl.float32).to(query[0].dtype)
     top, total, acc = empty_state(query[0].shape[0], HEAD_PAD, BITS)
@@ -128,12 +129,12 @@ def _walk(
     border = split_start(split + 1, SPLIT_SIZE, OCTAVE)
     n = low + tl.arange(0, BLOCK_N)
     scales, ahead = scales_ahead(
-        keys, values, pages, page, n, oldest, high, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, WINDOW, BITS
+        keys, values, pages, cells, n, oldest, high, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, WINDOW, BITS
     )
     for start in range(low, high, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        here, these = page, scales
-        page = load_page(pages, n + BLOCK_N, oldest, high, PAGE_SIZE, WINDOW)
+        here, these = cells, scales
+        cells = load_cells(pages, n + BLOCK_N, oldest, high, PAGE_SIZE, WINDOW)
         tile = load_tile(
             keys, values, here, n, oldest, high, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
             WINDOW, True, BITS,
@@ -178,6 +179,7 @@ def _split_kernel(
     query_starts,
     context_lens,
     tiles,
+    paths,
     out,
     acc_scratch,
     sums_scratch,
@@ -207,6 +209,7 @@ def _split_kernel(
     FOLDS: tl.constexpr,  # one lane does all splits of a tile and folds them itself
     COMPANY: tl.constexpr,  # sequences that may share splits, done by `paged_shared.py`; 0: none
     COMPANY_PAD: tl.constexpr,
+    PATH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     let_next_start(EARLY)
@@ -226,9 +229,9 @@ def _split_kernel(
         first_split + split, position + 1, end, BLOCK_N, SPLIT_SIZE, OCTAVE, WINDOW
     )
     high = tl.minimum(split_start(first_split + stop, SPLIT_SIZE, OCTAVE), end)
-    pages = page_table + row.to(tl.int64) * table_stride
+    pages = walked(page_table + row.to(tl.int64) * table_stride, paths, token, end, PATH)
     n = low + tl.arange(0, BLOCK_N)
-    page = load_page(pages, n, oldest, high, PAGE_SIZE, WINDOW)
+    cells = load_cells(pages, n, oldest, high, PAGE_SIZE, WINDOW)
     wait_for_last(EARLY)  # nothing that the chain writes was read so far
     if (split >= stop) if WALKS else (lane >= num_splits):
         return
@@ -248,7 +251,7 @@ def _split_kernel(
     if WALKS:
         part = first_part + split * STATES
         part, top, total, acc = _walk(
-            query, keys, values, pages, page, first_split + split, (oldest, low, high),
+            query, keys, values, pages, cells, first_split + split, (oldest, low, high),
             positions, scale, scratch, part, is_row, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
             BLOCK_N, SPLIT_SIZE, OCTAVE, STATES, WINDOW, CAP_SCALE, FOLDS, BITS,
         )  # fmt: skip
@@ -263,8 +266,8 @@ def _split_kernel(
             is_ours = True
             if COMPANY > 0:
                 shares, _, count = sharers(
-                    page_table, rows, context_lens, tile, own, num_seqs, table_stride,
-                    COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE, OCTAVE,
+                    page_table, rows, context_lens, paths, tile, own, num_seqs, table_stride,
+                    COMPANY, COMPANY_PAD, PAGE_SIZE, SPLIT_SIZE, OCTAVE, PATH,
                 )  # fmt: skip
                 is_sharer = shares & (tl.arange(0, COMPANY_PAD) == tile % COMPANY)
                 is_ours = (count < 2) | (tl.sum(is_sharer.to(tl.int32), 0) == 0)
@@ -315,6 +318,7 @@ def split_attention(
             q, inputs.keys, inputs.values, inputs.page_table, inputs.rows, inputs.query_starts,
             inputs.context_lens,
             grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
+            inputs.rows if inputs.paths is None else inputs.paths,  # unread without trees
             out, grid.acc, grid.sums,
             grid.sums if inputs.sinks is None else inputs.sinks,  # unread without sinks
             inputs.state_scale, inputs.table_stride, grid.num_tiles, grid.max_splits,
@@ -335,10 +339,12 @@ def split_attention(
             "FOLDS": grid.folds,
             "COMPANY": grid.company,
             "COMPANY_PAD": triton.next_power_of_2(max(1, grid.company)),
+            "PATH": inputs.path_width,
             **early_options(),
             "num_warps": config.split.num_warps,
             "num_stages": _num_stages(grid, inputs, config),
-            "maxnreg": config.split.max_registers or None,
+            # What is looked up of trees would spill: drafts are few, and programs with them.
+            "maxnreg": (inputs.paths is None and config.split.max_registers) or None,
         },
         (
             inputs.kind, q.dtype, alignments(q, inputs.sinks), inputs.table_stride,

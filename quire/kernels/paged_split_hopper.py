@@ -242,6 +242,7 @@ class HopperSplit:
         return (
             suits_hopper(q, inputs)
             and grid.tiles is None
+            and inputs.paths is None
             and not grid.company
             and (config.split.block_m, config.block_n) == (BLOCK_M, BLOCK_N)
             and q.shape[1] // inputs.keys.shape[1] <= BLOCK_M

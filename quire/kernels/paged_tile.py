@@ -21,7 +21,7 @@ import triton.language as tl
 from quire.kernels.coded_tile import factors
 from quire.kernels.half_queries import half_queries, takes_halves
 from quire.kernels.head_parts import zero_parts
-from quire.kernels.paged_loads import load_page, load_tile, scales_ahead
+from quire.kernels.paged_loads import load_cells, load_tile, scales_ahead
 from quire.kernels.splits import Splits, split_count, split_start
 
 LOG2_E = 1.4426950408889634
@@ -33,7 +33,7 @@ OCTAVE = 16
 
 # Small integer arrays are slices of larger uploads: compiling for their alignment would compile
 # again whenever a length shifts them.
-INDEX_ARGS = ["rows", "query_starts", "context_lens", "tiles", "sinks"]
+INDEX_ARGS = ["rows", "query_starts", "context_lens", "tiles", "paths", "sinks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def attend(
     acc,
     keys,
     values,  # this kv head in page 0
-    pages,  # this sequence's row of the page table
+    pages,  # this sequence's row of the page table, from `draft_paths.walked`
     first,
     last,  # positions, first on a tile border
     positions,  # [BLOCK_M] of the query rows
@@ -214,14 +214,14 @@ def attend(
     # Page ids run one tile ahead of what they find: a load whose address waits for another load
     # would halve the pipeline. They are read once per token; equal addresses coalesce.
     n = first + tl.arange(0, BLOCK_N)
-    page = load_page(pages, n, oldest, last, PAGE_SIZE, WINDOW)
+    cells = load_cells(pages, n, oldest, last, PAGE_SIZE, WINDOW)
     scales, ahead = scales_ahead(
-        keys, values, pages, page, n, oldest, last, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, WINDOW, BITS
+        keys, values, pages, cells, n, oldest, last, HEAD_DIM, PAGE_SIZE, PAGE_STRIDE, WINDOW, BITS
     )
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        here, these = page, scales
-        page = load_page(pages, n + BLOCK_N, oldest, last, PAGE_SIZE, WINDOW)
+        here, these = cells, scales
+        cells = load_cells(pages, n + BLOCK_N, oldest, last, PAGE_SIZE, WINDOW)
         tile = load_tile(
             keys, values, here, n, oldest, last, HEAD_DIM, HEAD_PAD, PAGE_SIZE, PAGE_STRIDE,
             WINDOW, MASKED, BITS,

@@ -23,6 +23,7 @@ from quire.runner.adapted import numbers_of
 from quire.runner.gather import StepShape
 from quire.runner.graphs import Decoded, GraphCache
 from quire.runner.rows import RequestRows
+from quire.runner.trees import Nodes
 
 
 class DecodeWith(Protocol):
@@ -32,6 +33,7 @@ class DecodeWith(Protocol):
         positions: Tensor,
         max_context: int,
         shares_prefix: bool,
+        nodes: Nodes | None = None,
         adapted: Adapted | None = None,
     ) -> Decoded:
         """A decode step."""
@@ -64,12 +66,17 @@ class AdaptedGraphs:
         return self._graphs
 
     def step(
-        self, row_ids: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
+        self,
+        row_ids: Tensor,
+        positions: Tensor,
+        max_context: int,
+        shares_prefix: bool,
+        nodes: Nodes | None = None,
     ) -> Decoded:
         """What a graph captures."""
         blocks = padded_blocks(len(row_ids))
         adapted = GpuStep(self._adapters, self._tiles[: len(row_ids)], blocks)
-        return self._decode(row_ids, positions, max_context, shares_prefix, adapted)
+        return self._decode(row_ids, positions, max_context, shares_prefix, nodes, adapted)
 
     def _new(self) -> GraphCache:
         plain = self._plain

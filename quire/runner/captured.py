@@ -19,6 +19,7 @@ from quire.runner.gather import decode_batches, fed_batches
 from quire.runner.graphs import Decoded
 from quire.runner.mixed_graphs import Queries
 from quire.runner.prompt_graphs import Inputs
+from quire.runner.trees import Nodes
 
 if TYPE_CHECKING:
     from quire.runner.runner import ModelRunner
@@ -30,12 +31,13 @@ def decoded(
     positions: Tensor,
     max_context: int,
     shares_prefix: bool,
+    nodes: Nodes | None = None,
     adapted: Adapted | None = None,
 ) -> Decoded:
     """Of a step of few tokens, each a sequence that ends with it."""
     bound = np.full(row_ids.shape[0], max_context, dtype=np.int32)
     size = runner.spec.page_size
-    batches = decode_batches(runner.rows, row_ids, positions, size, bound, shares_prefix)
+    batches = decode_batches(runner.rows, row_ids, positions, size, bound, shares_prefix, nodes)
     ctx = replace(runner.planned(batches, max_context), adapted=adapted)
     hidden = runner.model.forward(ctx)
     return Decoded(runner.model.logits(hidden), hidden, ctx.taps.taken() if ctx.taps else ())

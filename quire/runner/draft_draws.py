@@ -24,7 +24,6 @@ from quire.runner.runner import ModelRunner
 from quire.runner.sampling import sample_inputs
 from quire.runner.trees import StepTrees, TreeNode
 from quire.runner.upload import IntArray, Uploader
-from quire.sample.cpu_ops import CpuSampling
 from quire.sample.sampler import Sampler
 from quire.step import Work
 
@@ -76,7 +75,12 @@ class DraftDraws:
         The first of a node's children is the draw, the second what would be drawn in its place."""
         fed = tuple(node.alone(_id_of(node)) for node in nodes)
         shape = StepShape(fed, self.rows.max_rows, trees=StepTrees.of_nodes(nodes))
-        arrays: dict[str, IntArray] = {}
+        made = [
+            (at, rank, node.work.row, node.work.start + child)
+            for at, node in enumerate(nodes)
+            for rank, child in enumerate(node.children)
+        ]
+        arrays: dict[str, IntArray] = {"children": np.array(made, np.int64).T}
         shape.stage(arrays)
         sent = self._uploader.send(arrays)
         mask = None
@@ -86,18 +90,13 @@ class DraftDraws:
             mask, _ = self._masks.make(self.rows, fed, shape)
         inputs = sample_inputs(self.rows, shape, sent, self._uploader, mask)
         ops, width = self._sampler.ops, max(len(node.children) for node in nodes)
-        assert isinstance(ops, CpuSampling), f"{type(ops).__name__} draws one token for a row"
         tokens = ops.ranked(self._sampler.edited(logits, inputs), inputs, width)  # [nodes, width]
-        made = [
-            (at, rank, node.work.row, node.work.start + child)
-            for at, node in enumerate(nodes)
-            for rank, child in enumerate(node.children)
-        ]
-        which, ranks, rows, places = np.array(made).T
-        self.rows.tokens.numpy()[rows, places] = tokens[which, ranks]
+        which, ranks, rows, places = sent["children"].view(4, -1)
+        self.rows.tokens[rows, places] = tokens[which, ranks].int()
+        known = tokens.tolist() if is_judged else []  # a GPU is waited for
         for at, rank, _, place in made if is_judged else ():
             node = nodes[at]
-            self._follow_child(node, place - node.work.start, int(tokens[at, rank]))
+            self._follow_child(node, place - node.work.start, known[at][rank])
 
     def _fork_roots(self, nodes: Sequence[TreeNode]) -> None:
         for node in nodes:

@@ -30,7 +30,7 @@ from quire.runner.kept_states import KeptStates
 from quire.runner.runner import ModelRunner
 from quire.runner.states import StepStates
 from quire.runner.tail import sampled_batch
-from quire.runner.trees import StepTrees, TreeNode
+from quire.runner.trees import Nodes, StepTrees, TreeNode
 from quire.runner.upload import IntArray, Uploader
 from quire.spec.speculation import SpecCounts
 from quire.step import StepPlan, Work
@@ -158,7 +158,8 @@ class FeatureDrafter:
             if not on:
                 return
             level = [node for _, node in on]
-            guessed = self._attend_nodes(level, guessed.features[[at for at, _ in on]])
+            index = self._uploader.send_one(torch.tensor([at for at, _ in on]))
+            guessed = self._attend_nodes(level, guessed.features[index])
 
     def _attend_nodes(self, nodes: Sequence[TreeNode], features: Tensor) -> Guessed:
         """From drafts, each over those on the way to it."""
@@ -207,13 +208,15 @@ class FeatureDrafter:
     def _step(
         self, fed: Sequence[Work], trees: StepTrees | None = None
     ) -> tuple[StepShape, dict[str, Tensor], Batch]:
-        shape = StepShape(tuple(fed), self._rows.max_rows, trees=trees)
+        by_node = self.layer.backend.caps.by_node
+        shape = StepShape(tuple(fed), self._rows.max_rows, trees=trees, by_node=by_node)
         arrays: dict[str, IntArray] = {}
         shape.stage(arrays)
         sent, size = self._uploader.send(arrays), self.layer.spec.page_size
-        if shape.is_decode and trees is None:
-            places = (sent["rows"], sent["positions"])
-            return shape, sent, decode_batches(self._rows, *places, size, shape.context_lens)[0]
+        if shape.is_decode and (trees is None or by_node):
+            at, lens = (sent["rows"], sent["positions"]), shape.sequences().context_lens
+            batches = decode_batches(self._rows, *at, size, lens, nodes=Nodes.of(sent))
+            return shape, sent, batches[0]
         return shape, sent, ragged_batches(self._rows, shape, sent, size)[0]
 
     def _context(self, batch: Batch) -> LayerContext:

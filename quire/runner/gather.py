@@ -18,7 +18,8 @@ from torch import Tensor
 from quire.forward import Batch
 from quire.runner.mixed_graphs import MixedSize
 from quire.runner.rows import RequestRows
-from quire.runner.trees import StepTrees
+from quire.runner.tree_walk import stage_walks
+from quire.runner.trees import Nodes, Sequences, StepTrees
 from quire.runner.upload import IntArray
 from quire.step import Work
 
@@ -40,7 +41,10 @@ class StepShape:
         pad_tokens: int = 0,
         mixed_size: MixedSize | None = None,
         trees: StepTrees | None = None,
+        by_node: bool = False,
     ) -> None:
+        """`by_node`: for backends that take each draft of a tree as a sequence of its own, and
+        whose results are not awaited."""
         if mixed_size is not None:
             pad_tokens = mixed_size.num_tokens
         num_pad = max(0, pad_to - sum(work.num_tokens for work in works)) if pad_to else 0
@@ -65,7 +69,11 @@ class StepShape:
         self.query_ends = np.cumsum(self.query_lens, dtype=np.int32)
         self._set_samples(columns[:, 3])
         has_drafts = columns[:, 3].max() > 1
-        self._set_trees(StepTrees.of(works) if trees is None and has_drafts else trees)
+        self._whole = works if by_node else ()  # whose trees are walked on the device
+        self._by_node = by_node
+        self._set_trees(
+            StepTrees.of(works, self.num_tokens) if trees is None and has_drafts else trees
+        )
 
     def _set_samples(self, counts: IntArray) -> None:
         """What is drawn: `counts` tokens by each work, after the last tokens that it feeds."""
@@ -101,24 +109,34 @@ class StepShape:
         places += shift
         return places
 
+    def sequences(self) -> Sequences:
+        """As the backend takes them."""
+        seqs = Sequences(self.rows, self.query_lens, self.context_lens)
+        return self.trees.apart(seqs) if self.trees is not None and self._by_node else seqs
+
     def stage(self, arrays: dict[str, IntArray]) -> None:
         """Add this step's lengths to its upload, before arrays whose size varies.
 
         A captured graph reads them at the address they had when it was captured."""
         is_flat = self.is_padded_decode and not self.is_decode  # every token is a sequence
-        arrays["rows"] = np.repeat(self.rows, self.query_lens) if is_flat else self.rows
-        arrays["positions"] = self.starts if self.is_decode else self.places()
-        if not (self.is_decode or is_flat) or self.trees is not None:
+        seqs = self.sequences()
+        arrays["rows"] = np.repeat(self.rows, self.query_lens) if is_flat else seqs.rows
+        places = self.starts if self.is_decode else self.places()
+        arrays["positions"] = places
+        if self.trees is not None:
+            arrays["positions"] = places - self.trees.shifts
+            arrays["places"], arrays["paths"] = places, self.trees.paths
+        if not is_flat and (not self.is_decode or self.trees is not None):
             arrays["token_rows"] = np.repeat(self.rows, self.query_lens)
-            arrays["query_starts"] = np.concatenate(([np.int32(0)], self.query_ends))
-            arrays["context_lens"] = self.context_lens
+            ends = np.cumsum(seqs.query_lens, dtype=np.int32)
+            arrays["query_starts"] = np.concatenate(([np.int32(0)], ends))
+            arrays["context_lens"] = seqs.context_lens
         arrays["sample_rows"] = self.rows[self.sampled]
         arrays["sample_positions"] = self.sample_lens
         arrays["sample_index"] = self.sample_ends.astype(np.int64) - 1
         if self.trees is not None:
-            arrays["places"], arrays["paths"] = arrays["positions"], self.trees.paths
-            arrays["positions"] = arrays["places"] - self.trees.shifts
             arrays["sample_places"] = self.sample_places
+            stage_walks(self._whole, arrays)
 
 
 class FedTokens(NamedTuple):
@@ -133,7 +151,8 @@ class FedTokens(NamedTuple):
 def ragged_batches(
     rows: RequestRows, shape: StepShape, sent: dict[str, Tensor], page_size: int
 ) -> tuple[Batch, ...]:
-    return fed_batches(rows, sent, page_size, shape.query_lens, shape.context_lens)
+    _, query_lens, context_lens = shape.sequences()
+    return fed_batches(rows, sent, page_size, query_lens, context_lens)
 
 
 def fed_batches(
@@ -144,8 +163,7 @@ def fed_batches(
     host_context_lens: IntArray,
 ) -> tuple[Batch, ...]:
     """Sequences that feed runs of tokens. All device data derives from the step's upload."""
-    places = sent.get("places", sent["positions"])
-    fed = fed_tokens(rows, sent["token_rows"], places, page_size)
+    fed = fed_tokens(rows, sent["token_rows"], sent["positions"], page_size, sent.get("places"))
     first = Batch(
         input_ids=fed.input_ids,
         positions=fed.positions,
@@ -157,10 +175,8 @@ def fed_batches(
         page_size=page_size,
         host_query_lens=host_query_lens,
         host_context_lens=host_context_lens,
+        paths=None if (nodes := Nodes.of(sent)) is None else nodes.paths,
     )
-    if "paths" in sent:
-        paths = sent["paths"].view(len(places), -1)
-        first = replace(first, positions=sent["positions"].long(), paths=paths)
     return _by_group(first, rows, fed.slots)
 
 
@@ -171,10 +187,13 @@ def decode_batches(
     page_size: int,
     host_context_lens: IntArray,
     shares_prefix: bool = False,
+    nodes: Nodes | None = None,
 ) -> tuple[Batch, ...]:
-    """Sequences of one token each. All derives from two device vectors: a graph can capture it."""
+    """Sequences of one token each. All derives from two device vectors, and from two more where
+    trees are fed: a graph can capture it."""
     num_seqs = row_ids.shape[0]
-    fed = fed_tokens(rows, row_ids, positions, page_size)
+    places, paths = (None, None) if nodes is None else nodes
+    fed = fed_tokens(rows, row_ids, positions, page_size, places)
     first = Batch(
         input_ids=fed.input_ids,
         positions=fed.positions,
@@ -187,25 +206,32 @@ def decode_batches(
         host_query_lens=np.ones(num_seqs, dtype=np.int32),
         host_context_lens=host_context_lens,
         shares_prefix=shares_prefix,
+        paths=paths,
     )
     return _by_group(first, rows, fed.slots)
 
 
 def fed_tokens(
-    rows: RequestRows, token_rows: Tensor, positions: Tensor, page_size: int
+    rows: RequestRows,
+    token_rows: Tensor,
+    positions: Tensor,
+    page_size: int,
+    places: Tensor | None = None,
 ) -> FedTokens:
-    """[tokens] int32 rows and positions -> their tokens, and where keys and values go."""
+    """[tokens] int32 rows and positions -> their tokens, and where keys and values go. `places`: of
+    a step with trees, where the tokens lie."""
     if positions.is_cuda:
         # Here and not above: CPU installs need no triton.
         from quire.kernels.step_inputs import step_inputs
 
         tables = (rows.tokens, rows.page_tables)
-        return FedTokens(*step_inputs(token_rows, positions, *tables, page_size))
+        return FedTokens(*step_inputs(token_rows, positions, *tables, page_size, places))
     # In numpy: some ten operations on a few numbers, each several times as long in torch.
     at, pos = token_rows.numpy(), positions.numpy().astype(np.int64)
-    pages = rows.page_tables.numpy()[:, at, pos // page_size]  # [groups, tokens]
-    slots = np.multiply(pages, page_size, dtype=np.int64, order="C") + pos % page_size
-    ids = rows.tokens.numpy()[at, pos].astype(np.int64)
+    place = pos if places is None else places.numpy().astype(np.int64)
+    pages = rows.page_tables.numpy()[:, at, place // page_size]  # [groups, tokens]
+    slots = np.multiply(pages, page_size, dtype=np.int64, order="C") + place % page_size
+    ids = rows.tokens.numpy()[at, place].astype(np.int64)
     return FedTokens(*map(torch.from_numpy, (ids, pos, slots, positions.numpy() + 1)))
 
 

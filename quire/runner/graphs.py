@@ -3,21 +3,24 @@
 Every token is fed as a sequence that ends with it: a decode is one token of its row, a request that
 has drafts verified is several neighbours of one row. A graph is keyed by how many tokens it is
 padded to and by an upper bound on their context, so that a short batch does not launch the split-KV
-programs of a long one. Inputs are two vectors, rows and positions. A graph reads them at the
-address they had when it was captured; uploads always go there (`upload.py`), so a replay need not
-copy them. The graph derives the batch from them and writes the logits buffer. All graphs share one
-memory pool, because only one runs at a time. A size that ran out of memory is not captured again:
-its steps run kernel by kernel.
+programs of a long one. Inputs are two vectors, rows and positions; where drafts are trees also
+their places and paths (`trees.py`), and graphs are keyed by the width of these. A graph reads them
+at the address they had when it was captured; uploads always go there (`upload.py`), so a replay
+need not copy them. The graph derives the batch from them and writes the logits buffer. All graphs
+share one memory pool, because only one runs at a time. A size that ran out of memory is not
+captured again: its steps run kernel by kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from quire.runner.trees import NO_TREE, Nodes
 
 # Beyond 128: sizes at which the library's products are quick, in models of 8B and 14B on an H200.
 # Some other sizes, such as 192, 320 or 448 rows, take longer than the next larger one here.
@@ -61,8 +64,20 @@ class Decoded(NamedTuple):
     streams: tuple[Tensor, ...] = ()  # before the layers that are tapped, [tokens, hidden] each
 
 
-# (rows, positions, max_context, shares_prefix) -> what it gives
-DecodeStep = Callable[[Tensor, Tensor, int, bool], Decoded]
+class DecodeStep(Protocol):
+    def __call__(
+        self,
+        row_ids: Tensor,
+        positions: Tensor,
+        max_context: int,
+        shares_prefix: bool,
+        nodes: Nodes | None = None,
+    ) -> Decoded:
+        """A step in which every token is a sequence that ends with it."""
+        ...
+
+
+GraphKey = tuple[int, int, bool, int]  # tokens, context, whether they share a prefix, path width
 
 
 @dataclass(slots=True)
@@ -70,10 +85,12 @@ class Captured:
     graph: torch.cuda.CUDAGraph
     rows: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
+    nodes: Nodes | None
     made: Decoded
 
-    def replay(self, rows: Tensor, positions: Tensor) -> Decoded:
-        for own, given in ((self.rows, rows), (self.positions, positions)):
+    def replay(self, rows: Tensor, positions: Tensor, nodes: Nodes | None) -> Decoded:
+        inputs = (self.rows, self.positions, *(self.nodes or ()))
+        for own, given in zip(inputs, (rows, positions, *(nodes or ())), strict=True):
             if own.data_ptr() != given.data_ptr():
                 own.copy_(given)
         self.graph.replay()
@@ -84,9 +101,9 @@ class GraphCache:
     def __init__(self, step: DecodeStep, max_batch: int, max_context: int, spare_row: int) -> None:
         self.step, self.max_context, self.spare_row = step, max_context, spare_row
         self.sizes = sorted({*BATCH_SIZES, max_batch})  # drafts may outnumber rows
-        self.graphs: dict[tuple[int, int, bool], Captured] = {}
+        self.graphs: dict[GraphKey, Captured] = {}
         self.memory = GraphMemory()
-        self._too_large: set[tuple[int, int, bool]] = set()
+        self._too_large: set[GraphKey] = set()
 
     def covers(self, num_tokens: int, longest: int) -> bool:
         """Whether a graph of this size is worth its attention scratch, which grows with both."""
@@ -104,29 +121,43 @@ class GraphCache:
         return min(bound, self.max_context)
 
     def replay(
-        self, rows: Tensor, positions: Tensor, longest: int, shares_prefix: bool = False
+        self,
+        rows: Tensor,
+        positions: Tensor,
+        longest: int,
+        shares_prefix: bool = False,
+        nodes: Nodes | None = None,
     ) -> Decoded:
-        """rows and positions are already padded to a batch bucket. A new graph keeps them."""
-        key = (rows.shape[0], self.context_bucket(longest), shares_prefix)
+        """Inputs are already padded to a batch bucket. A new graph keeps them."""
+        width = 0 if nodes is None else nodes.paths.shape[1]
+        key = (rows.shape[0], self.context_bucket(longest), shares_prefix, width)
         captured = self.graphs.get(key)
         if captured is None and key not in self._too_large:
             try:
-                captured = self.graphs[key] = self._capture(rows, positions, *key[1:])
+                captured = self.graphs[key] = self._capture(rows, positions, *key[1:3], nodes)
             except torch.OutOfMemoryError:
                 self._too_large.add(key)
         if captured is None:
-            return self.step(rows, positions, *key[1:])
-        return captured.replay(rows, positions)
+            return self.step(rows, positions, *key[1:3], nodes)
+        return captured.replay(rows, positions, nodes)
 
     def _capture(
-        self, rows: Tensor, positions: Tensor, max_context: int, shares_prefix: bool
+        self,
+        rows: Tensor,
+        positions: Tensor,
+        max_context: int,
+        shares_prefix: bool,
+        nodes: Nodes | None,
     ) -> Captured:
         spare, zeros = torch.full_like(rows, self.spare_row), torch.zeros_like(positions)
+        bounds, alone = (max_context, shares_prefix), None
+        if nodes is not None:
+            alone = Nodes(zeros, torch.full_like(nodes.paths, NO_TREE))
         graph, made = self.memory.capture(
-            lambda: self.step(spare, zeros, max_context, shares_prefix),
-            lambda: self.step(rows, positions, max_context, shares_prefix),
+            lambda: self.step(spare, zeros, *bounds, alone),
+            lambda: self.step(rows, positions, *bounds, nodes),
         )
-        return Captured(graph, rows, positions, made)
+        return Captured(graph, rows, positions, nodes, made)
 
 
 def run_aside(work: Callable[[], object]) -> None:

@@ -87,13 +87,16 @@ class MedusaDrafter:
                 return
             index = [at for at, _ in level]
             few = sorted(set(index))
-            logits = self.heads.logits(hidden[few], depth)
-            self._draws.draw_children(
-                [node for _, node in level], logits[[few.index(at) for at in index]]
-            )
+            logits = self.heads.logits(self._picked(hidden, few), depth)
+            own = [few.index(at) for at in index]
+            self._draws.draw_children([node for _, node in level], self._picked(logits, own))
             level = [
                 (at, TreeNode(node.work, child)) for at, node in level for child in node.children
             ]
+
+    def _picked(self, x: Tensor, index: list[int]) -> Tensor:
+        """These rows, as a tensor of its own; nobody is waited for."""
+        return x.index_select(0, self._target.uploader.send_one(torch.tensor(index)))
 
     @torch.inference_mode()
     def rehearse(self, num_works: int) -> None:

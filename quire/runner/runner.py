@@ -36,17 +36,19 @@ from quire.runner.gather import StepShape, decode_batches, ragged_batches
 from quire.runner.graphs import GraphCache
 from quire.runner.home_pages import HomePages, HomeRows
 from quire.runner.masks import GrammarMasks, StepMask
-from quire.runner.mixed_graphs import MixedGraphs, MixedSize, Queries
+from quire.runner.mixed_graphs import MixedGraphs, Queries
 from quire.runner.pending import Draw, GivenUpStep, PendingStep
 from quire.runner.pooling import Pools
 from quire.runner.prompt_graphs import PromptGraphs
 from quire.runner.prompt_parts import PromptReader, prompt_parts, prompt_score
-from quire.runner.rows import RequestRows, needs_of
+from quire.runner.rows import RequestRows
 from quire.runner.sampling import sample_inputs
-from quire.runner.states import Forwarded, Launched, StepRead, StepStates
+from quire.runner.states import Forwarded, Launched, Replayed, StepRead, StepStates
+from quire.runner.step_forms import can_replay, mixed_size, prompt_size
 from quire.runner.tail import min_dropped, tail_of
 from quire.runner.tapes import Tapes
 from quire.runner.tree_rest import settle
+from quire.runner.trees import Nodes
 from quire.runner.upload import IntArray, Uploader
 from quire.sample.inputs import TokenMask
 from quire.sample.ops import sample_ops_of
@@ -72,7 +74,7 @@ class ModelRunner:
         for long ones; only without a prefix cache (see `attn/latent_forms.py`)."""
         self.expand_prompts = expand_prompts
         self.model, self.backend, self.spec = model, backend, spec
-        self.pool, self.rows = pool, rows
+        self.pool, self.rows, self.by_node = pool, rows, backend.caps.by_node
         self.group_specs = [replace(spec, window=window) for window in pool.groups.windows]
         self.sampler = Sampler(sample_ops_of(model.device))
         self.uploader = Uploader(model.device)
@@ -121,7 +123,9 @@ class ModelRunner:
             self.admit(plan)
             return None
         drafts = self._make_drafts(plan, sent)
-        made: Tensor | Callable[[], Forwarded]
+        if drafts is None and "trees" in sent:
+            drafts = drafts_of(self.rows, sent)
+        made: Tensor | Replayed | Callable[[], Forwarded]
         if self.graphs is not None and shape.is_padded_decode:
             made = self._replayed(plan, shape, sent)
         elif self.prompt_graphs is not None and "tiles" in sent:
@@ -134,9 +138,12 @@ class ModelRunner:
         """What is drawn and read of a step."""
         plan, shape, sent, drafts, logits = launched
         read: StepRead | None = None
-        if not isinstance(logits, Tensor):
+        states: StepStates | None = None
+        if isinstance(logits, Replayed):
+            logits, states = logits
+        elif not isinstance(logits, Tensor):
             read = self._read(plan, shape, sent, logits())
-            logits = self.model.logits(read.sampled)
+            logits, states = self.model.logits(read.sampled), read.states
         # What only sampling reads goes up while the device runs the forward.
         self.admit(plan)
         draw = self._draw(plan, shape, sent, logits) if len(shape.sampled) else None
@@ -144,9 +151,9 @@ class ModelRunner:
             draw = draw._replace(drafts=drafts)
         parts = () if read is None else (read.prompts, read.pooled)
         pending = PendingStep(plan.works, draw, *parts)
-        if shape.trees is not None and read is not None and read.states is not None:
-            rest = settle(pending, self.rows, self.pool, self.spec.page_size)
-            self._keep(rest.works, rest.shape(self.rows), rest.of(read.states))
+        if shape.trees is not None and states is not None:
+            rest = settle(pending, sent, self.rows, self.pool, self.spec.page_size)
+            self._keep(rest.works, rest.shape(self.rows), rest.of(states))
         if draw is not None and draw.mask is not None:
             self.masks.remember(draw.mask, pending)
         return pending
@@ -167,12 +174,12 @@ class ModelRunner:
         arrays: dict[str, IntArray] = {}
         shape = None
         if plan.works:
-            if self._can_replay(plan):
+            if can_replay(self, plan):
                 assert self.graphs is not None
                 pad_to = self.graphs.batch_bucket(plan.num_tokens)
-                shape = StepShape(plan.works, self.rows.max_rows, pad_to)
+                shape = StepShape(plan.works, self.rows.max_rows, pad_to, by_node=self.by_node)
                 shape.stage(arrays)
-            elif size := self._prompt_size(plan):
+            elif size := prompt_size(self, plan):
                 shape = StepShape(plan.works, self.rows.max_rows, pad_tokens=size)
                 shape.stage(arrays)
                 lens = (shape.query_lens, shape.context_lens)
@@ -207,48 +214,16 @@ class ModelRunner:
         self.drafter.fill(works)
         return drafts_of(self.rows, sent)
 
-    def _can_replay(self, plan: StepPlan) -> bool:
-        """Whether all feed one token and drafts, and nobody needs what a graph does not return."""
-        works = plan.works
-        if self.graphs is None or any(w.num_tokens > 1 + w.num_drafts or w.parents for w in works):
-            return False
-        if any(needs_of(a.params) & bits.HIDDEN for a in plan.admissions):
-            return False
-        if self.rows.reads_hidden(works):
-            return False
-        if self.expand_prompts and self.rows.feeds_prompt(plan):
-            return False
-        return self.graphs.covers(plan.num_tokens, max(w.start + w.num_tokens for w in works))
-
-    def _prompt_size(self, plan: StepPlan) -> int:
-        """Tokens to pad a lone prompt's last chunk to, for a captured graph; 0: there is none."""
-        if self.prompt_graphs is None or len(plan.works) != 1 or self.expand_prompts:
-            return 0
-        work = plan.works[0]
-        new = [needs_of(a.params) for a in plan.admissions if a.row == work.row]
-        reads_hidden = bool(new[0] & bits.HIDDEN) if new else self.rows.reads_hidden(plan.works)
-        if not work.sample or work.num_drafts or reads_hidden or self.rows.uses_adapters(plan):
-            return 0
-        return self.prompt_graphs.size_for(work.num_tokens, work.start + work.num_tokens)
-
     def _stage_mixed(self, plan: StepPlan, arrays: dict[str, IntArray]) -> StepShape:
         """Add a step's lengths to its upload, padded if there is a graph for it."""
-        size = self._mixed_size(plan)
-        shape = StepShape(plan.works, self.rows.max_rows, mixed_size=size)
+        size = mixed_size(self, plan)
+        shape = StepShape(plan.works, self.rows.max_rows, mixed_size=size, by_node=self.by_node)
         if size is not None:
             arrays["mixed_tiles"] = prompt_planner(self.backend).mixed_tiles(
                 shape.query_lens, shape.context_lens, size.num_singles, size.most_prompts, self.spec
             )
         shape.stage(arrays)
         return shape
-
-    def _mixed_size(self, plan: StepPlan) -> MixedSize | None:
-        """What to pad a step of prompts and decodes to; None: there is no graph for it."""
-        if self.mixed_graphs is None or self.rows.uses_adapters(plan):
-            return None
-        lens = [work.num_tokens for work in plan.works]
-        longest = max(work.start + work.num_tokens for work in plan.works)
-        return self.mixed_graphs.size_for(lens, longest)
 
     def batches(self, shape: StepShape, sent: dict[str, Tensor]) -> tuple[Batch, ...]:
         rows, size = self.rows, self.spec.page_size
@@ -259,25 +234,32 @@ class ModelRunner:
             batches = ragged_batches(rows, shape, sent, size)
         if not self.expand_prompts:
             return batches
-        prompts = np.asarray([rows.num_prompt(row) for row in shape.rows], np.int32)
+        prompts = np.asarray([rows.num_prompt(row) for row in shape.sequences().rows], np.int32)
         return tuple(replace(batch, host_prompt_lens=prompts) for batch in batches)
 
     # ------------------------------------------------------------ forward
 
-    def _replayed(self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]) -> Tensor:
-        """Logits of the samples of a step of few tokens."""
+    def _replayed(
+        self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]
+    ) -> Tensor | Replayed:
+        """Logits of the samples of a step of few tokens; with trees its states, to be kept when
+        they are walked."""
         assert self.graphs is not None
         longest, num = int(shape.context_lens.max()), plan.num_tokens
         at = sent["rows"], sent["positions"]
         graphs = self.graphs if self.adapted_graphs is None else self.adapted_graphs.of(shape)
-        logits, hidden, streams = graphs.replay(*at, longest, plan.shares_prefix)
+        logits, hidden, streams = graphs.replay(*at, longest, plan.shares_prefix, Nodes.of(sent))
         logits, hidden = logits[:num], hidden[:num]
         index = sent["sample_index"]
         is_whole = len(index) == num  # else someone fed a prompt's last-but-one token
-        if self.drafter is not None:
-            sampled = hidden if is_whole else hidden[index]
-            self._keep(plan.works, shape, StepStates(streams, hidden, sampled))
-        return logits if is_whole else logits[index]
+        logits = logits if is_whole else logits[index]
+        if self.drafter is None and shape.trees is None:
+            return logits
+        states = StepStates(streams, hidden, hidden if is_whole else hidden[index])
+        if shape.trees is not None:
+            return Replayed(logits, states)
+        self._keep(plan.works, shape, states)
+        return logits
 
     def _forward(
         self, plan: StepPlan, shape: StepShape, sent: dict[str, Tensor]

@@ -43,7 +43,7 @@ def sample_inputs(
             before = rows.tokens[at, :longest]
         else:
             fed = shape.sample_ends - 1
-            before = shape.trees.history(rows.tokens, at, fed, shape.sample_lens)
+            before = shape.trees.history(rows.tokens, at, fed, shape.sample_lens, uploader)
         history = History(before.long(), prompt_lens, lens)
         if needs & bits.PENALTIES:
             floats = rows.floats[:, at]  # [6, S]

@@ -28,7 +28,8 @@ class Launched(NamedTuple):
     shape: StepShape
     sent: dict[str, Tensor]
     drafts: Tensor | None  # for each sample the draft in its place, if the runner made any
-    made: Tensor | Callable[[], Forwarded]  # logits that a graph gives, or states once awaited
+    # What a graph gives, logits alone where nobody waits for more; or states once awaited.
+    made: Tensor | Replayed | Callable[[], Forwarded]
 
 
 class StepStates(NamedTuple):
@@ -37,6 +38,13 @@ class StepStates(NamedTuple):
     streams: tuple[Tensor, ...]
     every: Tensor | None  # after the last norm [tokens, hidden]; None: the step had a tail
     sampled: Tensor  # the same, of the tokens that something is drawn after [samples, hidden]
+
+
+class Replayed(NamedTuple):
+    """What a graph gave of a step with trees; good until the next step."""
+
+    logits: Tensor  # of all samples
+    states: StepStates
 
 
 class StepRead(NamedTuple):

@@ -3,11 +3,14 @@
 A draft that was right may lie in another place than its position's. Its keys and values move there,
 its row gets what was drawn, and whoever drafts from hidden states sees the step as if these drafts
 had been fed alone, as a chain. Nothing of the others is left but bytes that the next step writes
-over. Pages are published by positions that count, after this (`kv/manager.py`).
+over. Pages are published by positions that count, after this (`kv/manager.py`). On a CPU the draw
+is at hand, and the chain ends with what was right. Elsewhere nobody waits for it (`tree_walk.py`):
+the chain is as deep as its tree, and as of any chain, what was wrong is at its end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,15 +18,16 @@ from torch import Tensor
 
 from quire.memory.pool import PagePool
 from quire.runner.gather import StepShape
-from quire.runner.pending import PendingStep
+from quire.runner.pending import Draw, PendingStep
 from quire.runner.rows import RequestRows
 from quire.runner.states import StepStates
+from quire.runner.tree_walk import chain_of, walk
 from quire.step import Work
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRest:
-    """A step in which every tree is the chain of its drafts that were right."""
+    """A step in which every tree is a chain."""
 
     works: tuple[Work, ...]
     tokens: Tensor  # [tokens] int64, which of the step's these are
@@ -38,8 +42,37 @@ class TreeRest:
         return StepStates(streams, every, states.sampled[self.samples])
 
 
-def settle(pending: PendingStep, rows: RequestRows, pool: PagePool, page_size: int) -> TreeRest:
-    """Waits for the draw."""
+def settle(
+    pending: PendingStep,
+    sent: Mapping[str, Tensor],
+    rows: RequestRows,
+    pool: PagePool,
+    page_size: int,
+) -> TreeRest:
+    """Waits for the draw where the step's upload brought nothing to walk by."""
+    if "trees" in sent:
+        assert pending.draw is not None and pending.draw.drafts is not None
+        return _settle_unseen(pending.works, pending.draw, sent, rows, pool, page_size)
+    return _settle_seen(pending, rows, pool, page_size)
+
+
+def _settle_unseen(
+    works: tuple[Work, ...],
+    draw: Draw,
+    sent: Mapping[str, Tensor],
+    rows: RequestRows,
+    pool: PagePool,
+    page_size: int,
+) -> TreeRest:
+    assert draw.drafts is not None
+    walked = walk(works, sent, draw.output.tokens, draw.drafts, rows, page_size)
+    pool.move(walked.sources, walked.targets)
+    return TreeRest(tuple(map(chain_of, works)), walked.tokens, walked.samples)
+
+
+def _settle_seen(
+    pending: PendingStep, rows: RequestRows, pool: PagePool, page_size: int
+) -> TreeRest:
     runs = {run.work: run for run in pending.runs()}
     works: list[Work] = []
     tokens: list[int] = []

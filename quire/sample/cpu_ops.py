@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,10 +37,9 @@ class CpuSampling:
             table[inputs.rows.ids.numpy(), inputs.positions.numpy()] = tokens
         return torch.from_numpy(tokens)
 
-    def ranked(self, logits: Tensor, inputs: SampleInputs, num: int) -> Ints:
-        """[S, V] -> [S, num] tokens by the time of their arrival: the first is the draw, the second
-        what would be drawn in its place. Nothing is stored; tokens repeat where few are left."""
-        return self._order(logits.float().numpy(), inputs, num)
+    def ranked(self, logits: Tensor, inputs: SampleInputs, num: int) -> Tensor:
+        """As in `SampleOps`; tokens repeat where few are left."""
+        return torch.from_numpy(self._order(logits.float().numpy(), inputs, num))
 
     def ban(self, logits: Tensor, mask: TokenMask) -> None:
         apply_mask(logits, mask)
@@ -55,7 +53,7 @@ class CpuSampling:
         return self._order(rows, inputs, 1)[:, 0]
 
     def _order(self, rows: Floats, inputs: SampleInputs, num: int) -> Ints:
-        inputs = _gathered(inputs)
+        inputs = inputs.by_sample()
         vocab_size = rows.shape[1]
         if self._noise.vocab_size != vocab_size:
             self._noise = TokenNoise(vocab_size)
@@ -83,22 +81,6 @@ class CpuSampling:
         tokens = kept_tokens(distance, limits)
         times = distance[tokens] + self._noise.log_times_at(key, tokens)
         return tokens[_smallest(times, num)]
-
-
-def _gathered(inputs: SampleInputs) -> SampleInputs:
-    """The same settings, with one entry for each sample."""
-    if inputs.rows is None:
-        return inputs
-    ids = inputs.rows.ids
-    return replace(
-        inputs,
-        temperature=inputs.temperature[ids],
-        top_k=inputs.top_k[ids],
-        top_p=inputs.top_p[ids],
-        min_p=inputs.min_p[ids],
-        seeds=inputs.seeds[ids],
-        rows=None,
-    )
 
 
 def _likeliest(rows: Floats) -> Ints:

@@ -8,7 +8,7 @@ vocabulary. Position is the absolute position of the token being drawn, so that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -93,6 +93,21 @@ class SampleInputs:
     bad_words: BadWords | None = None
     mask: TokenMask | None = None
     rows: SampleRows | None = None
+
+    def by_sample(self) -> SampleInputs:
+        """The same settings, with one entry for each sample."""
+        if self.rows is None:
+            return self
+        ids = self.rows.ids
+        return replace(
+            self,
+            temperature=self.temperature[ids],
+            top_k=self.top_k[ids],
+            top_p=self.top_p[ids],
+            min_p=self.min_p[ids],
+            seeds=self.seeds[ids],
+            rows=None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,11 @@ class SampleOps(Protocol):
         """[S, V] any float -> [S] tokens, stored in the rows too. May write into `logits`."""
         ...
 
+    def ranked(self, logits: Tensor, inputs: SampleInputs, num: int) -> Tensor:
+        """[S, V] -> [S, num] int64 tokens by the time of their arrival: the first is the draw, the
+        second what would be drawn in its place. Nothing is stored. May write into `logits`."""
+        ...
+
     def ban(self, logits: Tensor, mask: TokenMask) -> None:
         """Writes -inf into [S, V] logits in place where the mask has no bit."""
         ...

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,17 +22,21 @@ from quire.attn.cpu import CpuAttention
 from quire.attn.latent_cpu import LatentCpu
 from quire.attn.latent_native import LatentNative
 from quire.attn.latent_reference import LatentReference
+from quire.attn.latent_triton import LatentTriton
 from quire.attn.native import NativeAttention
 from quire.attn.reference import ReferenceAttention
+from quire.attn.triton import TritonAttention
 from quire.forward import Batch
+from quire.kernels.paged_tile import Launch, PagedConfig
 from quire.request import RequestId
-from quire.runner.trees import StepTrees
+from quire.runner.trees import Sequences, StepTrees
 from quire.spec.tree import Parents, paths_of
 from quire.step import Work
 from tests.coded_case import coded_cache
 from tests.latent_case import LatentCase, make_latent_case
 from tests.paged_case import PagedCase, make_case
 
+TILES = PagedConfig(16, 32, Launch(16, 4, 1), Launch(32, 4, 1))
 BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": ReferenceAttention,
     "cpu": CpuAttention,
@@ -40,6 +45,10 @@ BACKENDS: dict[str, Callable[[], Any]] = {
     "latent reference": LatentReference,
     "latent cpu": LatentCpu,
     "latent native": LatentNative,
+    "triton": lambda: TritonAttention(torch.float32, TILES),
+    "triton, merged": lambda: TritonAttention(torch.float32, replace(TILES, folds=False)),
+    "triton, growing": lambda: TritonAttention(torch.float32, replace(TILES, octave=1)),
+    "latent triton": lambda: LatentTriton(torch.float32, replace(TILES, octave=0)),
 }
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"heads": (6, 2)},
@@ -57,6 +66,7 @@ class TreeCase(PagedCase):
     """The last tokens of some sequences are trees; their tokens lie by place."""
 
     trees: dict[int, Parents] = field(default_factory=dict)
+    by_node: bool = False
 
     def batch(
         self, query_lens: Sequence[int], context_lens: Sequence[int], seqs: Sequence[int]
@@ -71,7 +81,21 @@ class TreeCase(PagedCase):
         trees = StepTrees.of(works)
         assert trees is not None
         positions = made.positions - torch.from_numpy(trees.shifts)
-        return replace(made, positions=positions, paths=torch.from_numpy(trees.paths))
+        made = replace(made, positions=positions, paths=torch.from_numpy(trees.paths))
+        return self._apart(made, trees) if self.by_node else made
+
+    def _apart(self, batch: Batch, trees: StepTrees) -> Batch:
+        whole = (batch.rows.numpy(), batch.host_query_lens, batch.host_context_lens)
+        rows, query_lens, context_lens = trees.apart(Sequences(*whole))
+        ends = np.cumsum(query_lens, dtype=np.int32)
+        return replace(
+            batch,
+            rows=torch.from_numpy(rows),
+            query_starts=torch.from_numpy(np.concatenate(([np.int32(0)], ends))),
+            context_lens=torch.from_numpy(context_lens),
+            host_query_lens=query_lens,
+            host_context_lens=context_lens,
+        )
 
 
 def random_tree(rng: random.Random, num: int) -> Parents:
@@ -109,6 +133,7 @@ class Fed:
     def with_trees(self, trees: dict[int, Parents]) -> Any:
         p = self.paged
         made = TreeCase(p.spec, p.page_table, p.rows, p.num_pages, p.qkv, p.sinks, trees)
+        made = replace(made, by_node=self.backend.caps.by_node)
         return replace(self.case, paged=made) if isinstance(self.case, LatentCase) else made
 
     def picked(self, seq: int, tokens: list[int]) -> Any:
@@ -141,6 +166,14 @@ CASES = [
     for name in BACKENDS
     for kind in KINDS
     if kind in ("plain", "pages of 4") or "latent" not in name
+    if "triton" not in name
+]
+# In the interpreter kernels take their time.
+KERNELS = [
+    *(("triton", kind) for kind in ("plain", "window", "cap and sinks", "int8", "int4")),
+    ("triton, merged", "plain"),
+    ("triton, growing", "plain"),
+    ("latent triton", "plain"),
 ]
 
 
@@ -177,6 +210,8 @@ def _chain(fed: Fed, seq: int, root: int, drafts: list[int]) -> Tensor:
         fed.step(case, cache, [1], [context], [seq]) for context in range(root + 1, end + 1)
     ]
     found = torch.cat(one_by_one)
+    if "triton" in type(fed.backend).__name__.lower():
+        return found
     if "Reference" not in type(fed.backend).__name__:
         again = fed.cache()
         _feed_one(fed, case, again, seq, root)
@@ -186,6 +221,23 @@ def _chain(fed: Fed, seq: int, root: int, drafts: list[int]) -> Tensor:
 
 def _feed_one(fed: Fed, case: Any, cache: Any, seq: int, num: int) -> None:
     fed.feed(case, cache, [num if i == seq else 0 for i in range(4)])
+
+
+@pytest.mark.parametrize(("name", "kind"), KERNELS)
+def test_every_path_of_a_kernel_is_a_chain(name: str, kind: str) -> None:
+    """The border of a split lies within the tree, and a chunk and a decode are beside it."""
+    roots, nums, parents = [30, 9, 33], [5, 2, 0], (0, 0, 2, 3, 1)
+    ends = [root + 1 + num for root, num in zip(roots, nums, strict=True)]
+    fed = Fed(name, kind, [end + 1 for end in (*ends, 1)])
+    cache, queries = fed.cache(), [1 + num for num in nums]
+    fed.feed(fed.case, cache, [*roots, 0])
+    got = fed.step(fed.with_trees({0: parents}), cache, queries, ends, range(3)).split(queries)
+    for path in ((2, 3, 4), (1, 5)):
+        want = _chain(fed, 0, roots[0], [roots[0] + node for node in path])
+        assert torch.equal(got[0][[0, *path]], want)
+    for seq in (1, 2):
+        own = fed.step(fed.case, cache, queries[seq : seq + 1], ends[seq : seq + 1], [seq])
+        assert torch.equal(got[seq], own)
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

@@ -6,6 +6,7 @@ those before it, when padding reaches a result, or when bits are not those of on
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from quire.runner.captured import decoded
 from quire.runner.graphs import Decoded
 from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
+from quire.runner.trees import Nodes
 from quire.step import Admission, PageWrite, StepPlan, Work
 from tests.engine.test_prompt_path import seen_by_sampler
 from tests.hf import tiny_engine, tiny_model
@@ -39,9 +41,16 @@ class EagerDecodes:
     def batch_bucket(self, num_tokens: int) -> int:
         return num_tokens + 2
 
-    def replay(self, rows: Tensor, positions: Tensor, longest: int, shares_prefix: bool) -> Decoded:
+    def replay(
+        self,
+        rows: Tensor,
+        positions: Tensor,
+        longest: int,
+        shares_prefix: bool,
+        nodes: Nodes | None = None,
+    ) -> Decoded:
         self.sizes.append(len(rows))
-        return decoded(self.runner, rows, positions, MAX_LEN, shares_prefix)
+        return decoded(self.runner, rows, positions, MAX_LEN, shares_prefix, nodes)
 
 
 def runner_of(family: str) -> ModelRunner:
@@ -99,3 +108,34 @@ def test_the_bits_of_drafts_are_those_of_decodes() -> None:
     assert [list(tokens) for tokens in result.sampled] == [drawn[0][:2], drawn[1][:2]]
     for at, (step, row) in {0: (0, 0), 1: (1, 0), 3: (0, 1), 4: (1, 1)}.items():
         assert torch.equal(fast[0][at], slow[step][row])
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_the_bits_of_trees_are_those_of_decodes(has_graphs: bool) -> None:
+    """Red when what was right is not found, or is left where the tree had it, in either group."""
+    plain, drafted = runner_of("gemma2"), runner_of("gemma2")
+    for runner in (plain, drafted):
+        runner.execute(admitted(runner)).result()
+    slow = seen_by_sampler(plain)
+    drawn = one_by_one(plain, 5)
+    fast = seen_by_sampler(drafted)
+    if has_graphs:
+        drafted.graphs = EagerDecodes(drafted)
+    first, second = drawn
+    drafts = {
+        0: (first[0] + 1, first[0], first[1], 3, first[2]),
+        1: (second[0], second[0] + 1),
+    }
+    parents = {0: (0, 0, 2, 1, 3), 1: (0, 0)}
+    works = tuple(
+        Work(RequestId(r), r, PROMPTS[r], 1 + len(own), True, len(own), own, parents[r])
+        for r, own in drafts.items()
+    )
+    result = drafted.execute(StepPlan(works)).result()
+    assert [list(tokens) for tokens in result.sampled] == [first[:4], second[:2]]
+    for at, (step, row) in {0: (0, 0), 2: (1, 0), 3: (2, 0), 5: (3, 0), 6: (0, 1)}.items():
+        assert torch.equal(fast[0][at], slow[step][row])
+    works = tuple(Work(RequestId(r), r, n + 4 - 2 * r, 1, True) for r, n in enumerate(PROMPTS))
+    result = drafted.execute(StepPlan(works)).result()
+    assert [list(tokens) for tokens in result.sampled] == [[first[4]], [second[2]]]
+    assert torch.equal(fast[1][0], slow[4][0]) and torch.equal(fast[1][1], slow[2][1])

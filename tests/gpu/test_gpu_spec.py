@@ -21,7 +21,6 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from quire.bench.shapes import SHAPES, shrunk, write_shape
-from quire.errors import NotSupported
 from quire.llm import LLM
 from quire.models.tiny import tiny_model
 from quire.params import SamplingParams
@@ -215,13 +214,6 @@ def test_depth_by_cost(folder: Path, plain: Callable[[str], list[object]]) -> No
     assert 0 <= drafts.costs.wait < costs.seconds(1)
     assert answer(llm, asked()) == want
     assert answer(llm, asked()) == want
-
-
-def test_trees_are_refused(folder: Path) -> None:
-    opened(folder, "llama")
-    config = heads.head_for("eagle3", folder, "llama")
-    with pytest.raises(NotSupported, match="leave speculative_config's tree out"):
-        opened(folder, "llama", speculative_config={**config, "tree": 2})
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 30])

@@ -243,7 +243,7 @@ def siblings_are_read(patch: pytest.MonkeyPatch) -> None:
 def history_of_siblings(patch: pytest.MonkeyPatch) -> None:
     """Penalties and bad words see drafts in the order in which they lie."""
 
-    def history(self: Any, tokens: Any, rows: Any, fed: Any, lens: Any) -> Any:
+    def history(self: Any, tokens: Any, rows: Any, fed: Any, lens: Any, *rest: Any) -> Any:
         return tokens[rows, : int(lens.max())]
 
     patch.setattr(trees.StepTrees, "history", history)
