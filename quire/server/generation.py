@@ -25,7 +25,7 @@ from quire.outputs import RequestOutput, StreamEvent
 from quire.params import SamplingParams
 from quire.server.admission import Admission, Size, Ticket
 from quire.server.handover import read_role
-from quire.server.outlet import Outlet
+from quire.server.outlet import Outlet, Way
 from quire.server.problems import Expired, Failed, Problem
 from quire.step import TokenEvent
 
@@ -81,7 +81,7 @@ class Generation:
         self.conversation.inbox = self.inbox
         self.pooled: list[float] | None = None
         self._last_token: dict[int, float] = {}
-        self._outlet = Outlet()
+        self._outlet: Way = Outlet()
         self._show: Show | None = None
         self._unsent: Awaitable[None] | None = None  # the rest of a write that was passed on
         self._was_stopped = False  # by a stop string, one of the answers at least
@@ -226,7 +226,7 @@ class Generation:
 
     # ------------------------------------------------------------ tokens
 
-    def show_through(self, outlet: Outlet, show: Show) -> None:
+    def show_through(self, outlet: Way, show: Show) -> None:
         """While the reader of `pieces` waits for more, write what `show` makes of them to the
         client without waking it."""
         self._outlet, self._show = outlet, show
