@@ -160,6 +160,12 @@ def test_the_reader_sleeps_while_tokens_pass(monkeypatch: pytest.MonkeyPatch) ->
         assert made.num_writes > 20 and num_taken <= 3, case
     num_taken = 0
     assert streamed("plain prompts", burst=1).num_writes > 60 and num_taken <= 9
+    for path in (PLAIN, CHAT, MESSAGES, RESPONSES, OLLAMA):  # whole answers
+        num_taken, bench = 0, Bench()
+        bench.link.answer = ANSWER
+        body = {"max_tokens": 500} | ASKED[path] | {"stream": False}
+        assert bench.post(path, body).status_code == 200
+        assert num_taken <= 2, path
 
 
 @pytest.mark.parametrize("case", ["plain", "chat", "plain prompts"])
