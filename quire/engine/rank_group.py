@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import tempfile
 import time
 import weakref
@@ -28,7 +27,7 @@ from quire.engine.model_digest import model_digest
 from quire.engine.rank_nodes import await_nodes
 from quire.engine.rank_places import named, rank_decisions, rank_places, ranks_of
 from quire.engine.usable_cpus import usable_cpus
-from quire.engine.wire import receive
+from quire.engine.wire import is_readable, receive
 from quire.errors import RankLost
 from quire.native.exchange import make_memory
 from quire.native.library import find_library
@@ -282,7 +281,7 @@ def _start(size: int, nodes: Parallel | None) -> tuple[Rank, ...]:
 
 def _has_news(other: Rank, seconds: float) -> bool:
     """Whether a frame has come, or the end of them."""
-    return bool(select.select([other.link], [], [], seconds)[0])
+    return is_readable(other.link, seconds)
 
 
 def _end(others: tuple[Rank, ...], folders: list[tempfile.TemporaryDirectory[str]]) -> None:

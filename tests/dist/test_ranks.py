@@ -46,7 +46,8 @@ QUICK = ("llama", "one key head", "windows", "experts", "sinks", "latents", "int
 
 
 def steps_of(llm: LLM) -> str:
-    return next(decision.value for decision in llm.decisions if decision.what == "steps")
+    """Nothing where no library of ours is used (`QUIRE_CPU_ISA=torch`)."""
+    return next((made.value for made in llm.decisions if made.what == "steps"), "")
 
 
 @pytest.mark.parametrize("name", CASES if IS_LONG else QUICK)
