@@ -92,8 +92,8 @@ def new_stream(job: Job, source: Source) -> Stream:
     if source.tokenizer is None:
         raise NotSupported(
             f"--method {job.recipe.method} calibrates on text, and {source.path} has no tokenizer;"
-            " take rtn, nf4, mxfp4, nvfp4 or rtn-fp8, or magnitude with --no-reconstruct, which need"
-            " no text"
+            " take rtn, nf4, mxfp4, nvfp4 or rtn-fp8, or magnitude with --no-reconstruct, which"
+            " need no text"
         )
     if job.calibration.length > source.spec.max_positions:
         raise NotSupported(

@@ -1,8 +1,9 @@
 """Recipe: what a user asks for. Pass: what a method does with one block.
 
 A pass says what it must know of inputs (`needs`), may move scales between products (`fold`), may
-put other weights in the place of some (`act`), may leave some as they are where it measures that they lose too
-much (`spared`), and turns one matrix into the tensors that are stored for it (`pack`). `compress/methods.py` lists them.
+put other weights in the place of some (`act`), may leave some as they are that would lose too much
+(`spared`), and turns one matrix into the tensors that are stored for it (`pack`).
+`compress/methods.py` lists them.
 """
 
 from __future__ import annotations
