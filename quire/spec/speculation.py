@@ -7,6 +7,7 @@ the drafts and `verify.py` judges them. Nothing here can change what is drawn.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -118,6 +119,7 @@ class Speculation:
         self.counts = counts or SpecCounts()
         self._known: dict[RequestId, Request] = {}
         self._fed: dict[RequestId, tuple[float, ...]] = {}  # own chances of drafts in flight
+        self._told: dict[RequestId, tuple[int, Guess]] = {}  # before which token, fed or not
         self._promising: set[RequestId] = set()  # drafts of these would pay in this step
         self._read: set[RequestId] = set()  # the head reads what their newest step left
         self._step = 0
@@ -158,8 +160,10 @@ class Speculation:
         guesses = self._guesses(decodes, scheduler)
         taken = self._cut(guesses, len(decodes) - len(guesses)) if guesses else {}
         self._promising = set(taken)
-        for id in guesses:
-            (self._looks[id].promise if id in taken else self._looks[id].miss)()
+        for id, guess in guesses.items():
+            looks = self._looks[id]
+            # A guess whose tokens are known here costs no more than none, and is judged unfed.
+            (looks.promise if id in taken else looks.nothing if guess.tokens else looks.miss)()
         if self._is_awaited:
             (self._waits.promise if taken else self._waits.miss)()
             self._is_awaited = False
@@ -167,6 +171,9 @@ class Speculation:
             for id in [id for id in taken if not guesses[id].tokens and id not in self._read]:
                 del taken[id]
         self._fed = {id: made.chances for id, made in taken.items()}
+        for id, guess in guesses.items():
+            if guess.tokens and not guess.parents:
+                self._told[id] = len(self._known[id].tokens), guess
         self.survival.fade(list(scheduler.running))
         self.counts.seconds += time.perf_counter() - begun
         return {id: made.draft for id, made in taken.items()}
@@ -249,15 +256,29 @@ class Speculation:
         trees = {work.request_id: work.parents for work in plan.works if work.parents}
         num_drafted = num_accepted = 0
         for event in events:
+            is_judged = self._judge(event)
             if not event.num_drafted:
                 continue
             num_drafted += event.num_drafted
             num_accepted += event.num_accepted
-            self._learn_of(event, trees.get(event.request_id))
+            self._count(event, trees.get(event.request_id, ()), is_judged)
         if num_drafted:
             (self._waits.hit if self._paid(num_accepted, len(plan.works)) else self._waits.wrong)()
 
-    def _learn_of(self, event: TokenEvent, parents: Parents | None) -> None:
+    def _judge(self, event: TokenEvent) -> bool:
+        """Whether the host knew what was guessed: then what was not fed is judged as well."""
+        if not event.tokens or (told := self._told.pop(event.request_id, None)) is None:
+            return False
+        start, guess = told
+        drawn = self._known[event.request_id].tokens[start:]
+        right = len(os.path.commonprefix([guess.tokens, tuple(drawn)]))
+        self.survival.learn(event.request_id, guess.chances[: len(drawn)], right)
+        if right and (looks := self._looks.get(event.request_id)) is not None:
+            looks.hit()
+        return True
+
+    def _count(self, event: TokenEvent, parents: Parents, is_judged: bool) -> None:
+        """What became of drafts that were fed."""
         id, num_levels = event.request_id, event.num_drafted
         chances = self._fed.get(id, ())[: event.num_drafted]
         if parents:
@@ -265,7 +286,7 @@ class Speculation:
             right = (*event.branch, *([UNJUDGED] if event.finish is not None else ()))
             if len(chances) == len(parents):
                 self.survival.learn_tree(id, chances, parents, right)
-        else:
+        elif not is_judged:
             if event.finish is not None:  # what stood behind the end was not judged
                 chances = chances[: event.num_accepted]
             self.survival.learn(id, chances, event.num_accepted)
@@ -324,4 +345,5 @@ class Speculation:
                 self.survival.forget(id)
                 self._looks.pop(id, None)
                 self._read.discard(id)
+                self._told.pop(id, None)
                 self.proposer.forget(self._known.pop(id))
