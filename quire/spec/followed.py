@@ -9,16 +9,20 @@ and is written again where the old text comes again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from quire.spec.matches import Matches
 from quire.spec.proposer import NOTHING, Guess
-from quire.spec.replaced import Replaced
+from quire.spec.replaced import Replaced, Run
 
 REACH = 24  # tokens behind a lost place that are near it
 NEAR = 2  # matching tokens that being near is worth
 BEGUN = 6  # matching tokens that the beginning of a hint is worth
 SETTLED = 3  # matching tokens behind a replacement that make it one
-DOUBTED = 0.12  # chance that one other token replaced one
+# Chances that one other token replaced one, at first and where that was seen; of a replacement that
+# was not right before.
+DOUBTED, EVEN, UNPROVEN = 0.12, 0.45, 0.5
+PATIENCE = 64  # tokens from elsewhere after which a lost place of the hint is given up
 NEWEST = 32  # tokens before the first that is guessed that are matched
 END = -1  # between two texts: no token
 NOWHERE = (-1, -1)
@@ -29,6 +33,17 @@ def trust(length: int) -> float:
     return 1.0 - 1.4 / (length + 1)
 
 
+class Step(NamedTuple):
+    token: int
+    at: int  # the place behind it
+    due: Run = ()  # what comes before that
+    is_new: bool = False  # it replaces what stands at the place
+    is_proven: bool = True
+
+
+NO_STEP = Step(END, 0)
+
+
 class Followed:
     def __init__(self, hint: Sequence[int], before: Sequence[int]) -> None:
         """A hint at what is to come, and the tokens before that."""
@@ -37,7 +52,7 @@ class Followed:
         self._replaced = Replaced()
         self._at: int | None = 0 if hint else None  # the next token, in the text
         self._run = BEGUN  # tokens in a row that were as followed
-        self._due: tuple[int, ...] = ()  # of a replacement begun, before that
+        self._due: Run = ()  # of a replacement begun, before that
         # Where the text was left, and its length then: of a replacement begun, and of a place lost.
         self._begun = self._lost = NOWHERE
         self._size = len(hint)
@@ -51,15 +66,19 @@ class Followed:
     # ------------------------------------------------------------ what comes
 
     def move(self, token: int) -> None:
-        text, expected = self._text, self._next()
+        text, at = self._text, self._at
+        step = NO_STEP if at is None else self._after(at, self._due, ())
         self._matches.add(token, self._near[0])
-        if self._at is not None and token == expected:
-            self._advance()
+        if at is not None and token == step.token:
+            if step.is_new:
+                self._replaced.judge(text, at, is_right=True)
+                self._begun = at, len(text) - 1
+            self._at, self._due = step.at, step.due
             self._run += 1
             self._switch(self._run + NEAR)
-        elif self._at is not None and not self._due and token == text[self._at]:
-            self._replaced.forget(text, self._at)
-            self._at, self._run = self._at + 1, self._run + 1
+        elif at is not None and step.is_new and token == text[at]:
+            self._replaced.judge(text, at, is_right=False)
+            self._at, self._run = at + 1, self._run + 1
         else:
             self._lose()
         if self._lost != NOWHERE and self._run >= SETTLED:
@@ -75,11 +94,13 @@ class Followed:
 
     def _lose(self) -> None:
         at, was_doubted = self._at, self._run == 0
-        if self._lost == NOWHERE and at is not None:
+        if self._lost == NOWHERE and at is not None and at < self._size:
             self._lost = self._begun if self._due else (at, len(self._text) - 1)
         self._at, self._due, self._run = None, (), 0
-        if not self._switch(0) and at is not None and at < self._size and not was_doubted:
-            self._at = at + 1  # perhaps another word in the same place
+        can_doubt = at is not None and at < self._size and not was_doubted
+        least = 1 if can_doubt and self._replaced.is_even else 0
+        if not self._switch(least) and can_doubt:
+            self._at = self._lost[0] + 1  # perhaps another word in the same place
 
     def _switch(self, least: int) -> bool:
         """To the place of the longest match, if it is longer than that."""
@@ -96,61 +117,50 @@ class Followed:
         if not place or place == self._at:
             return False
         self._at, self._due, self._run = place, (), self._matches.lengths[place]
-        if not near < place <= far:
-            self._lost = NOWHERE
         return True
 
     def _settle(self) -> None:
-        """The text goes on behind a place that was lost: what lies between was replaced."""
+        """Behind a place of the hint that was lost, and what lies between was replaced; or not."""
         (start, since), (_, far), at = self._lost, self._near, self._at
-        self._lost = NOWHERE
-        if at is None or not start < at <= far:
-            return
         end = len(self._text)
-        both = min(self._run, at - start, end - since)
-        self._replaced.learn(self._text, start, at - both, self._text[since : end - both])
+        is_elsewhere = at is None or at >= self._size
+        if is_elsewhere and end - since < PATIENCE:
+            return
+        self._lost = NOWHERE
+        if at is not None and start < at <= min(far, self._size):
+            both = min(self._run, at - start, end - since)
+            self._replaced.learn(self._text, start, at - both, self._text[since : end - both])
 
     # ------------------------------------------------------------ what is guessed
 
     def guess(self, most: int) -> Guess:
         at, due = self._at, self._due
         tokens: list[int] = []
+        chances: list[float] = []
         while at is not None and len(tokens) < most:
-            token, at, due = self._after(at, due, tokens)
-            if token == END:
+            step = self._after(at, due, tokens)
+            if step.token == END:
                 break
-            tokens.append(token)
-        if not tokens:
-            return NOTHING
-        run = self._run
-        chances = (DOUBTED if run + i == 0 else trust(run + i) for i in range(len(tokens)))
-        return Guess(tuple(chances), tuple(tokens))
+            run = self._run + len(tokens)
+            chance = trust(run) if run else EVEN if self._replaced.is_even else DOUBTED
+            chances.append(chance * UNPROVEN if step.is_new and not step.is_proven else chance)
+            tokens.append(step.token)
+            at, due = step.at, step.due
+        return Guess(tuple(chances), tuple(tokens)) if tokens else NOTHING
 
-    def _next(self) -> int:
-        return END if self._at is None else self._after(self._at, self._due, ())[0]
-
-    def _advance(self) -> None:
-        assert self._at is not None
-        at, was_due = self._at, self._due
-        _, self._at, self._due = self._after(at, was_due, ())
-        if self._due and not was_due:
-            self._begun = at, len(self._text) - 1
-
-    def _after(
-        self, at: int, due: tuple[int, ...], tokens: Sequence[int]
-    ) -> tuple[int, int, tuple[int, ...]]:
-        """(the token at a place, the place and what is due behind it); `tokens` follow the text."""
+    def _after(self, at: int, due: Run, tokens: Sequence[int]) -> Step:
+        """The token at a place, and what follows; `tokens` follow the text."""
         text = self._text
         if due:
-            return due[0], at, due[1:]
-        while (found := self._replaced.at(text, at)) is not None:
-            count, new = found
-            if not count:
-                return new[0], at + 1, (*new[1:], text[at])
-            at += count
-            if new:
-                return new[0], at, new[1:]
+            return Step(due[0], at, due[1:])
+        is_new = False
+        while (span := self._replaced.at(text, at)) is not None:
+            if not span.count:
+                return Step(span.new[0], at + 1, (*span.new[1:], text[at]), True, span.is_proven)
+            at, is_new = at + span.count, True
+            if span.new:
+                return Step(span.new[0], at, span.new[1:], True, span.is_proven)
         if at < len(text):
-            return text[at], at + 1, ()
+            return Step(text[at], at + 1, (), is_new, True)
         beyond = at - len(text)
-        return (tokens[beyond] if beyond < len(tokens) else END), at + 1, ()
+        return Step(tokens[beyond] if beyond < len(tokens) else END, at + 1)

@@ -1,4 +1,4 @@
-"""InTurn: several proposers, the first that expects enough wins.
+"""InTurn: several proposers, the first that expects enough wins, or else who expects most.
 
 A long match in a suffix automaton costs nothing and is mostly right; where there is none, a model
 drafts.
@@ -21,8 +21,7 @@ class InTurn:
     def propose(self, request: Request, most: int) -> Guess:
         guess = NOTHING
         for proposer in self._proposers:
-            offered = proposer.propose(request, most)
-            guess = offered if offered.chances else guess
+            guess = max(guess, proposer.propose(request, most), key=Guess.expected)
             if guess.expected() >= ENOUGH:
                 break
         return guess

@@ -1,14 +1,26 @@
 """Replaced: what stood in a text and stands otherwise in the one that is written after it.
 
-A name that became another becomes it again. What was taken back once is forgotten.
+A name that became another becomes it again. What was not replaced once is forgotten.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import SequenceMatcher
+from typing import NamedTuple
 
+DROPPED = 3  # tokens that are left out, at most
 LONGEST = 12  # tokens of a span that count as replaced, old and new
+WHOLE = 40  # tokens between two places that agree, which are compared
 CONTEXT = 2  # tokens before it that make an insertion known again
+
+Run = tuple[int, ...]
+
+
+class Span(NamedTuple):
+    count: int  # tokens that are replaced, 0: none, something is inserted
+    new: Run
+    is_proven: bool  # it was right before
 
 
 class Replaced:
@@ -16,46 +28,56 @@ class Replaced:
     >>> names = Replaced()
     >>> names.learn([5, 6, 1, 2, 7], 2, 4, [9])
     >>> names.at([8, 1, 2], 1)
-    (2, (9,))
+    Span(count=2, new=(9,), is_proven=False)
     """
 
     def __init__(self) -> None:
         # By the first token of the old span; of insertions by the tokens before them.
-        self._spans: dict[int, dict[tuple[int, ...], tuple[int, ...]]] = {}
-        self._inserted: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._spans: dict[int, dict[Run, Run]] = {}
+        self._inserted: dict[Run, Run] = {}
+        self._proven: set[tuple[Run, Run]] = set()
+        self.is_even = False  # whether the newest replacement was of a token by a token
 
     def learn(self, text: Sequence[int], start: int, end: int, new: Sequence[int]) -> None:
         """text[start:end] was written as `new`."""
+        old = text[start:end]
+        if max(len(old), len(new)) > WHOLE:
+            return
+        for kind, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+            if kind != "equal" and max(b - a, d - c) <= (LONGEST if c < d else DROPPED):
+                self._learn(text, start + a, start + b, tuple(new[c:d]))
+
+    def _learn(self, text: Sequence[int], start: int, end: int, new: Run) -> None:
         old = tuple(text[start:end])
-        if len(old) > LONGEST or len(new) > LONGEST or not (old or new):
-            return
+        self.is_even = len(old) == len(new) == 1
         if old:
-            self._spans.setdefault(old[0], {})[old] = tuple(new)
+            self._spans.setdefault(old[0], {})[old] = new
         elif start >= CONTEXT:
-            self._inserted[tuple(text[start - CONTEXT : start])] = tuple(new)
+            self._inserted[tuple(text[start - CONTEXT : start])] = new
 
-    def at(self, text: Sequence[int], place: int) -> tuple[int, tuple[int, ...]] | None:
-        """(how many tokens are replaced here, by which), if any are."""
-        found: tuple[int, tuple[int, ...]] | None = None
+    def at(self, text: Sequence[int], place: int) -> Span | None:
+        """What is replaced here, the longest that is."""
+        best: Run = ()
         spans = self._spans.get(text[place]) if self._spans and place < len(text) else None
-        for old, new in spans.items() if spans else ():
-            if (found is None or len(old) > found[0]) and _stands(text, place, old):
-                found = len(old), new
-        if found is None and self._inserted and place >= CONTEXT:
-            inserted = self._inserted.get(tuple(text[place - CONTEXT : place]))
-            found = None if inserted is None else (0, inserted)
-        return found
+        for old in spans or ():
+            if len(old) > len(best) and tuple(text[place : place + len(old)]) == old:
+                best = old
+        if best and spans:
+            return Span(len(best), spans[best], (best, spans[best]) in self._proven)
+        if self._inserted and CONTEXT <= place < len(text):
+            before = tuple(text[place - CONTEXT : place])
+            if (new := self._inserted.get(before)) is not None:
+                return Span(0, new, (before, new) in self._proven)
+        return None
 
-    def forget(self, text: Sequence[int], place: int) -> None:
-        """What was replaced before is not replaced here."""
-        found = self.at(text, place)
-        if found is None:
+    def judge(self, text: Sequence[int], place: int, *, is_right: bool) -> None:
+        """Whether what is replaced here was."""
+        if (span := self.at(text, place)) is None:
             return
-        if found[0]:
-            self._spans[text[place]].pop(tuple(text[place : place + found[0]]))
+        old = tuple(text[place : place + span.count] if span.count else text[place - CONTEXT : place])
+        if is_right:
+            self._proven.add((old, span.new))
+        elif span.count:
+            del self._spans[text[place]][old]
         else:
-            self._inserted.pop(tuple(text[place - CONTEXT : place]))
-
-
-def _stands(text: Sequence[int], place: int, run: tuple[int, ...]) -> bool:
-    return tuple(text[place : place + len(run)]) == run
+            del self._inserted[old]
