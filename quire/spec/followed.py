@@ -23,6 +23,7 @@ SETTLED = 3  # matching tokens behind a replacement that make it one
 # was not right before.
 DOUBTED, EVEN, UNPROVEN = 0.12, 0.45, 0.5
 PATIENCE = 64  # tokens from elsewhere after which a lost place of the hint is given up
+SKIPPED = 4  # spans in a row that are left out
 NEWEST = 32  # tokens before the first that is guessed that are matched
 END = -1  # between two texts: no token
 NOWHERE = (-1, -1)
@@ -75,7 +76,8 @@ class Followed:
                 self._begun = at, len(text) - 1
             self._at, self._due = step.at, step.due
             self._run += 1
-            self._switch(self._run + NEAR)
+            if max(self._matches.lengths.values(), default=0) > self._run:
+                self._switch(self._run + NEAR)
         elif at is not None and step.is_new and token == text[at]:
             self._replaced.judge(text, at, is_right=False)
             self._at, self._run = at + 1, self._run + 1
@@ -94,13 +96,14 @@ class Followed:
 
     def _lose(self) -> None:
         at, was_doubted = self._at, self._run == 0
-        if self._lost == NOWHERE and at is not None and at < self._size:
-            self._lost = self._begun if self._due else (at, len(self._text) - 1)
+        left = self._begun if self._due else (NOWHERE if at is None else (at, len(self._text) - 1))
         self._at, self._due, self._run = None, (), 0
-        can_doubt = at is not None and at < self._size and not was_doubted
-        least = 1 if can_doubt and self._replaced.is_even else 0
-        if not self._switch(least) and can_doubt:
-            self._at = self._lost[0] + 1  # perhaps another word in the same place
+        in_hint = 0 <= left[0] < self._size
+        if self._lost == NOWHERE and in_hint:
+            self._lost = left
+        can_doubt = in_hint and not was_doubted
+        if not self._switch(1 if can_doubt and self._replaced.is_even else 0) and can_doubt:
+            self._at = left[0] + 1  # perhaps another word in the same place
 
     def _switch(self, least: int) -> bool:
         """To the place of the longest match, if it is longer than that."""
@@ -154,7 +157,9 @@ class Followed:
         if due:
             return Step(due[0], at, due[1:])
         is_new = False
-        while (span := self._replaced.at(text, at)) is not None:
+        for _ in range(SKIPPED):
+            if (span := self._replaced.at(text, at)) is None:
+                break
             if not span.count:
                 return Step(span.new[0], at + 1, (*span.new[1:], text[at]), True, span.is_proven)
             at, is_new = at + span.count, True

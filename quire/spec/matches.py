@@ -38,6 +38,8 @@ class Matches:
         """One more; of new places those behind `near` come first."""
         text, ends = self.text, self._ends.setdefault(token, [])
         found = {p + 1: n + 1 for p, n in self.lengths.items() if text[p] == token}
+        for place in list(found)[MOST - AHEAD :]:  # those that began last
+            del found[place]
         if len(ends) > MOST and near:
             first = bisect_right(ends, near)
             for place in ends[first : first + AHEAD]:

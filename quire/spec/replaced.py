@@ -12,6 +12,7 @@ from typing import NamedTuple
 DROPPED = 3  # tokens that are left out, at most
 LONGEST = 12  # tokens of a span that count as replaced, old and new
 WHOLE = 40  # tokens between two places that agree, which are compared
+ALIKE = 8  # spans with the same first token that are known, the newest
 CONTEXT = 2  # tokens before it that make an insertion known again
 
 Run = tuple[int, ...]
@@ -51,7 +52,11 @@ class Replaced:
         old = tuple(text[start:end])
         self.is_even = len(old) == len(new) == 1
         if old:
-            self._spans.setdefault(old[0], {})[old] = new
+            spans = self._spans.setdefault(old[0], {})
+            spans.pop(old, None)
+            spans[old] = new
+            if len(spans) > ALIKE:
+                del spans[next(iter(spans))]
         elif start >= CONTEXT:
             self._inserted[tuple(text[start - CONTEXT : start])] = new
 
