@@ -64,13 +64,12 @@ def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) 
         for depth, survival in enumerate(candidate.survivals(), 1)
     ]
     offers.sort(key=lambda offer: (-offer[0], offer[2]))  # shallower first, where they tie
-    depths, best = [0] * len(candidates), [0] * len(candidates)
+    depths, best = [0] * len(candidates), 0
     tokens, seconds = float(num_base), 0.0
     drawing = costs.draw * sum(candidate.is_drawn for candidate in candidates)
     best_rate = WORTH * tokens / (costs.plain(num_base) + drawing)
     drafting: list[int] = []  # requests at each step of the model that drafts
     for count, (survival, index, depth) in enumerate(offers, 1):
-        depths[index] = depth
         tokens += survival
         # A model that drafts draws as well.
         drawing += costs.draw * candidates[index].is_drawn * (2 - candidates[index].is_made)
@@ -82,8 +81,10 @@ def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) 
             seconds = sum(map(costs.draft.seconds, drafting))
         rate = tokens / (costs.step.seconds(num_base + count) + drawing + seconds)
         if rate > best_rate:
-            best_rate, best = rate, depths.copy()
-    return best
+            best_rate, best = rate, count
+    for _, index, depth in offers[:best]:
+        depths[index] = depth
+    return depths
 
 
 def _can_pay(candidates: Sequence[Candidate], num_base: int, costs: Costs) -> bool:

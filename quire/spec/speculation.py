@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+from quire.draft_tree import MAX_DRAFTS
 from quire.request import Request, RequestId
 from quire.sched.scheduler import Scheduler
 from quire.spec.depth import Candidate, Costs, best_depths
@@ -25,6 +26,7 @@ from quire.step import Draft, StepPlan, TokenEvent, Work
 # Steps between two that wait for results in flight, at most: for the requests there are, and when
 # one comes that was not there before.
 MOST_AHEAD, NEWCOMER = 256, 32
+MOST_WEIGHED = 1024  # drafts in a step: rows beyond take as long as they are many on any machine
 
 
 class Drafts(Protocol):
@@ -182,11 +184,12 @@ class Speculation:
         """For those who are to be looked at."""
         guesses: dict[RequestId, Guess] = {}
         is_fixed, is_worth = self.limits.is_fixed, self._is_worth(1.0, len(decodes), 0)
+        room = MAX_DRAFTS if is_fixed else max(1, MOST_WEIGHED // max(1, len(decodes)))
         for request in decodes:
             looks = self._looks[request.id]
             if request.num_pending or not (is_fixed or looks.is_due(self._step)):
                 continue
-            most = min(self._allowed(request), scheduler.max_drafts(request))
+            most = min(self._allowed(request), scheduler.max_drafts(request), room)
             if most <= 0:
                 continue
             guess = self.proposer.propose(request, most) if is_worth else None

@@ -58,18 +58,18 @@ class Survival:
     def __init__(self) -> None:
         self._bins = [Count() for _ in range(len(EDGES) + 1)]
         self._requests: dict[RequestId, Count] = {}
+        self._told: dict[float, float] = {}  # odds of a proposer's chance, in this step
 
     def chances(self, request_id: RequestId, own: tuple[float, ...]) -> list[float]:
         """The chance of each draft, given that those before it were right."""
         count = self._requests.get(request_id)
         better = 1.0 if count is None else count.better(OTHERS_TRUST)
-        made: dict[float, float] = {}
         found = []
         for chance in own:
-            if chance not in made:
-                odds = better * _odds(self._others(chance))
-                made[chance] = odds / (1.0 + odds)
-            found.append(made[chance])
+            odds = self._told.get(chance)
+            if odds is None:
+                odds = self._told[chance] = _odds(self._others(chance))
+            found.append(better * odds / (1.0 + better * odds))
         return found
 
     def _others(self, chance: float) -> float:
@@ -78,6 +78,7 @@ class Survival:
 
     def learn(self, request_id: RequestId, own: tuple[float, ...], num_accepted: int) -> None:
         """Drafts with these chances were fed: those behind the first wrong one were not judged."""
+        self._told.clear()
         count = self._requests.setdefault(request_id, Count())
         for place, chance in enumerate(own[: num_accepted + 1]):
             is_right = place < num_accepted
@@ -101,6 +102,7 @@ class Survival:
     ) -> None:
         """`right` are the drafts that were right, from the first on; -1 behind them: the request
         ended there, and nothing behind was judged."""
+        self._told.clear()
         count = self._requests.setdefault(request_id, Count())
         children = children_of(parents)
         for parent, following in pairwise((0, *right, NONE)):
@@ -114,6 +116,7 @@ class Survival:
 
     def fade(self, request_ids: list[RequestId]) -> None:
         """A step passed for these requests."""
+        self._told.clear()
         for count in self._bins:
             count.fade(OTHERS_FADING)
         for request_id in request_ids:
