@@ -55,9 +55,16 @@ class Costs:
 
 def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) -> list[int]:
     """A depth for each candidate; `num_others` requests decode in the same step without drafts."""
+    return weighed(candidates, num_others, costs)[1]
+
+
+def weighed(
+    candidates: Sequence[Candidate], num_others: int, costs: Costs
+) -> tuple[float, list[int]]:
+    """The depths, and the tokens per second that they promise; 0: drafts do not pay."""
     num_base = len(candidates) + num_others
     if not _can_pay(candidates, num_base, costs):  # soon said, and so for most large batches
-        return [0] * len(candidates)
+        return 0.0, [0] * len(candidates)
     offers = [
         (survival, index, depth)
         for index, candidate in enumerate(candidates)
@@ -84,7 +91,7 @@ def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) 
             best_rate, best = rate, count
     for _, index, depth in offers[:best]:
         depths[index] = depth
-    return depths
+    return best_rate if best else 0.0, depths
 
 
 def _can_pay(candidates: Sequence[Candidate], num_base: int, costs: Costs) -> bool:

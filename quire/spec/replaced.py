@@ -79,7 +79,9 @@ class Replaced:
         """Whether what is replaced here was."""
         if (span := self.at(text, place)) is None:
             return
-        old = tuple(text[place : place + span.count] if span.count else text[place - CONTEXT : place])
+        old = tuple(
+            text[place : place + span.count] if span.count else text[place - CONTEXT : place]
+        )
         if is_right:
             self._proven.add((old, span.new))
         elif span.count:

@@ -16,10 +16,12 @@ from typing import NamedTuple, Protocol
 from quire.draft_tree import MAX_DRAFTS
 from quire.request import Request, RequestId
 from quire.sched.scheduler import Scheduler
-from quire.spec.depth import Candidate, Costs, best_depths
+from quire.spec.depth import Candidate, Costs, best_depths, weighed
+from quire.spec.in_turn import first_enough
 from quire.spec.looks import PATIENCE, Looks
 from quire.spec.proposer import Guess, Proposer
-from quire.spec.survival import UNJUDGED, Survival
+from quire.spec.source import Offer, Source
+from quire.spec.survival import UNJUDGED
 from quire.spec.tree import Parents, chosen, is_chain, paths_of, survivals, trunk_of
 from quire.step import Draft, StepPlan, TokenEvent, Work
 
@@ -115,13 +117,16 @@ class Speculation:
         limits: Limits,
         costs: Costs | None,
         counts: SpecCounts | None = None,
+        model: Proposer | None = None,
     ) -> None:
-        """Without costs the depth is always the most. A drafter may add to the counts too."""
-        self.proposer, self.limits, self.costs = proposer, limits, costs
+        """Without costs the depth is always the most. A drafter may add to the counts too. With a
+        model each request gets the drafts that promise more, the proposer's or the model's."""
+        self._proposers = [proposer] if model is None else [proposer, model]
+        self.limits, self.costs = limits, costs
         self.counts = counts or SpecCounts()
         self._known: dict[RequestId, Request] = {}
-        self._fed: dict[RequestId, tuple[float, ...]] = {}  # own chances of drafts in flight
-        self._told: dict[RequestId, tuple[int, Guess]] = {}  # before which token, fed or not
+        self._fed: dict[RequestId, tuple[Source, tuple[float, ...]]] = {}  # own chances of drafts
+        self._told: dict[RequestId, tuple[int, Offer]] = {}  # before which token, fed or not
         self._promising: set[RequestId] = set()  # drafts of these would pay in this step
         self._read: set[RequestId] = set()  # the head reads what their newest step left
         self._step = 0
@@ -129,8 +134,10 @@ class Speculation:
 
     def restart(self) -> None:
         """Forget what drafts were worth so far."""
-        self.survival = Survival()
-        self._looks: dict[RequestId, Looks] = {}
+        self._sources = [
+            Source(proposer, looks={id: Looks() for id in self._known})
+            for proposer in self._proposers
+        ]
         # In which steps results in flight are awaited; nothing speaks for it so far.
         self._waits = Looks(left=PATIENCE / 2, most=MOST_AHEAD)
         self._is_awaited = False
@@ -141,15 +148,26 @@ class Speculation:
     def name(self) -> str:
         return self.limits.name
 
+    @property
+    def proposer(self) -> Proposer:
+        return self._proposers[0]
+
+    @proposer.setter
+    def proposer(self, proposer: Proposer) -> None:
+        """Who guesses from now on, alone."""
+        self._proposers, self._sources = [proposer], self._sources[:1]
+        self._sources[0].proposer = proposer
+
     # ------------------------------------------------------------ before a step
 
     def awaits_results(self, scheduler: Scheduler) -> bool:
         if scheduler.config.waits_for_draws:
             return False  # requests wait one by one, for steps on other stages
         self._notice(scheduler)
-        due, step = self._waits.is_due, self._step + 1
-        self._is_awaited = (self.limits.is_fixed or due(step)) and any(
-            self._allowed(request) and (self.limits.is_fixed or self._looks[id].is_due(step))
+        is_fixed, step = self.limits.is_fixed, self._step + 1
+        self._is_awaited = (is_fixed or self._waits.is_due(step)) and any(
+            self._allowed(request)
+            and (is_fixed or any(source.looks[id].is_due(step) for source in self._sources))
             for id, request in scheduler.running.items()
         )
         return self._is_awaited
@@ -159,62 +177,75 @@ class Speculation:
         self._step += 1
         self._notice(scheduler)
         decodes = [request for request in scheduler.running.values() if request.num_to_feed == 1]
-        guesses = self._guesses(decodes, scheduler)
-        taken = self._cut(guesses, len(decodes) - len(guesses)) if guesses else {}
-        self._promising = set(taken)
-        for id, guess in guesses.items():
-            looks = self._looks[id]
-            # A guess whose tokens are known here costs no more than none, and is judged unfed.
-            (looks.promise if id in taken else looks.nothing if guess.tokens else looks.miss)()
+        offers = self._offers(decodes, scheduler)
+        taken = self._cut(offers, len(decodes) - len(offers)) if offers else {}
+        self._promising = {id for id in taken if not offers[id].guess.tokens}
+        for id, offer in offers.items():
+            offer.weighed(id, pays=id in taken)
         if self._is_awaited:
             (self._waits.promise if taken else self._waits.miss)()
             self._is_awaited = False
         if self.limits.head:  # it begins to read where it has not, and guesses in the next step
-            for id in [id for id in taken if not guesses[id].tokens and id not in self._read]:
+            for id in self._promising - self._read:
                 del taken[id]
-        self._fed = {id: made.chances for id, made in taken.items()}
-        for id, guess in guesses.items():
-            if guess.tokens and not guess.parents:
-                self._told[id] = len(self._known[id].tokens), guess
-        self.survival.fade(list(scheduler.running))
+        self._fed = {id: (offers[id].source, made.chances) for id, made in taken.items()}
+        for source in self._sources:
+            source.survival.fade(list(scheduler.running))
         self.counts.seconds += time.perf_counter() - begun
         return {id: made.draft for id, made in taken.items()}
 
-    def _guesses(self, decodes: Sequence[Request], scheduler: Scheduler) -> dict[RequestId, Guess]:
+    def _offers(self, decodes: Sequence[Request], scheduler: Scheduler) -> dict[RequestId, Offer]:
         """For those who are to be looked at."""
-        guesses: dict[RequestId, Guess] = {}
+        chosen: dict[RequestId, Offer] = {}
         is_fixed, is_worth = self.limits.is_fixed, self._is_worth(1.0, len(decodes), 0)
         room = MAX_DRAFTS if is_fixed else max(1, MOST_WEIGHED // max(1, len(decodes)))
         for request in decodes:
-            looks = self._looks[request.id]
-            if request.num_pending or not (is_fixed or looks.is_due(self._step)):
-                continue
             most = min(self._allowed(request), scheduler.max_drafts(request), room)
-            if most <= 0:
+            if request.num_pending or most <= 0:
                 continue
-            guess = self.proposer.propose(request, most) if is_worth else None
-            if guess is None:
-                looks.miss()
-            elif guess.chances:
-                guesses[request.id] = guess
-            else:
-                looks.nothing()
-        return guesses
+            found = []
+            for source in self._sources:
+                looks = source.looks[request.id]
+                if not (is_fixed or looks.is_due(self._step)):
+                    continue
+                if not is_worth:
+                    looks.miss()
+                elif (offer := source.offer(request, most)) is not None:
+                    found.append(offer)
+                    if offer.is_known:
+                        self._told[request.id] = len(request.tokens), offer
+            if found:
+                chosen[request.id] = self._best(request, found, len(decodes) - 1)
+        return chosen
+
+    def _best(self, request: Request, offers: Sequence[Offer], num_others: int) -> Offer:
+        if len(offers) == 1:
+            return offers[0]
+        if self.limits.is_fixed or self.costs is None:
+            return first_enough(offers, lambda offer: offer.guess.expected())
+        rates = [
+            weighed([self._candidate(request.id, offer)[1]], num_others, self.costs)[0]
+            for offer in offers
+        ]
+        return offers[rates.index(max(rates))]
 
     def _notice(self, scheduler: Scheduler) -> None:
         """Who came and who left, and whether there is more room for drafts than there was."""
         running = scheduler.running
         self._forget_ended(scheduler)
         for id, request in running.items():
-            if id not in self._looks:
-                self._known[id], self._looks[id] = request, Looks()
+            if id not in self._known:
+                self._known[id] = request
+                for source in self._sources:
+                    source.looks[id] = Looks()
                 if self._allowed(request):
                     self._waits.soon(NEWCOMER)
         self._load = max(self._load, len(running))
         if 2 * len(running) <= self._load:
             self._load = len(running)
-            for looks in (self._waits, *self._looks.values()):
-                looks.soon(1)
+            self._waits.soon(1)
+            for source in self._sources:
+                source.soon()
 
     def _is_worth(self, chance: float, num_drafting: int, num_others: int) -> bool:
         """Whether drafts that are right so often pay in a step of so many requests."""
@@ -250,7 +281,7 @@ class Speculation:
         """Whether a draft may follow soon from what the step leaves of this request."""
         if self.limits.is_fixed or id in self._promising:
             return True
-        looks = self._looks.get(id)
+        looks = self._sources[-1].looks.get(id)  # of the head
         return is_worth and self._waits.is_eager and (looks is None or looks.is_eager)
 
     # ------------------------------------------------------------ after it
@@ -259,41 +290,42 @@ class Speculation:
         trees = {work.request_id: work.parents for work in plan.works if work.parents}
         num_drafted = num_accepted = 0
         for event in events:
-            is_judged = self._judge(event)
+            judged = self._judge(event)
             if not event.num_drafted:
                 continue
             num_drafted += event.num_drafted
             num_accepted += event.num_accepted
-            self._count(event, trees.get(event.request_id, ()), is_judged)
+            self._count(event, trees.get(event.request_id, ()), judged)
         if num_drafted:
             (self._waits.hit if self._paid(num_accepted, len(plan.works)) else self._waits.wrong)()
 
-    def _judge(self, event: TokenEvent) -> bool:
-        """Whether the host knew what was guessed: then what was not fed is judged as well."""
+    def _judge(self, event: TokenEvent) -> Source | None:
+        """Whose guess the host knew: of that what was not fed is judged as well."""
         if not event.tokens or (told := self._told.pop(event.request_id, None)) is None:
-            return False
-        start, guess = told
-        drawn = self._known[event.request_id].tokens[start:]
+            return None
+        id, (start, (source, guess)) = event.request_id, told
+        drawn = self._known[id].tokens[start:]
         right = len(os.path.commonprefix([guess.tokens, tuple(drawn)]))
-        self.survival.learn(event.request_id, guess.chances[: len(drawn)], right)
-        if right and (looks := self._looks.get(event.request_id)) is not None:
+        source.survival.learn(id, guess.chances[: len(drawn)], right)
+        if right and (looks := source.looks.get(id)) is not None:
             looks.hit()
-        return True
+        return source
 
-    def _count(self, event: TokenEvent, parents: Parents, is_judged: bool) -> None:
+    def _count(self, event: TokenEvent, parents: Parents, judged: Source | None) -> None:
         """What became of drafts that were fed."""
         id, num_levels = event.request_id, event.num_drafted
-        chances = self._fed.get(id, ())[: event.num_drafted]
+        source, chances = self._fed.get(id, (self._sources[-1], ()))
+        chances = chances[: event.num_drafted]
         if parents:
             num_levels = max(map(len, paths_of(parents)))
             right = (*event.branch, *([UNJUDGED] if event.finish is not None else ()))
             if len(chances) == len(parents):
-                self.survival.learn_tree(id, chances, parents, right)
-        elif not is_judged:
+                source.survival.learn_tree(id, chances, parents, right)
+        elif judged is not source:
             if event.finish is not None:  # what stood behind the end was not judged
                 chances = chances[: event.num_accepted]
-            self.survival.learn(id, chances, event.num_accepted)
-        if (looks := self._looks.get(id)) is not None:
+            source.survival.learn(id, chances, event.num_accepted)
+        if (looks := source.looks.get(id)) is not None:
             (looks.hit if event.num_accepted else looks.wrong)()
         self.counts.add(num_levels, event.num_accepted)
 
@@ -310,34 +342,28 @@ class Speculation:
         asked = request.params.num_speculative_tokens
         return self.limits.depth if asked is None else min(asked, self.limits.depth)
 
-    def _cut(self, guesses: dict[RequestId, Guess], num_others: int) -> dict[RequestId, Taken]:
+    def _cut(self, offers: dict[RequestId, Offer], num_others: int) -> dict[RequestId, Taken]:
         if self.limits.is_fixed or self.costs is None:
-            return {id: Taken.all_of(guess) for id, guess in guesses.items()}
-        promising = {id: self._ranked(id, guess) for id, guess in guesses.items()}
-        candidates = [
-            Candidate(
-                chances,
-                bool(guesses[id].tokens),
-                not self._known[id].params.is_greedy,
-                chosen(nodes, guesses[id].parents) if nodes else (),
-            )
-            for id, (nodes, chances) in promising.items()
-        ]
-        depths = best_depths(candidates, num_others, self.costs)
+            return {id: Taken.all_of(offer.guess) for id, offer in offers.items()}
+        made = {id: self._candidate(id, offer) for id, offer in offers.items()}
+        depths = best_depths([candidate for _, candidate in made.values()], num_others, self.costs)
         return {
-            id: Taken.of(guesses[id], nodes[:depth], depth)
-            for (id, (nodes, _)), depth in zip(promising.items(), depths, strict=True)
+            id: Taken.of(offers[id].guess, nodes[:depth], depth)
+            for (id, (nodes, _)), depth in zip(made.items(), depths, strict=True)
             if depth
         }
 
-    def _ranked(self, id: RequestId, guess: Guess) -> tuple[Sequence[int], Sequence[float]]:
-        """A tree's drafts, those that survive most first, and chances in that order."""
+    def _candidate(self, id: RequestId, offer: Offer) -> tuple[Sequence[int], Candidate]:
+        """A tree's drafts in the order that they are taken in, and what they are worth so."""
+        guess, survival = offer.guess, offer.source.survival
+        is_made, is_drawn = bool(guess.tokens), not self._known[id].params.is_greedy
         if not guess.parents:
-            return (), self.survival.chances(id, guess.chances)
-        chances = self.survival.tree_chances(id, guess.chances, guess.parents)
+            return (), Candidate(survival.chances(id, guess.chances), is_made, is_drawn)
+        chances = survival.tree_chances(id, guess.chances, guess.parents)
         found = survivals(chances, guess.parents)
         nodes = sorted(range(1, 1 + len(found)), key=lambda node: (-found[node - 1], node))
-        return nodes, [chances[node - 1] for node in nodes]
+        parents = chosen(nodes, guess.parents)
+        return nodes, Candidate([chances[node - 1] for node in nodes], is_made, is_drawn, parents)
 
     def _forget_ended(self, scheduler: Scheduler) -> None:
         """Requests that left without a word to us: finished, aborted, failed."""
@@ -345,8 +371,8 @@ class Speculation:
             return
         for id in [id for id in self._known if id not in scheduler.running]:
             if scheduler.waiting.get(id) is None:
-                self.survival.forget(id)
-                self._looks.pop(id, None)
+                request = self._known.pop(id)
+                for source in self._sources:
+                    source.forget(request)
                 self._read.discard(id)
                 self._told.pop(id, None)
-                self.proposer.forget(self._known.pop(id))

@@ -20,9 +20,7 @@ from tests.unit.case import Case, Ready
 
 # Milliseconds of steps of so many tokens of the default model on one thread of a CPU, measured.
 CPU = Costs(
-    StepCosts.of(
-        [(1, 3.7), (2, 4.2), (3, 4.7), (4, 5.3), (5, 5.8), (6, 6.1), (8, 7.5), (64, 37.8)]
-    )
+    StepCosts.of([(1, 3.7), (2, 4.2), (3, 4.7), (4, 5.3), (5, 5.8), (6, 6.1), (8, 7.5), (64, 37.8)])
 )
 
 
@@ -36,7 +34,13 @@ class Asked:
 class Played(Case):
     """Counts steps behind the prompts, and adds up what they take."""
 
-    def __init__(self, proposer: Proposer | None, depth: int, costs: Costs = CPU) -> None:
+    def __init__(
+        self,
+        proposer: Proposer | None,
+        depth: int,
+        costs: Costs = CPU,
+        model: Proposer | None = None,
+    ) -> None:
         super().__init__(
             num_pages=1 << 13,
             page_size=16,
@@ -46,8 +50,9 @@ class Played(Case):
             caching=False,
         )
         if proposer is not None:
-            self.core.drafts = Speculation(proposer, Limits(depth), costs)
+            self.core.drafts = Speculation(proposer, Limits(depth), costs, model=model)
         self.costs, self.time, self.num_steps = costs, 0.0, 0
+        self.num_right = 0  # of a model's drafts in each step, from the first on
         self._texts: dict[int, list[int]] = {}
         self._rows: dict[int, list[int]] = {}
 
@@ -68,7 +73,11 @@ class Played(Case):
         for work in plan.works:
             end = work.start + work.num_tokens
             drawn = self._rows[work.row][end - work.num_drafts : end + 1]
-            samples.append(tuple(verified(drawn, work.drafts)) if work.sample else ())
+            if work.drafts:
+                drawn = list(verified(drawn, work.drafts))
+            elif work.num_drafts:
+                drawn = drawn[: 1 + self.num_right]
+            samples.append(tuple(drawn) if work.sample else ())
         return Ready(StepResult(samples))
 
 

@@ -38,7 +38,9 @@ HINTS = SpecConfig("hint")
 
 def tokens_of(text: str) -> list[int]:
     """Words and marks by their letters: the same in every run."""
-    return [sum(b << 7 * i for i, b in enumerate(w.encode()[:4])) for w in re.findall(r"\w+|\W", text)]
+    return [
+        sum(b << 7 * i for i, b in enumerate(w.encode()[:4])) for w in re.findall(r"\w+|\W", text)
+    ]
 
 
 def gain(hint: str, answer: str, prompt: Sequence[int] = (1, 2, 3)) -> float:
@@ -136,7 +138,9 @@ def test_a_token_that_is_everywhere_costs_no_more() -> None:
     ahead = Matches()
     ahead.load([7, *range(100, 108)] * 500)
     ahead.add(7, near=900)
-    assert min(place for place in ahead.lengths if place > 900) == 901 and len(ahead.lengths) <= MOST
+    assert (
+        min(place for place in ahead.lengths if place > 900) == 901 and len(ahead.lengths) <= MOST
+    )
 
 
 def test_what_was_replaced_is_replaced_until_it_is_not() -> None:
@@ -161,7 +165,7 @@ def test_what_was_replaced_is_replaced_until_it_is_not() -> None:
 
 def test_trust_rises_with_the_match() -> None:
     chances = [trust(length) for length in range(1, 99)]
-    assert chances == sorted(chances) and 0 < chances[0] and chances[-1] < 1
+    assert chances == sorted(chances) and chances[0] > 0 and chances[-1] < 1
 
 
 def test_a_batch_costs_no_more_than_its_requests() -> None:
