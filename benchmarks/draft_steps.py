@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from benchmarks.gateway_draft import CODE, DOCUMENT, FAMILIES
 from benchmarks.speculation import PROMPTS
 from quire import LLM, SamplingParams
 from quire.engine.speculate import _proposer
-from quire.params import SamplingParams as Params
 from quire.request import Request
 from quire.spec.in_turn import InTurn
 from quire.spec.proposer import Proposer
+from quire.spec.verify import num_right
 from quire.speculative import SpecConfig, parse_speculative
 from tests.spec.played import CPU, Asked, played
 
@@ -45,7 +44,6 @@ EDITS = {
         [("    return", "    # the result\n    return"), ("(prices", "(prices: list[float]")],
     ),
 }
-Answer = Callable[[str, int], tuple[list[int], list[int]]]
 
 
 def collected(llm: LLM) -> dict[str, list[Asked]]:
@@ -76,14 +74,14 @@ def collected(llm: LLM) -> dict[str, list[Asked]]:
 
 def depth_known(proposer: Proposer, depth: int, asked: Asked) -> float:
     """The shortest time that these guesses allow."""
-    params = Params(max_tokens=len(asked.answer), temperature=0.0)
+    params = SamplingParams(max_tokens=len(asked.answer), temperature=0.0)
     request = Request.new(1, asked.prompt, params)
     request.hint = tuple(asked.hint)
     right = []
     for at, token in enumerate(asked.answer, 1):
         request.tokens.append(token)
-        guess, rest = proposer.propose(request, depth).tokens, tuple(asked.answer[at:])
-        right.append(len(os.path.commonprefix([guess, rest])))
+        guess = proposer.propose(request, depth)
+        right.append(num_right(asked.answer[at:], guess.tokens))
     return shortest(right)
 
 

@@ -160,9 +160,9 @@ class Followed:
         for _ in range(SKIPPED):
             if (span := self._replaced.at(text, at)) is None:
                 break
-            if not span.count:
+            if not span.num_old:
                 return Step(span.new[0], at + 1, (*span.new[1:], text[at]), True, span.is_proven)
-            at, is_new = at + span.count, True
+            at, is_new = at + span.num_old, True
             if span.new:
                 return Step(span.new[0], at, span.new[1:], True, span.is_proven)
         if at < len(text):

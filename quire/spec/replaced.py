@@ -19,7 +19,7 @@ Run = tuple[int, ...]
 
 
 class Span(NamedTuple):
-    count: int  # tokens that are replaced, 0: none, something is inserted
+    num_old: int  # tokens that are replaced, 0: none, something is inserted
     new: Run
     is_proven: bool  # it was right before
 
@@ -29,7 +29,7 @@ class Replaced:
     >>> names = Replaced()
     >>> names.learn([5, 6, 1, 2, 7], 2, 4, [9])
     >>> names.at([8, 1, 2], 1)
-    Span(count=2, new=(9,), is_proven=False)
+    Span(num_old=2, new=(9,), is_proven=False)
     """
 
     def __init__(self) -> None:
@@ -80,11 +80,11 @@ class Replaced:
         if (span := self.at(text, place)) is None:
             return
         old = tuple(
-            text[place : place + span.count] if span.count else text[place - CONTEXT : place]
+            text[place : place + span.num_old] if span.num_old else text[place - CONTEXT : place]
         )
         if is_right:
             self._proven.add((old, span.new))
-        elif span.count:
+        elif span.num_old:
             del self._spans[text[place]][old]
         else:
             del self._inserted[old]

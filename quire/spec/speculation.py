@@ -7,7 +7,6 @@ the drafts and `verify.py` judges them. Nothing here can change what is drawn.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from quire.spec.proposer import Guess, Proposer
 from quire.spec.source import Offer, Source
 from quire.spec.survival import UNJUDGED
 from quire.spec.tree import Parents, chosen, is_chain, paths_of, survivals, trunk_of
+from quire.spec.verify import num_right
 from quire.step import Draft, StepPlan, TokenEvent, Work
 
 # Steps between two that wait for results in flight, at most: for the requests there are, and when
@@ -305,7 +305,7 @@ class Speculation:
             return None
         id, (start, (source, guess)) = event.request_id, told
         drawn = self._known[id].tokens[start:]
-        right = len(os.path.commonprefix([guess.tokens, tuple(drawn)]))
+        right = num_right(drawn, guess.tokens)
         source.survival.learn(id, guess.chances[: len(drawn)], right)
         if right and (looks := source.looks.get(id)) is not None:
             looks.hit()

@@ -25,10 +25,11 @@ from quire.spec.suffix import Suffix
 from quire.speculative import SpecConfig
 from tests.spec.played import CPU, Asked, Played, played
 
-LETTER = """Dear Anna, thank you very much for the book about the sea. Anna, you know how much I love
-the coast, and every chapter made me think of our summers there. The pictures of the old harbour are
-wonderful. When Anna the younger saw the drawings of whales, she would not give the book back. I hope
-that you, Anna, will visit us soon and read it with her. With love to Anna and all of her family."""
+LETTER = """Dear Anna, thank you very much for the book about the sea. Anna, you know how much I
+love the coast, and every chapter made me think of our summers there. The pictures of the old
+harbour are wonderful. When Anna the younger saw the drawings of whales, she would not give the book
+back. I hope that you, Anna, will visit us soon and read it with her. With love to Anna and all of
+her family."""
 CODE = """def total(prices, tax): result = 0.0 for price in prices: if price < 0: raise
 ValueError("a price is negative") result += price return result * (1 + tax) def average(prices): if
 not prices: raise ValueError("there are no prices") return sum(prices) / len(prices) def
@@ -147,13 +148,13 @@ def test_what_was_replaced_is_replaced_until_it_is_not() -> None:
     text, replaced = [5, 6, 1, 2, 7, 1, 2], Replaced()
     replaced.learn(text, 1, 5, [6, 9, 9, 7])
     span = replaced.at(text, 5)
-    assert span is not None and (span.count, span.new, span.is_proven) == (2, (9, 9), False)
+    assert span is not None and (span.num_old, span.new, span.is_proven) == (2, (9, 9), False)
     replaced.judge(text, 5, is_right=True)
     assert (span := replaced.at(text, 2)) is not None and span.is_proven
     replaced.judge(text, 5, is_right=False)
     assert replaced.at(text, 5) is None
     replaced.learn(text, 2, 2, [8])  # put in behind 5, 6
-    assert (span := replaced.at([5, 6, 4], 2)) is not None and (span.count, span.new) == (0, (8,))
+    assert (span := replaced.at([5, 6, 4], 2)) is not None and (span.num_old, span.new) == (0, (8,))
     replaced.judge([5, 6, 4], 2, is_right=False)
     assert replaced.at([5, 6, 4], 2) is None
     replaced.learn(list(range(50)), 0, 50, [])  # much was left out, and stays where it stands else
