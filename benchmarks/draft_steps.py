@@ -35,7 +35,7 @@ QUESTIONS = [
     "Why is the sky blue in the morning?",
     "Write a short letter to Anna that thanks for a book about the sea.",
 ]
-# What a hint says, what the answer says instead.
+# What a hint or a prompt says, and what the answer says instead.
 EDITS = {
     "edits: a name": (DOCUMENT, [("harbour", "river"), ("harbour", "Port of Rotterdam")]),
     "edits: a variable": (CODE, [("prices", "item_costs"), ("price", "amount"), ("prices", "p")]),
@@ -62,6 +62,7 @@ def collected(llm: LLM) -> dict[str, list[Asked]]:
         for old, new in edits:
             changed = encode(text.replace(old, new))
             sets[f"hint: {name}"].append(Asked([1, 2, 3], changed, encode(text)))
+            sets[f"prompt: {name}"].append(Asked([*encode(text), 1, 2, 3], changed))
     for name, text in PROMPTS.items():
         sets[name].append(Asked(*answer(text, 120, True)))
     for text in QUESTIONS:

@@ -22,7 +22,7 @@ SETTLED = 3  # matching tokens behind a replacement that make it one
 # Chances that one other token replaced one, at first and where that was seen; of a replacement that
 # was not right before.
 DOUBTED, EVEN, UNPROVEN = 0.12, 0.45, 0.5
-PATIENCE = 64  # tokens from elsewhere after which a lost place of the hint is given up
+PATIENCE = 64  # tokens from elsewhere after which a lost place of the given text is given up
 SKIPPED = 4  # spans in a row that are left out
 NEWEST = 32  # tokens before the first that is guessed that are matched
 END = -1  # between two texts: no token
@@ -52,15 +52,15 @@ class Followed:
         self._text = self._matches.text
         self._replaced = Replaced()
         self._at: int | None = 0 if hint else None  # the next token, in the text
-        self._run = BEGUN  # tokens in a row that were as followed
+        self.run = BEGUN  # tokens in a row that were as followed
         self._due: Run = ()  # of a replacement begun, before that
         # Where the text was left, and its length then: of a replacement begun, and of a place lost.
         self._begun = self._lost = NOWHERE
-        self._size = len(hint)
         self._matches.load((*hint, END))
         self._matches.load(before[:-NEWEST])
         for token in before[-NEWEST:]:
             self._matches.add(token)
+        self._size = len(self._text)  # of what was given, which the answer may be written from
         if not hint:
             self._switch(0)
 
@@ -75,15 +75,15 @@ class Followed:
                 self._replaced.judge(text, at, is_right=True)
                 self._begun = at, len(text) - 1
             self._at, self._due = step.at, step.due
-            self._run += 1
-            if max(self._matches.lengths.values(), default=0) > self._run:
-                self._switch(self._run + NEAR)
+            self.run += 1
+            if max(self._matches.lengths.values(), default=0) > self.run:
+                self._switch(self.run + NEAR)
         elif at is not None and step.is_new and token == text[at]:
             self._replaced.judge(text, at, is_right=False)
-            self._at, self._run = at + 1, self._run + 1
+            self._at, self.run = at + 1, self.run + 1
         else:
             self._lose()
-        if self._lost != NOWHERE and self._run >= SETTLED:
+        if self._lost != NOWHERE and self.run >= SETTLED:
             self._settle()
 
     @property
@@ -95,13 +95,13 @@ class Followed:
         return (self._at, self._at + REACH) if self._at is not None else (0, 0)
 
     def _lose(self) -> None:
-        at, was_doubted = self._at, self._run == 0
+        at, was_doubted = self._at, self.run == 0
         left = self._begun if self._due else (NOWHERE if at is None else (at, len(self._text) - 1))
-        self._at, self._due, self._run = None, (), 0
-        in_hint = 0 <= left[0] < self._size
-        if self._lost == NOWHERE and in_hint:
+        self._at, self._due, self.run = None, (), 0
+        is_given = 0 <= left[0] < self._size
+        if self._lost == NOWHERE and is_given:
             self._lost = left
-        can_doubt = in_hint and not was_doubted
+        can_doubt = is_given and not was_doubted
         if not self._switch(1 if can_doubt and self._replaced.is_even else 0) and can_doubt:
             self._at = left[0] + 1  # perhaps another word in the same place
 
@@ -119,11 +119,11 @@ class Followed:
         place = best[2]
         if not place or place == self._at:
             return False
-        self._at, self._due, self._run = place, (), self._matches.lengths[place]
+        self._at, self._due, self.run = place, (), self._matches.lengths[place]
         return True
 
     def _settle(self) -> None:
-        """Behind a place of the hint that was lost, and what lies between was replaced; or not."""
+        """Behind a place of the given text that was lost: what lies between was replaced."""
         (start, since), (_, far), at = self._lost, self._near, self._at
         end = len(self._text)
         is_elsewhere = at is None or at >= self._size
@@ -131,7 +131,7 @@ class Followed:
             return
         self._lost = NOWHERE
         if at is not None and start < at <= min(far, self._size):
-            both = min(self._run, at - start, end - since)
+            both = min(self.run, at - start, end - since)
             self._replaced.learn(self._text, start, at - both, self._text[since : end - both])
 
     # ------------------------------------------------------------ what is guessed
@@ -144,7 +144,7 @@ class Followed:
             step = self._after(at, due, tokens)
             if step.token == END:
                 break
-            run = self._run + len(tokens)
+            run = self.run + len(tokens)
             chance = trust(run) if run else EVEN if self._replaced.is_even else DOUBTED
             chances.append(chance * UNPROVEN if step.is_new and not step.is_proven else chance)
             tokens.append(step.token)
