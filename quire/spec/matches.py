@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-MOST = 48  # places that are followed at once
+MOST = 32  # places that are followed at once
 AHEAD = 4  # of those that are new, so many behind a given place come first
 
 

@@ -49,7 +49,8 @@ class Offer(NamedTuple):
         """Whether its tokens are known here, so that they are judged even if they are not fed."""
         return bool(self.guess.tokens) and not self.guess.parents
 
-    def weighed(self, id: RequestId, *, pays: bool) -> None:
-        """What looks are to know: a guess that is known here costs no more than none."""
+    def weighed(self, id: RequestId, *, pays: bool, are_few: bool) -> None:
+        """What looks are to know: of few requests a guess that is known here costs next to none."""
         looks = self.source.looks[id]
-        (looks.promise if pays else looks.nothing if self.is_known else looks.miss)()
+        is_cheap = are_few and self.is_known
+        (looks.promise if pays else looks.nothing if is_cheap else looks.miss)()

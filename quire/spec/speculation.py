@@ -28,6 +28,7 @@ from quire.step import Draft, StepPlan, TokenEvent, Work
 # Steps between two that wait for results in flight, at most: for the requests there are, and when
 # one comes that was not there before.
 MOST_AHEAD, NEWCOMER = 256, 32
+FEW = 8  # requests whose texts are asked often, as that takes little beside a step
 MOST_WEIGHED = 1024  # drafts in a step: rows beyond take as long as they are many on any machine
 
 
@@ -181,7 +182,7 @@ class Speculation:
         taken = self._cut(offers, len(decodes) - len(offers)) if offers else {}
         self._promising = {id for id in taken if not offers[id].guess.tokens}
         for id, offer in offers.items():
-            offer.weighed(id, pays=id in taken)
+            offer.weighed(id, pays=id in taken, are_few=len(decodes) <= FEW)
         if self._is_awaited:
             (self._waits.promise if taken else self._waits.miss)()
             self._is_awaited = False
@@ -307,7 +308,7 @@ class Speculation:
         drawn = self._known[id].tokens[start:]
         right = num_right(drawn, guess.tokens)
         source.survival.learn(id, guess.chances[: len(drawn)], right)
-        if right and (looks := source.looks.get(id)) is not None:
+        if right and len(self._known) <= FEW and (looks := source.looks.get(id)) is not None:
             looks.hit()
         return source
 
