@@ -67,6 +67,18 @@ def test_edits_cost_few_steps(hint: str, answer: str, least: float) -> None:
     assert gain(hint, answer) > least
 
 
+@pytest.mark.parametrize(
+    ("text", "old", "new", "least"),
+    [(LETTER, "Anna", "Mr. van der Berg", 2.5), (CODE, "prices", "item.costs", 2.5)],
+)
+def test_a_prompt_that_is_written_again(text: str, old: str, new: str, least: float) -> None:
+    """Red when a prompt is not followed as a hint is."""
+    answer = tokens_of(text.replace(old, new))
+    config = SpecConfig("suffix")
+    case = played(Suffix(config), config.depth, Asked([*tokens_of(text), 1, 2, 3], answer))
+    assert (len(answer) - 1) * CPU.step.seconds(1) / case.time > least
+
+
 def test_where_the_hint_ends_the_answer_is_followed() -> None:
     """Red when an answer that repeats itself gets no guess behind its hint."""
     assert gain(LETTER[:60], LETTER[:60] + CODE[:150] + CODE[:150]) > 1.5

@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from quire.params import SamplingParams
-from quire.request import Request
+from quire.request import Request, RequestId
 from quire.sched.costs import StepCosts
 from quire.spec.in_turn import InTurn
+from quire.spec.looks import FIRST, LAST, Looks
 from quire.spec.neural import Neural
 from quire.spec.proposer import NOTHING, Guess
+from quire.spec.source import Offer, Source
 from quire.spec.suffix import Suffix
 from quire.speculative import SpecConfig
 from tests.spec.played import CPU, Asked, Played
@@ -57,6 +59,19 @@ def test_a_text_that_begins_to_repeat_is_taken_up_where_a_model_failed() -> None
     answer = WILD[:100] + ROUND[:140]
     alone = time_of(answer, 0, text=False, model=True)
     assert time_of(answer, 0, text=True, model=True) < 0.75 * alone
+
+
+def test_of_many_requests_a_text_that_does_not_pay_is_asked_rarely() -> None:
+    """Red when large batches ask every text every few steps, or few requests do not."""
+    rare: dict[bool, int] = {}
+    for are_few in (True, False):
+        source = Source(Silent(), looks={RequestId(1): Looks()})
+        offer = Offer(source, Guess((0.1,), (5,)))
+        for step in range(1, 1000):
+            if source.looks[RequestId(1)].is_due(step):
+                offer.weighed(RequestId(1), pays=False, are_few=are_few)
+        rare[are_few] = source.looks[RequestId(1)].every
+    assert rare == {True: FIRST, False: LAST}
 
 
 def test_the_first_that_expects_enough_or_else_who_expects_most() -> None:
