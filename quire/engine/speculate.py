@@ -142,9 +142,11 @@ def speculation_of(
     drafter: AnyDrafter | None,
     decisions: list[Decision],
 ) -> Speculation:
-    proposer = InTurn(
-        [Forced(runner.masks.forced), *(_proposer(part, config) for part in config.parts)]
-    )
+    texts = [_proposer(part, config) for part in config.parts if part != config.model_part]
+    model = None if config.model_part is None else _proposer(config.model_part, config)
+    if model is not None and not texts:
+        texts, model = [model], None
+    proposer = InTurn([Forced(runner.masks.forced), *texts])
     costs: Costs | None = None
     why = f"{describe(config)}, always as deep as asked"
     if config.adaptive:
@@ -162,7 +164,7 @@ def speculation_of(
     counts = None if drafter is None else drafter.counts
     has_head = isinstance(drafter, (FeatureDrafter, MedusaDrafter))
     limits = Limits(config.depth, not config.adaptive, config.method, CHANCE if has_head else 0.0)
-    return Speculation(proposer, limits, costs, counts)
+    return Speculation(proposer, limits, costs, counts, model)
 
 
 def _check_trees(runner: ModelRunner) -> None:

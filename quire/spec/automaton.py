@@ -2,8 +2,7 @@
 
 A state stands for all runs that end at the same places; a run's state is found by following its
 tokens from the start. At most two states for each token, and constant time to add one. The link of
-a state leads to the longest of its suffixes that also ends somewhere else, so the link of the last
-state is the longest run of newest tokens that was there before.
+a state leads to the longest of its suffixes that also ends somewhere else.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ COUNTED = 64  # links along which an occurrence is counted; more only where one 
 
 class SuffixAutomaton:
     """
-    >>> text = SuffixAutomaton([7, 8, 9, 7, 8])
-    >>> text.repeated()  # 7, 8 stood there before
-    (3, 2)
-    >>> text.continued(3, own=True)
-    (9, 1.0)
+    >>> text = SuffixAutomaton([7, 8, 9, 7, 8, 9])
+    >>> state, length = text.follow(*text.follow(0, 0, 7), 8)
+    >>> length, text.continued(state)
+    (2, (9, 1.0))
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -72,11 +70,6 @@ class SuffixAutomaton:
             state = link[state]
         return split
 
-    def repeated(self) -> tuple[int, int]:
-        """(state, length) of the longest run of newest tokens that was there before."""
-        state = max(self.link[self.last], 0)
-        return state, self.length[state]
-
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
         """From a run of another text, the longest of its ends with `token` that is in this one."""
         while state > 0 and token not in self.next[state]:
@@ -93,12 +86,11 @@ class SuffixAutomaton:
             state = self.link[state]
         return state, length
 
-    def continued(self, state: int, *, own: bool) -> tuple[int, float] | None:
-        """The likeliest token after a run, and its share; `own`: the text ends with that run."""
+    def continued(self, state: int) -> tuple[int, float] | None:
+        """The likeliest token after a run, and its share."""
         options = self.next[state]
         if not options:
             return None
         count = self.count
         token = max(options, key=lambda token: count[options[token]])
-        places = count[state] - own
-        return token, min(1.0, count[options[token]] / max(1, places))
+        return token, min(1.0, count[options[token]] / max(1, count[state]))

@@ -16,7 +16,7 @@ from operator import mul
 from quire.sched.costs import StepCosts
 from quire.spec.tree import Parents, paths_of, survivals
 
-WORTH = 1.03  # times the speed without drafts that they must promise: costs are measured, not known
+WORTH = 1.05  # times the speed without drafts that they must promise: costs are measured, not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +55,28 @@ class Costs:
 
 def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) -> list[int]:
     """A depth for each candidate; `num_others` requests decode in the same step without drafts."""
+    return weighed(candidates, num_others, costs)[1]
+
+
+def weighed(
+    candidates: Sequence[Candidate], num_others: int, costs: Costs
+) -> tuple[float, list[int]]:
+    """The depths, and the tokens per second that they promise; 0: drafts do not pay."""
     num_base = len(candidates) + num_others
     if not _can_pay(candidates, num_base, costs):  # soon said, and so for most large batches
-        return [0] * len(candidates)
+        return 0.0, [0] * len(candidates)
     offers = [
         (survival, index, depth)
         for index, candidate in enumerate(candidates)
         for depth, survival in enumerate(candidate.survivals(), 1)
     ]
     offers.sort(key=lambda offer: (-offer[0], offer[2]))  # shallower first, where they tie
-    depths, best = [0] * len(candidates), [0] * len(candidates)
+    depths, best = [0] * len(candidates), 0
     tokens, seconds = float(num_base), 0.0
     drawing = costs.draw * sum(candidate.is_drawn for candidate in candidates)
     best_rate = WORTH * tokens / (costs.plain(num_base) + drawing)
     drafting: list[int] = []  # requests at each step of the model that drafts
     for count, (survival, index, depth) in enumerate(offers, 1):
-        depths[index] = depth
         tokens += survival
         # A model that drafts draws as well.
         drawing += costs.draw * candidates[index].is_drawn * (2 - candidates[index].is_made)
@@ -82,8 +88,10 @@ def best_depths(candidates: Sequence[Candidate], num_others: int, costs: Costs) 
             seconds = sum(map(costs.draft.seconds, drafting))
         rate = tokens / (costs.step.seconds(num_base + count) + drawing + seconds)
         if rate > best_rate:
-            best_rate, best = rate, depths.copy()
-    return best
+            best_rate, best = rate, count
+    for _, index, depth in offers[:best]:
+        depths[index] = depth
+    return best_rate if best else 0.0, depths
 
 
 def _can_pay(candidates: Sequence[Candidate], num_base: int, costs: Costs) -> bool:

@@ -14,7 +14,7 @@ from quire.speculative import SpecConfig
 
 ITEM = array("i").itemsize
 # How likely a continuation holds, by the length of the run that matched; `survival.py` corrects it.
-CHANCES = (0.4, 0.55, 0.65, 0.75, 0.8)
+CHANCES = (0.3, 0.55, 0.62, 0.75, 0.8)
 
 
 class Ngram:

@@ -12,19 +12,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+from quire.draft_tree import MAX_DRAFTS
 from quire.request import Request, RequestId
 from quire.sched.scheduler import Scheduler
-from quire.spec.depth import Candidate, Costs, best_depths
+from quire.spec.depth import Candidate, Costs, best_depths, weighed
+from quire.spec.in_turn import first_enough
 from quire.spec.learned_costs import Extra, LearnedCosts
 from quire.spec.looks import PATIENCE, Looks
-from quire.spec.proposer import Guess, Proposer
-from quire.spec.survival import UNJUDGED, Survival
-from quire.spec.tree import Parents, chosen, is_chain, paths_of, survivals, trunk_of
+from quire.spec.proposer import Proposer
+from quire.spec.source import Offer, Source
+from quire.spec.survival import UNJUDGED
+from quire.spec.taken import Taken
+from quire.spec.tree import Parents, chosen, paths_of, survivals
+from quire.spec.verify import num_right
 from quire.step import Draft, StepPlan, TokenEvent, Took, Work
 
 # Steps between two that wait for results in flight, at most: for the requests there are, and when
 # one comes that was not there before.
 MOST_AHEAD, NEWCOMER = 256, 32
+FEW = 8  # requests whose texts are asked often, as that takes little beside a step
+MOST_WEIGHED = 1024  # drafts in a step: rows beyond take as long as they are many on any machine
 
 
 class Drafts(Protocol):
@@ -71,32 +78,6 @@ class SpecCounts:
             self.accepted_at[place] += place < num_accepted
 
 
-class Taken(NamedTuple):
-    """What is fed of a guess, and the chances that its proposer gave that."""
-
-    draft: Draft
-    chances: tuple[float, ...]
-
-    @staticmethod
-    def all_of(guess: Guess) -> Taken:
-        num = len(guess.chances)
-        return Taken.of(guess, range(1, 1 + num) if guess.parents else (), num)
-
-    @staticmethod
-    def of(guess: Guess, nodes: Sequence[int], num: int) -> Taken:
-        """The first `num` guesses, or these nodes of a tree."""
-        if not nodes:
-            return Taken(Draft(num, guess.tokens[:num]), guess.chances[:num])
-        # What follows the first guesses lies where a chain would have it: if it is right, as it
-        # mostly is, nothing moves.
-        trunk = trunk_of(guess.parents)
-        nodes = sorted(nodes, key=lambda node: node not in trunk)
-        tokens = tuple(guess.tokens[node - 1] for node in nodes) if guess.tokens else ()
-        parents = chosen(nodes, guess.parents)
-        draft = Draft(num, tokens, () if is_chain(parents) else parents)
-        return Taken(draft, tuple(guess.chances[node - 1] for node in nodes))
-
-
 class Limits(NamedTuple):
     """How far to go at most, and whether always so far."""
 
@@ -113,14 +94,18 @@ class Speculation:
         limits: Limits,
         costs: Costs | None,
         counts: SpecCounts | None = None,
+        model: Proposer | None = None,
     ) -> None:
-        """Without costs the depth is always the most. A drafter may add to the counts too."""
-        self.proposer, self.limits, self.costs = proposer, limits, costs
+        """Without costs the depth is always the most. A drafter may add to the counts too. With a
+        model each request gets the drafts that promise more, the proposer's or the model's."""
+        self._proposers = [proposer] if model is None else [proposer, model]
+        self.limits, self.costs = limits, costs
         self.learned = None if costs is None else LearnedCosts(costs)
         self._spent = 0.0  # on making drafts, when the newest step was about to begin
         self.counts = counts or SpecCounts()
         self._known: dict[RequestId, Request] = {}
-        self._fed: dict[RequestId, tuple[float, ...]] = {}  # own chances of drafts in flight
+        self._fed: dict[RequestId, tuple[Source, tuple[float, ...]]] = {}  # own chances of drafts
+        self._told: dict[RequestId, tuple[int, Offer]] = {}  # before which token, fed or not
         self._promising: set[RequestId] = set()  # drafts of these would pay in this step
         self._read: set[RequestId] = set()  # the head reads what their newest step left
         self._step = 0
@@ -128,8 +113,10 @@ class Speculation:
 
     def restart(self) -> None:
         """Forget what drafts were worth so far."""
-        self.survival = Survival()
-        self._looks: dict[RequestId, Looks] = {}
+        self._sources = [
+            Source(proposer, looks={id: Looks() for id in self._known})
+            for proposer in self._proposers
+        ]
         # In which steps results in flight are awaited; nothing speaks for it so far.
         self._waits = Looks(left=PATIENCE / 2, most=MOST_AHEAD)
         self._is_awaited = False
@@ -140,16 +127,27 @@ class Speculation:
     def name(self) -> str:
         return self.limits.name
 
+    @property
+    def proposer(self) -> Proposer:
+        return self._proposers[0]
+
+    @proposer.setter
+    def proposer(self, proposer: Proposer) -> None:
+        """Who guesses from now on, alone."""
+        self._proposers, self._sources = [proposer], self._sources[:1]
+        self._sources[0].proposer = proposer
+
     # ------------------------------------------------------------ before a step
 
     def awaits_results(self, scheduler: Scheduler) -> bool:
         if scheduler.config.waits_for_draws:
             return False  # requests wait one by one, for steps on other stages
         self._notice(scheduler)
-        due, step = self._waits.is_due, self._step + 1
+        is_fixed, step = self.limits.is_fixed, self._step + 1
         is_trial = self.learned is not None and self.learned.is_trial(step)
-        self._is_awaited = (self.limits.is_fixed or is_trial or due(step)) and any(
-            self._allowed(request) and (self.limits.is_fixed or self._looks[id].is_due(step))
+        self._is_awaited = (is_fixed or is_trial or self._waits.is_due(step)) and any(
+            self._allowed(request)
+            and (is_fixed or any(source.looks[id].is_due(step) for source in self._sources))
             for id, request in scheduler.running.items()
         )
         return self._is_awaited
@@ -160,43 +158,59 @@ class Speculation:
         self._notice(scheduler)
         decodes = [request for request in scheduler.running.values() if request.num_to_feed == 1]
         wants_plain = self._take_costs(len(decodes))
-        guesses = self._guesses(decodes, scheduler)
-        taken = self._cut(guesses, len(decodes) - len(guesses)) if guesses else {}
-        self._promising = set(taken)
-        for id in guesses:
-            (self._looks[id].promise if id in taken else self._looks[id].miss)()
+        offers = self._offers(decodes, scheduler)
+        taken = self._cut(offers, len(decodes) - len(offers)) if offers else {}
+        self._promising = {id for id in taken if not offers[id].guess.tokens}
+        for id, offer in offers.items():
+            offer.weighed(id, pays=id in taken, are_few=len(decodes) <= FEW)
         if self._is_awaited:
             (self._waits.promise if taken else self._waits.miss)()
             self._is_awaited = False
         if self.limits.head:  # it begins to read where it has not, and guesses in the next step
-            for id in [id for id in taken if not guesses[id].tokens and id not in self._read]:
+            for id in self._promising - self._read:
                 del taken[id]
         taken = {} if wants_plain else taken
-        self._fed = {id: made.chances for id, made in taken.items()}
-        self.survival.fade(list(scheduler.running))
+        self._fed = {id: (offers[id].source, made.chances) for id, made in taken.items()}
+        for source in self._sources:
+            source.survival.fade(list(scheduler.running))
         self.counts.seconds += time.perf_counter() - begun
         self._spent = self.counts.seconds
         return {id: made.draft for id, made in taken.items()}
 
-    def _guesses(self, decodes: Sequence[Request], scheduler: Scheduler) -> dict[RequestId, Guess]:
+    def _offers(self, decodes: Sequence[Request], scheduler: Scheduler) -> dict[RequestId, Offer]:
         """For those who are to be looked at."""
-        guesses: dict[RequestId, Guess] = {}
+        chosen: dict[RequestId, Offer] = {}
         is_fixed, is_worth = self.limits.is_fixed, self._is_worth(1.0, len(decodes), 0)
+        room = MAX_DRAFTS if is_fixed else max(1, MOST_WEIGHED // max(1, len(decodes)))
         for request in decodes:
-            looks = self._looks[request.id]
-            if request.num_pending or not (is_fixed or looks.is_due(self._step)):
+            most = min(self._allowed(request), scheduler.max_drafts(request), room)
+            if request.num_pending or most <= 0:
                 continue
-            most = min(self._allowed(request), scheduler.max_drafts(request))
-            if most <= 0:
-                continue
-            guess = self.proposer.propose(request, most) if is_worth else None
-            if guess is None:
-                looks.miss()
-            elif guess.chances:
-                guesses[request.id] = guess
-            else:
-                looks.nothing()
-        return guesses
+            found = []
+            for source in self._sources:
+                looks = source.looks[request.id]
+                if not (is_fixed or looks.is_due(self._step)):
+                    continue
+                if not is_worth:
+                    looks.miss()
+                elif (offer := source.offer(request, most)) is not None:
+                    found.append(offer)
+                    if offer.is_known:
+                        self._told[request.id] = len(request.tokens), offer
+            if found:
+                chosen[request.id] = self._best(request, found, len(decodes) - 1)
+        return chosen
+
+    def _best(self, request: Request, offers: Sequence[Offer], num_others: int) -> Offer:
+        if len(offers) == 1:
+            return offers[0]
+        if self.limits.is_fixed or self.costs is None:
+            return first_enough(offers, lambda offer: offer.guess.expected())
+        rates = [
+            weighed([self._candidate(request.id, offer)[1]], num_others, self.costs)[0]
+            for offer in offers
+        ]
+        return offers[rates.index(max(rates))]
 
     def _take_costs(self, num_decodes: int) -> bool:
         """What this step's drafts are weighed with; whether it is to have none."""
@@ -207,8 +221,8 @@ class Speculation:
             self.costs = costs
             self._worth.clear()
         if costs is not self.learned.now:  # a trial, for which it is worth while to look
-            for looks in self._looks.values():
-                looks.soon(1)
+            for source in self._sources:
+                source.soon()
         return self.learned.wants_plain(self._step, num_decodes)
 
     def _notice(self, scheduler: Scheduler) -> None:
@@ -216,15 +230,18 @@ class Speculation:
         running = scheduler.running
         self._forget_ended(scheduler)
         for id, request in running.items():
-            if id not in self._looks:
-                self._known[id], self._looks[id] = request, Looks()
+            if id not in self._known:
+                self._known[id] = request
+                for source in self._sources:
+                    source.looks[id] = Looks()
                 if self._allowed(request):
                     self._waits.soon(NEWCOMER)
         self._load = max(self._load, len(running))
         if 2 * len(running) <= self._load:
             self._load = len(running)
-            for looks in (self._waits, *self._looks.values()):
-                looks.soon(1)
+            self._waits.soon(1)
+            for source in self._sources:
+                source.soon()
 
     def _is_worth(self, chance: float, num_drafting: int, num_others: int) -> bool:
         """Whether drafts that are right so often pay in a step of so many requests."""
@@ -260,7 +277,7 @@ class Speculation:
         """Whether a draft may follow soon from what the step leaves of this request."""
         if self.limits.is_fixed or id in self._promising:
             return True
-        looks = self._looks.get(id)
+        looks = self._sources[-1].looks.get(id)  # of the head
         return is_worth and self._waits.is_eager and (looks is None or looks.is_eager)
 
     # ------------------------------------------------------------ after it
@@ -273,11 +290,12 @@ class Speculation:
         trees = {work.request_id: work.parents for work in plan.works if work.parents}
         num_drafted = num_accepted = 0
         for event in events:
+            judged = self._judge(event)
             if not event.num_drafted:
                 continue
             num_drafted += event.num_drafted
             num_accepted += event.num_accepted
-            self._learn_of(event, trees.get(event.request_id))
+            self._count(event, trees.get(event.request_id, ()), judged)
         if num_drafted:
             (self._waits.hit if self._paid(num_accepted, len(plan.works)) else self._waits.wrong)()
 
@@ -288,19 +306,33 @@ class Speculation:
             work.num_tokens for work, owner in owners if owner and not owner.params.is_greedy
         )
 
-    def _learn_of(self, event: TokenEvent, parents: Parents | None) -> None:
+    def _judge(self, event: TokenEvent) -> Source | None:
+        """Whose guess the host knew: of that what was not fed is judged as well."""
+        if not event.tokens or (told := self._told.pop(event.request_id, None)) is None:
+            return None
+        id, (start, (source, guess)) = event.request_id, told
+        drawn = self._known[id].tokens[start:]
+        right = num_right(drawn, guess.tokens)
+        source.survival.learn(id, guess.chances[: len(drawn)], right)
+        if right and len(self._known) <= FEW and (looks := source.looks.get(id)) is not None:
+            looks.hit()
+        return source
+
+    def _count(self, event: TokenEvent, parents: Parents, judged: Source | None) -> None:
+        """What became of drafts that were fed."""
         id, num_levels = event.request_id, event.num_drafted
-        chances = self._fed.get(id, ())[: event.num_drafted]
+        source, chances = self._fed.get(id, (self._sources[-1], ()))
+        chances = chances[: event.num_drafted]
         if parents:
             num_levels = max(map(len, paths_of(parents)))
             right = (*event.branch, *([UNJUDGED] if event.finish is not None else ()))
             if len(chances) == len(parents):
-                self.survival.learn_tree(id, chances, parents, right)
-        else:
+                source.survival.learn_tree(id, chances, parents, right)
+        elif judged is not source:
             if event.finish is not None:  # what stood behind the end was not judged
                 chances = chances[: event.num_accepted]
-            self.survival.learn(id, chances, event.num_accepted)
-        if (looks := self._looks.get(id)) is not None:
+            source.survival.learn(id, chances, event.num_accepted)
+        if (looks := source.looks.get(id)) is not None:
             (looks.hit if event.num_accepted else looks.wrong)()
         self.counts.add(num_levels, event.num_accepted)
 
@@ -317,34 +349,28 @@ class Speculation:
         asked = request.params.num_speculative_tokens
         return self.limits.depth if asked is None else min(asked, self.limits.depth)
 
-    def _cut(self, guesses: dict[RequestId, Guess], num_others: int) -> dict[RequestId, Taken]:
+    def _cut(self, offers: dict[RequestId, Offer], num_others: int) -> dict[RequestId, Taken]:
         if self.limits.is_fixed or self.costs is None:
-            return {id: Taken.all_of(guess) for id, guess in guesses.items()}
-        promising = {id: self._ranked(id, guess) for id, guess in guesses.items()}
-        candidates = [
-            Candidate(
-                chances,
-                bool(guesses[id].tokens),
-                not self._known[id].params.is_greedy,
-                chosen(nodes, guesses[id].parents) if nodes else (),
-            )
-            for id, (nodes, chances) in promising.items()
-        ]
-        depths = best_depths(candidates, num_others, self.costs)
+            return {id: Taken.all_of(offer.guess) for id, offer in offers.items()}
+        made = {id: self._candidate(id, offer) for id, offer in offers.items()}
+        depths = best_depths([candidate for _, candidate in made.values()], num_others, self.costs)
         return {
-            id: Taken.of(guesses[id], nodes[:depth], depth)
-            for (id, (nodes, _)), depth in zip(promising.items(), depths, strict=True)
+            id: Taken.of(offers[id].guess, nodes[:depth], depth)
+            for (id, (nodes, _)), depth in zip(made.items(), depths, strict=True)
             if depth
         }
 
-    def _ranked(self, id: RequestId, guess: Guess) -> tuple[Sequence[int], Sequence[float]]:
-        """A tree's drafts, those that survive most first, and chances in that order."""
+    def _candidate(self, id: RequestId, offer: Offer) -> tuple[Sequence[int], Candidate]:
+        """A tree's drafts in the order that they are taken in, and what they are worth so."""
+        guess, survival = offer.guess, offer.source.survival
+        is_made, is_drawn = bool(guess.tokens), not self._known[id].params.is_greedy
         if not guess.parents:
-            return (), self.survival.chances(id, guess.chances)
-        chances = self.survival.tree_chances(id, guess.chances, guess.parents)
+            return (), Candidate(survival.chances(id, guess.chances), is_made, is_drawn)
+        chances = survival.tree_chances(id, guess.chances, guess.parents)
         found = survivals(chances, guess.parents)
         nodes = sorted(range(1, 1 + len(found)), key=lambda node: (-found[node - 1], node))
-        return nodes, [chances[node - 1] for node in nodes]
+        parents = chosen(nodes, guess.parents)
+        return nodes, Candidate([chances[node - 1] for node in nodes], is_made, is_drawn, parents)
 
     def _forget_ended(self, scheduler: Scheduler) -> None:
         """Requests that left without a word to us: finished, aborted, failed."""
@@ -352,7 +378,8 @@ class Speculation:
             return
         for id in [id for id in self._known if id not in scheduler.running]:
             if scheduler.waiting.get(id) is None:
-                self.survival.forget(id)
-                self._looks.pop(id, None)
+                request = self._known.pop(id)
+                for source in self._sources:
+                    source.forget(request)
                 self._read.discard(id)
-                self.proposer.forget(self._known.pop(id))
+                self._told.pop(id, None)

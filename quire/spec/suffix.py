@@ -1,21 +1,26 @@
 """Suffix: the newest tokens looked up in the request itself and in recent answers.
 
-The longest run that was there before is continued with the token that followed it most often, as
-long as the product of the shares stays above a floor. Answers are kept by cache salt, so no tenant
-is offered another's words, and forgotten by halves: an automaton (`automaton.py`) cannot shrink.
+In the request itself the place is followed (`followed.py`), so a prompt that is written again with
+edits is found again behind each of them. In answers the longest run that was there before is
+continued with the token that followed it most often. What is unlikely on the whole is left out.
+Answers are kept by cache salt, so no tenant is offered another's words, and forgotten by halves: an
+automaton (`automaton.py`) cannot shrink.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
+from operator import mul
 
 from quire.request import Request, RequestId
 from quire.spec.automaton import SuffixAutomaton
+from quire.spec.followed import Followed, trust
 from quire.spec.proposer import NOTHING, Guess
 from quire.speculative import SpecConfig
 
-OWN_TOKENS = 1 << 14  # newest tokens of a long prompt that are looked at; some 400 bytes each
+OWN_TOKENS = 1 << 14  # newest tokens of a long prompt that are looked at
 KEPT_TOKENS = 1 << 15  # of recent answers, twice: half of them are forgotten at once
 MAX_SALTS = 16
 
@@ -58,7 +63,7 @@ class Place:
 class Seen:
     """One request: its own text, and its places in others'."""
 
-    own: SuffixAutomaton
+    own: Followed
     num_seen: int
     places: list[Place] = field(default_factory=list)
 
@@ -74,11 +79,10 @@ class Suffix:
 
     def propose(self, request: Request, most: int) -> Guess:
         seen = self._caught_up(request)
-        state, length = seen.own.repeated()
-        best = self._continue(seen.own, state, length, most, own=True)
+        best = self._likely(seen.own.guess(self._most(seen.own.run, most)))
         for place in self._places(request, seen):
             if place.length:
-                guess = self._continue(place.text, place.state, place.length, most, own=False)
+                guess = self._continue(place.text, place.state, place.length, most)
                 best = max(best, guess, key=Guess.expected)
         return best
 
@@ -94,10 +98,11 @@ class Suffix:
     def _caught_up(self, request: Request) -> Seen:
         seen, tokens = self._seen.get(request.id), request.tokens
         if seen is None:
-            start = max(0, len(tokens) - OWN_TOKENS)
-            seen = self._seen[request.id] = Seen(SuffixAutomaton(), start)
+            before = tokens[max(0, request.num_prompt - OWN_TOKENS) : request.num_prompt]
+            own = Followed((), before.tolist())
+            seen = self._seen[request.id] = Seen(own, request.num_prompt)
         for token in tokens[seen.num_seen :]:
-            seen.own.add(token)
+            seen.own.move(token)
         seen.num_seen = len(tokens)
         return seen
 
@@ -112,24 +117,31 @@ class Suffix:
             place.move(request, self._longest)
         return seen.places
 
-    def _continue(
-        self, text: SuffixAutomaton, state: int, length: int, most: int, *, own: bool
-    ) -> Guess:
+    def _most(self, length: int, most: int) -> int:
+        """Guesses behind a match of this length."""
+        return min(most, int(min(length, self._longest) * self._factor) if self._factor else most)
+
+    def _likely(self, guess: Guess) -> Guess:
+        """Up to where it is unlikely on the whole."""
+        survival = accumulate(guess.chances, mul)
+        num = sum(1 for _ in takewhile(lambda product: product >= self._floor, survival))
+        return Guess(guess.chances[:num], guess.tokens[:num])
+
+    def _continue(self, text: SuffixAutomaton, state: int, length: int, most: int) -> Guess:
         """Token by token, while the product of the shares stays above the floor."""
         length = min(length, self._longest)
-        most = min(most, int(length * self._factor) if self._factor else most)
+        most = self._most(length, most)
         tokens: list[int] = []
         chances: list[float] = []
         product = 1.0
-        while len(tokens) < most and (found := text.continued(state, own=own)) is not None:
+        while len(tokens) < most and (found := text.continued(state)) is not None:
             token, share = found
             product *= share
             if product < self._floor or token < 0:
                 break
             tokens.append(token)
             # A single earlier place says little where few tokens match.
-            chances.append(share * length / (length + 1))
+            chances.append(share * trust(length))
             length += 1
             state = text.next[state][token]
-            own = own and state == text.last
         return Guess(tuple(chances), tuple(tokens)) if tokens else NOTHING

@@ -28,6 +28,18 @@ def verified(drawn: Sequence[int], drafts: Sequence[int]) -> Sequence[int]:
     return drawn
 
 
+def num_right(drawn: Sequence[int], drafts: Sequence[int]) -> int:
+    """How many drafts, from the first on, were drawn.
+
+    >>> num_right([5, 6, 9], [5, 6, 7, 8])
+    2
+    """
+    for count, (token, draft) in enumerate(zip(drawn, drafts, strict=False)):
+        if token != draft:
+            return count
+    return min(len(drawn), len(drafts))
+
+
 def verified_path(drawn: Sequence[int], drafts: Sequence[int], parents: Parents) -> list[int]:
     """The same for a tree: the nodes whose draws count, from the newest known token on.
 

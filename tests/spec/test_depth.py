@@ -108,6 +108,19 @@ def test_right_drafts_are_trusted() -> None:
     assert depth == 8
 
 
+def test_what_a_request_is_worth_does_not_level_its_guesses() -> None:
+    """Red when sure guesses that were right make doubtful ones sure, or say nothing of them."""
+    survival, id = Survival(), RequestId(1)
+    for _ in range(200):
+        survival.learn(id, (0.95,) * 4, 4)
+        survival.learn(id, (0.3,), 0)
+    sure, doubtful = survival.chances(id, (0.95, 0.3))
+    assert sure > 0.95 and doubtful < 0.2
+    better = Survival()
+    better.learn(id, (0.5,) * 20, 20)
+    assert better.chances(id, (0.3,))[0] > 0.4 > better.chances(RequestId(2), (0.3,))[0]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_soon_said_is_what_weighing_would_say(
     seed: int, monkeypatch: pytest.MonkeyPatch

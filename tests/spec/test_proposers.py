@@ -25,11 +25,6 @@ def places(text: list[int], run: list[int]) -> list[int]:
     return [i + size for i in range(len(text) - size + 1) if text[i : i + size] == run]
 
 
-def longest_repeat(text: list[int]) -> int:
-    sizes = range(len(text) - 1, 0, -1)
-    return next((n for n in sizes if len(places(text, text[-n:])) > 1), 0)
-
-
 def request_of(tokens: list[int], num_prompt: int | None = None, id: int = 1) -> Request:
     made = Request.new(id, tokens, SamplingParams(max_tokens=99))
     made.num_prompt = len(tokens) if num_prompt is None else num_prompt
@@ -37,21 +32,23 @@ def request_of(tokens: list[int], num_prompt: int | None = None, id: int = 1) ->
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
-@given(text=texts)
-def test_automaton_finds_the_longest_repeat(text: list[int]) -> None:
-    """Red when a run that was there is missed, one that was not is found, or counts are off."""
+@given(text=texts, data=st.data())
+def test_automaton_counts_every_run(text: list[int], data: st.DataObject) -> None:
+    """Red when a run that was there is missed, or counts are off."""
     automaton = SuffixAutomaton(text)
-    state, length = automaton.repeated()
-    assert length == longest_repeat(text)
-    if length:
-        run = text[-length:]
-        assert automaton.count[state] == len(places(text, run))
-        followers = Counter(text[end] for end in places(text, run) if end < len(text))
-        found = automaton.continued(state, own=True)
-        assert found is not None
+    start = data.draw(st.integers(0, len(text) - 1))
+    run = text[start : data.draw(st.integers(start + 1, len(text)))]
+    state = length = 0
+    for token in run:
+        state, length = automaton.follow(state, length, token)
+    assert length == len(run) and automaton.count[state] == len(places(text, run))
+    followers = Counter(text[end] for end in places(text, run) if end < len(text))
+    found = automaton.continued(state)
+    assert (found is None) == (not followers)
+    if found is not None:
         token, share = found
         assert followers[token] == max(followers.values())
-        assert share == pytest.approx(followers[token] / followers.total())
+        assert share == pytest.approx(followers[token] / len(places(text, run)))
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -137,3 +134,19 @@ def test_recent_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     asking = request_of([5, *answer[:8]], id=99)
     assert suffix.propose(asking, 3).tokens == tuple(answer[8:11])
     assert not suffix._seen.keys() - {99}
+
+
+def test_keys_bound_what_is_guessed() -> None:
+    """Red when a key that limits guesses is not read."""
+    text = [*range(40), *range(12)]
+
+    def found(**keys: float) -> int:
+        suffix = Suffix(SpecConfig("suffix", **keys))  # type: ignore[arg-type]
+        return len(suffix.propose(request_of(text), 99).tokens)
+
+    assert found() == 12
+    assert found(suffix_decoding_max_spec_factor=2.0) == 24
+    assert found(suffix_decoding_max_spec_factor=0.0) > 24
+    assert found(suffix_decoding_max_tree_depth=5) == 5
+    assert found(suffix_decoding_min_token_prob=0.8) == 2
+    assert Suffix(SpecConfig("suffix")).propose(request_of(text), 3).tokens == (12, 13, 14)

@@ -20,8 +20,8 @@ from quire.runner.trees import TreeNode
 from quire.sched.costs import StepCosts
 from quire.spec.depth import WORTH, Candidate, Costs, best_depths
 from quire.spec.proposer import Guess
-from quire.spec.speculation import Taken
 from quire.spec.survival import UNJUDGED, Survival
+from quire.spec.taken import Taken
 from quire.spec.tree import Parents, children_of, paths_of, survivals
 from quire.spec.verify import verified_path
 from quire.speculative import parse_speculative
