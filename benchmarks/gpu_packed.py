@@ -36,7 +36,7 @@ from quire.kernels.route import SortedPairs
 from quire.kernels.stream_packed_configs import pick_stream_packed
 from quire.ops.slabs_of import slabs_of
 from quire.quant.coded import Coded
-from quire.quant.load_forms import load_form
+from quire.quant.load_forms import E2M1_TABLE, load_form
 from quire.quant.scaled import Scaled
 from quire.quant.sparse24 import Sparse24
 from quire.quant.weight import Weight
@@ -62,18 +62,27 @@ def _blocks(bits: int, zero: int, n: int, k: int, device: str) -> Weight:
 
 
 def _k_quant(bits: int, block: int, has_offsets: bool, n: int, k: int, device: str) -> Weight:
-    small = partial(torch.randint, 0, 63, (n, k // block), device=device)
+    most = 16 if bits == 2 else 32 if bits == 3 else 64
+    small = partial(torch.randint, 0, most, (n, k // block), device=device)
     dtype = torch.uint8 if has_offsets else torch.int8
     size = 256 // block
     above = (torch.rand(n, k // 256, device=device) * 0.001).half()
     return Coded(
-        *(_codes(bits, n, k, device), bits, block, small(dtype=dtype)),
+        *(_codes(bits, n, k, device), 4 if bits == 3 else bits),
+        *(block, small(dtype=dtype)),
         zero=0 if has_offsets else 2 ** (bits - 1),
         offsets=small(dtype=dtype) if has_offsets else None,
         super_size=size,
         super_scales=above,
         super_offsets=-above if has_offsets else None,
     )
+
+
+def _nvfp4(n: int, k: int, device: str) -> Weight:
+    eighths = torch.randint(0x30, 0x7F, (n, k // 16), dtype=torch.uint8, device=device)
+    above = torch.full((n, 1), 3000.0, device=device)
+    whole = _codes(4, n, k, device)
+    return Coded(whole, 4, 16, eighths, super_scales=above, table=E2M1_TABLE, eighths="over")
 
 
 def _fp8_blocks(n: int, k: int, device: str) -> Weight:
@@ -100,6 +109,8 @@ FORMS: dict[str, Callable[[int, int, str], Weight]] = {
     "Q4_0": partial(_blocks, 4, 8),
     "Q5_0": partial(_blocks, 5, 16),
     "Q2_K": partial(_k_quant, 2, 16, True),
+    "Q3_K": partial(_k_quant, 3, 16, False),
+    "nvfp4": _nvfp4,
     "Q4_K": partial(_k_quant, 4, 32, True),
     "Q5_K": partial(_k_quant, 5, 32, True),
     "Q6_K": partial(_k_quant, 6, 16, False),

@@ -40,6 +40,7 @@ from quire.bench.serve.work import Ask
 from quire.bench.shapes import SHAPES, shrunk, write_shape
 
 START_S = 180.0
+AHEAD_S = 20.0
 
 
 class Load(NamedTuple):
@@ -102,7 +103,7 @@ class Server:
         words = [sys.executable, "-m", "quire", "serve", str(folder), "--port", str(port)]
         words += ["--load-format", "dummy", "--served-model-name", "m", "--no-store", *flags]
         words += ["--max-model-len", "2048", "--max-queued-requests", "2000", "--public-metrics"]
-        self.url = f"http://127.0.0.1:{port}"
+        self.url, self.log = f"http://127.0.0.1:{port}", log
         with log.open("wb") as out:
             self.process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
 
@@ -119,6 +120,13 @@ class Server:
             except OSError:
                 time.sleep(0.1)
         raise SystemExit("the server did not get ready; see its log")
+
+    def await_ahead(self) -> float:
+        """Until an idle engine has captured what it can, which takes some seconds after ready."""
+        begun = time.monotonic()
+        while b"ahead_done" not in self.log.read_bytes() and time.monotonic() - begun < AHEAD_S:
+            time.sleep(0.1)
+        return time.monotonic() - begun
 
     def cpu_seconds(self) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -195,11 +203,13 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         log = Path(os.environ.get("OUT", scratch)) / f"served-{name}.log"
         with serving(folder, args.flags.split(), args.port, log) as server:
             ready = server.await_ready()
+            ahead = 0.0 if args.rehearse else server.await_ahead()
             drive(Target(server.url, "m"), loads[0], loads[0].clients, args.processes, -1)
             rows = served(server, loads, args)
     for row, rate in zip(rows, alone, strict=True):
         row |= {"offline": round(rate, 1), "ratio": round(row["output_tokens_per_s"] / rate, 3)}
-    return {"what": "served", "shape": name, "ready_s": round(ready, 2), "rows": rows}
+    times = {"ready_s": round(ready, 2), "ahead_s": round(ahead, 2)}
+    return {"what": "served", "shape": name, **times, "rows": rows}
 
 
 def main() -> None:

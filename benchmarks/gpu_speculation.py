@@ -115,9 +115,10 @@ def measure_shape(name: str, options: argparse.Namespace) -> dict[str, object]:
     millis = {n: round(1e3 * t, 2) for n, t in zip(costs.tokens, costs.times, strict=True)}
     runs = [measure(llm, batch, options.tokens, options.rounds) for batch in options.batches]
     wait = round(1e3 * drafts.costs.wait, 2)
-    return {"shape": name, "start_s": round(started, 1), "step_ms": millis, "wait_ms": wait} | {
-        "runs": runs
-    }
+    learned = None if drafts.learned is None else drafts.learned.now.step
+    in_use = {n: round(1e3 * learned.seconds(n), 2) for n in millis} if learned else {}
+    told = {"start_s": round(started, 1), "step_ms": millis, "step_ms_in_use": in_use}
+    return {"shape": name} | told | {"wait_ms": wait, "runs": runs}
 
 
 def main() -> None:

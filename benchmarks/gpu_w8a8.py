@@ -60,8 +60,10 @@ class Form:
 
     def weight(self, codes: Tensor, paired: bool) -> EightBitWeight:
         n, k = codes.shape
-        scales = torch.rand(k // self.group if self.group else 1, n, device=codes.device) * 0.001
-        return EightBitWeight(codes, scales, self.group, paired)
+        rows = self.group or 1  # that share a scale
+        shape = (k // self.group if self.group else 1, -(-n // rows))
+        scales = torch.rand(shape, device=codes.device) * 0.001
+        return EightBitWeight(codes, scales, self.group, paired, rows)
 
 
 FORMS = {"fp8": Form(E4M3), "int8": Form(torch.int8), "fp8-blocks": Form(E4M3, 128)}

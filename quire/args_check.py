@@ -11,13 +11,13 @@ import os
 from collections.abc import Sequence
 
 from quire.config import EngineArgs, Parallel
+from quire.dist.devices import is_device
 from quire.errors import NotSupported
 from quire.kv.forms import parse_cache_dtype
 from quire.quant.form_name import check_form
 from quire.quant.methods import stored_method
 from quire.speculative import parse_speculative
 
-DEVICES = ("auto", "cpu", "cuda")
 DTYPE_NAMES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 LOAD_FORMATS = ("auto", "dummy")
 TRANSPORTS = ("sockets", "nixl", "ipc")
@@ -148,7 +148,11 @@ def tier_asked(args: EngineArgs) -> str:
 def _check_choices(args: EngineArgs) -> None:
     if args.speculative_config is not None:
         parse_speculative(args.speculative_config)
-    _one_of("device", args.device, DEVICES)
+    if not is_device(args.device):
+        raise NotSupported(
+            f"got device={args.device!r}, want 'auto', 'cpu', 'cuda' or a GPU for each rank, as"
+            " 'cuda:0,cuda:1'"
+        )
     _one_of("dtype", args.dtype, DTYPE_NAMES)
     _one_of("load_format", args.load_format, LOAD_FORMATS)
     _one_of("scheduling_policy", args.scheduling_policy, POLICIES)

@@ -48,6 +48,13 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "quire"
 
 
+def leave_ends_to_us() -> None:
+    """Of groups that talk over NCCL, made from now on: torch shall not end this process when a
+    collective is late, nor when its own watch is. `dist/nccl.py` has an end for both."""
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+
+
 def api_key() -> str | None:
     return os.environ.get("QUIRE_API_KEY", "").strip() or None
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from quire.args_check import check_args
 from quire.config import CacheConfig, Decision, EngineArgs, EngineConfig, SchedConfig
+from quire.dist.devices import places_of
 from quire.errors import NotSupported
 from quire.kv.forms import parse_cache_dtype
 from quire.kv.spec import skipped_layers
@@ -39,6 +40,8 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
     device, why = pick_device(args.device)
     decide("device", device.type, why)
     _check_ranks(args, spec, device.type)
+    if device.type == "cuda":
+        _check_gpus(args)
     dtype, why = pick_dtype(args.dtype, spec.dtype, device)
     decide("dtype", str(dtype).removeprefix("torch."), why)
     max_len = _max_model_len(args, spec, device.type, decide)
@@ -87,11 +90,6 @@ def _check_ranks(args: EngineArgs, spec: ModelSpec, device: str) -> None:
     if args.parallel.num_ranks == 1:
         return
     asked = str(args.parallel)
-    if device != "cpu":
-        raise NotSupported(
-            f"got {asked} on {device}: ranks hold a model together on CPUs only so far; start one"
-            " engine for each device, or use device='cpu'"
-        )
     if spec.moe is not None and args.parallel.num_beside > spec.moe.router.num_experts:
         raise NotSupported(
             f"got {asked} for {spec.moe.router.num_experts} experts, want at least an expert for"
@@ -115,6 +113,30 @@ def _check_ranks(args: EngineArgs, spec: ModelSpec, device: str) -> None:
         )
     if args.speculative_config is not None:
         _check_drafts(args, spec)
+
+
+def _check_gpus(args: EngineArgs) -> None:
+    """What ranks do on CPUs alone so far."""
+    import torch
+
+    asked = args.parallel
+    if asked.num_ranks == 1:
+        if args.device not in ("auto", "cuda"):
+            places_of(args.device, 1, torch.cuda.device_count())
+        return
+    absent = {
+        f"nnodes={asked.nnodes}": asked.nnodes > 1,
+        f"num_redundant_experts={asked.num_redundant_experts}": asked.num_redundant_experts > 0,
+        "kv_host_memory": args.kv_host_memory is not None,
+        "kv_disk": args.kv_disk is not None,
+        "lora": args.lora is not None and asked.data_parallel_size > 1,
+    }
+    for what, is_asked in absent.items():
+        if is_asked:
+            raise NotSupported(
+                f"got {asked} on GPUs with {what}, which ranks have on CPUs only so far; leave it"
+                " out, or use device='cpu'"
+            )
 
 
 def _check_drafts(args: EngineArgs, spec: ModelSpec) -> None:

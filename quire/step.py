@@ -175,6 +175,13 @@ class TokenEvent(NamedTuple):
     branch: tuple[int, ...] = ()  # of a tree, which drafts were right
 
 
+class Took(NamedTuple):
+    """How long a step took."""
+
+    seconds: float
+    was_awaited: bool = True  # False: it was launched while the one before it still ran
+
+
 class Pending(Protocol):
     """A step that was launched."""
 

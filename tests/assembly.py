@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
@@ -18,6 +19,8 @@ Words = NDArray[np.uint32]
 def run(text: str, inputs: list[Words], num_outputs: int) -> list[Words]:
     """The output registers of a block of assembly."""
     registers = {f"${num_outputs + i}": x for i, x in enumerate(inputs)}
+    halves = r"mov\.b32 {(\w+), (\w+)}, (\w+);"
+    text = re.sub(halves, r"and.b32 \1, \3, 0xFFFF; shr.b32 \2, \3, 16;", text)
     for line in re.sub(r"[{}]", "", text).split(";"):
         if not line.strip() or line.split()[0] == ".reg":
             continue
@@ -60,12 +63,29 @@ def _to_bf16(x: Words) -> Words:
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
 
+def _permute(a: Words, b: Words, selector: np.uint32) -> Words:
+    """Byte i of the result is the byte of b:a that digit i of the selector names."""
+    assert not int(selector) & 0x8888, "no digit repeats a sign here"
+    both = [np.asarray(x) >> shift & 0xFF for x in (a, b) for shift in (0, 8, 16, 24)]
+    made = [both[int(selector) >> 4 * i & 7] << np.uint32(8 * i) for i in range(4)]
+    return np.asarray(made[0] | made[1] | made[2] | made[3], np.uint32)
+
+
+def _from_e4m3(pair: Words) -> Words:
+    """Two codes in the low half of a register as two numbers of fp16."""
+    codes = np.ascontiguousarray(pair).astype(np.uint16).view(np.uint8)
+    numbers = torch.from_numpy(codes.copy()).view(torch.float8_e4m3fn).half().numpy()
+    return numbers.view(np.uint32)
+
+
 OPS: dict[str, Callable[..., Words]] = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
     "shl.b32": lambda a, b: a << b,
     "shr.b32": lambda a, b: a >> b,
     "lop3.b32": _lop3,
+    "prmt.b32": _permute,
+    "cvt.rn.f16x2.e4m3x2": _from_e4m3,
     "fma.rn.bf16x2": _in_pairs(_of_bf16, _to_bf16),
     "fma.rn.f16x2": _in_pairs(
         lambda bits: bits.astype(np.uint16).view(np.float16),

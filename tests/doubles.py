@@ -18,7 +18,7 @@ from quire.request import RequestId
 from quire.sched.scheduler import Scheduler
 from quire.spec.tree import paths_of
 from quire.spec.verify import verified, verified_path
-from quire.step import Draft, StepPlan, StepResult, TokenEvent, Work
+from quire.step import Draft, StepPlan, StepResult, TokenEvent, Took, Work
 
 VOCAB = 7
 
@@ -253,6 +253,6 @@ class RandomDrafts:
     def marked(self, plan: StepPlan) -> StepPlan:
         return plan
 
-    def learn(self, plan: StepPlan, events: list[TokenEvent]) -> None:
+    def learn(self, plan: StepPlan, events: list[TokenEvent], took: Took) -> None:
         self.num_drafted += sum(event.num_drafted for event in events)
         self.num_accepted += sum(event.num_accepted for event in events)

@@ -19,7 +19,8 @@ from quire.errors import BadRequest
 USUAL_LEN, LONG_LEN = 9216, 131072  # max_model_len without and with the rows of long contexts
 OWN_TOKENS = 64  # of each prompt behind a shared prefix
 
-PACKED = {"int4": "rtn-int4-g128", "fp8": "fp8", "int8": "int8"}  # forms of the 8B shape
+# Forms of the 8B shape.
+PACKED = {"int4": "rtn-int4-g128", "fp8": "fp8", "int8": "int8", "sparse24": "sparse24"}
 
 UNITS = {
     "start": "s",

@@ -22,7 +22,9 @@ from quire.bench.suite import OWN_TOKENS, Row, request_lengths
 from quire.models.spec import ModelSpec
 
 ITEMSIZE = 2  # the suite runs in bf16
-BITS = {"rtn-int4-g128": 4.125, "fp8": 8.0, "int8": 8.0}  # of a weight, its scales among them
+# Of a weight, its scales or places among them.
+BITS = {"rtn-int4-g128": 4.125, "fp8": 8.0, "int8": 8.0, "sparse24": 9.0}
+WHOLE_HEAD = ("sparse24",)  # others have eight bits there
 BY_BYTES = (
     "fp8",
     "int8",
@@ -41,12 +43,13 @@ def step_load(row: Row, spec: ModelSpec) -> Load | None:
 
 
 def _in_bits(step: Load, row: Row, spec: ModelSpec) -> Load:
-    """With weights in the row's form, the head in eight bits."""
+    """With weights in the row's form, the head in its own."""
     if not row.form:
         return step
     weights = total(step_loads(spec, [], ITEMSIZE).values()).num_bytes
     head = ITEMSIZE * spec.vocab_size * spec.hidden_size
-    packed = (weights - head) * BITS[row.form] / 16 + head * 8 / 16
+    head_bits = 16 if row.form in WHOLE_HEAD else 8
+    packed = (weights - head) * BITS[row.form] / 16 + head * head_bits / 16
     num_flops = step.num_flops
     if row.form in BY_BYTES:
         num_fed = row.prompt if row.kind == "prefill" else row.requests

@@ -48,6 +48,7 @@ def build_parser() -> VerbParser:
     flag("--vocab", "tokens that a head knows, the commonest", type=positive, metavar="N")
     flag("--depth", "tokens ahead that heads learn", type=whole(1, 16), metavar="N")
     flag("--prompts", "UTF-8, one a line; default: the built-in ones", metavar="FILE")
+    flag("--free-share", "of answers without a prompt, begun anywhere", type=float, default=0.0)
     flag("--answers", "that the target writes", type=positive, default=512)
     flag("--tokens", "of an answer, at most", type=positive, default=192)
     flag("--temperatures", "of answers, in turns", type=_numbers, default="0,1")
@@ -105,7 +106,14 @@ def _recipe(args: Namespace) -> Recipe:
     from quire.distill.recipe import Corpus, Recipe, Schedule, Shape
 
     shape = Shape(args.kind, args.start, args.layers, args.hidden, args.ffn, args.vocab, args.depth)
-    corpus = Corpus(args.answers, args.tokens, args.temperatures, args.prompts, args.seed)
+    corpus = Corpus(
+        answers=args.answers,
+        tokens=args.tokens,
+        temperatures=args.temperatures,
+        prompts=args.prompts,
+        seed=args.seed,
+        free_share=args.free_share,
+    )
     schedule = Schedule(
         steps=args.steps,
         batch=args.batch,

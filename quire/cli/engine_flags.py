@@ -73,7 +73,7 @@ def add_engine_flags(parser: VerbParser) -> None:
     _add_rank_flags(parser)
     _add_cache_flags(parser)
     add = parser.add_argument_group("engine").add_argument
-    add("--device", metavar="NAME", help="auto, cpu or cuda")
+    add("--device", metavar="NAME", help="auto, cpu, cuda, or a GPU for each rank: cuda:0,cuda:1")
     add("--dtype", metavar="NAME", help="auto, float32, bfloat16 or float16")
     add(
         "--quantization",

@@ -78,9 +78,9 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
 
     from quire.cli.layer_plan import bandwidth_of, decode_rates
     from quire.cli.weight_forms import PLAIN, by_part, step_weights
-    from quire.engine.build import max_inflight
     from quire.engine.cache_form import cache_decisions, cache_wish, plain_form
     from quire.engine.cpu_path import CpuPath
+    from quire.engine.pool_size import max_inflight
     from quire.engine.tier_parts import planned_tiers
     from quire.kv.groups import PageNeeds, layer_groups
     from quire.load.fit import check_fit

@@ -1,7 +1,8 @@
 """Comm: what ranks say to each other in the middle of a step. Four verbs, and every one exact.
 
 All ranks call the same verbs in the same order. `SoloComm` is for a rank that is alone;
-`native/exchange.py` has the one for a machine's memory, `gloo.py` the one for sockets.
+`native/exchange.py` has the one for a machine's memory, `gloo.py` the one for sockets, `nccl.py` the
+one for GPUs, `host.py` that for GPUs through memory of the host. `devices.py` chooses.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ class Comm(Protocol):
         """What the first rank has in x goes into everybody's."""
         ...
 
+    def check(self) -> None:
+        """Raises RankLost where a verb that did not wait for the device has failed since: what came
+        of it is not to be used."""
+        ...
+
 
 class SoloComm:
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
@@ -43,4 +49,7 @@ class SoloComm:
         return x
 
     def tell(self, x: Tensor) -> None:
+        return
+
+    def check(self) -> None:
         return

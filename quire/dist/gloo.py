@@ -11,12 +11,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
+from quire.dist.padded import bits_of, join_columns, join_rows, pad_columns, pad_rows
 from quire.errors import RankLost
 
 MEET_S = 300.0  # for all ranks to have started: each imports torch first
@@ -67,29 +66,22 @@ class GlooComm:
         self._group = gloo_group(meeting, rank, size, deadline_s)
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        widest = max(widths)
-        own = x if widths[self.rank] == widest else F.pad(x, (0, widest - widths[self.rank]))
-        every = self._all(own)  # [ranks, rows, widest]
-        if min(widths) == widest:
-            return every.transpose(0, 1).reshape(len(x), sum(widths))
-        return torch.cat([each[:, :width] for each, width in zip(every, widths, strict=True)], 1)
+        return join_columns(self._all(pad_columns(x, widths)), widths)
 
     def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
-        most = max(counts)
-        own = x if counts[self.rank] == most else F.pad(x, (0, 0, 0, most - counts[self.rank]))
-        every = self._all(own)  # [ranks, most, width]
-        return torch.cat([each[:count] for each, count in zip(every, counts, strict=True)])
+        return join_rows(self._all(pad_rows(x, counts)), counts)
 
     def merge(self, x: Tensor) -> Tensor:
-        # Whole numbers: a sum of floats would turn -0.0 into 0.0.
         x = x.contiguous()
-        bits = x.view(torch.int32) if x.dtype.itemsize == 4 else x.view(torch.uint8)
         if x.numel():
-            self._wait(lambda: self._group.allreduce([bits], dist.AllreduceOptions()))
+            self._wait(lambda: self._group.allreduce([bits_of(x)], dist.AllreduceOptions()))
         return x
 
     def tell(self, x: Tensor) -> None:
         self._wait(lambda: self._group.broadcast([x], dist.BroadcastOptions()))
+
+    def check(self) -> None:
+        """Every verb has waited."""
 
     def _all(self, x: Tensor) -> Tensor:
         x = x.contiguous()

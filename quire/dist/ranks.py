@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.dist.comm import Comm, SoloComm
 from quire.dist.cuts import Cut, HeadCut, coarse_cuts, head_cuts, row_cuts, shares, width_cuts
+from quire.dist.hush import Hush
 from quire.dist.stages import Stage
 
 
@@ -110,6 +111,8 @@ class Ranks:
     stage: Stage = field(default_factory=Stage)
     splits_sums: bool = False  # faster, and not to the bits of one rank
     has_homes: bool = False  # each has requests of its own, whose rows it alone attends
+    hush: Hush = field(default_factory=Hush)  # while it is on, nobody else is asked
+    sharers: int = 1  # ranks on the same GPU as this one, itself included
 
     @property
     def attention(self) -> Ranks:

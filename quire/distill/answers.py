@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from quire.distill.free_text import FreeText
 from quire.distill.prompts import built_in, read_prompts
 from quire.distill.recipe import Corpus
 from quire.errors import QuireError
@@ -21,8 +22,14 @@ from quire.params import SamplingParams
 if TYPE_CHECKING:
     from quire.llm import LLM
 
-ROUND = 64  # answers asked for at once
+ROUND = {"cpu": 64}  # answers asked for at once: what a kill may cost ...
+ROUND_ELSEWHERE = 2048  # ... and how seldom an engine runs dry
 MAX_PROMPT = 1024  # tokens; of longer prompts the end is left out
+
+
+class Prompt(NamedTuple):
+    ids: list[int]
+    goes_on: bool = False  # past what would end an answer, to its full length
 
 
 class Answer(NamedTuple):
@@ -46,9 +53,16 @@ def collect(
 ) -> list[Answer]:
     """The target's answers to all prompts; the engine is only made where some are missing."""
 
-    def prompts(llm: LLM) -> Callable[[int], list[int]]:
+    def prompts(llm: LLM) -> Callable[[int], Prompt]:
         texts = prompts_of(corpus)
-        return lambda number: _prompt(llm, texts[number % len(texts)])
+        free = FreeText.of(llm.get_tokenizer(), corpus) if corpus.free_share else None
+
+        def prompt(number: int) -> Prompt:
+            if free is not None and free.has(number):
+                return Prompt(free.begin(number), goes_on=True)
+            return Prompt(_prompt(llm, texts[number % len(texts)]))
+
+        return prompt
 
     return _complete(path, corpus, corpus.answers, (make_llm, prompts), listen)
 
@@ -57,25 +71,27 @@ def ask_again(
     path: Path, corpus: Corpus, prompts: Sequence[list[int]], make_llm: Callable[[], LLM]
 ) -> list[Answer]:
     """Another model's answers to prompts that are tokens already."""
-    asks = make_llm, lambda llm: prompts.__getitem__
+    asks = make_llm, lambda llm: lambda number: Prompt(prompts[number])
     return _complete(path, corpus, len(prompts), asks, lambda done, total: None)
 
 
-Asks = tuple[Callable[[], "LLM"], Callable[["LLM"], Callable[[int], list[int]]]]
+Asks = tuple[Callable[[], "LLM"], Callable[["LLM"], Callable[[int], Prompt]]]
 
 
 def _complete(
     path: Path, corpus: Corpus, count: int, asks: Asks, listen: Callable[[int, int], None]
 ) -> list[Answer]:
     found = list(_read(path))[:count]
-    _rewrite(path, found)
+    if not _holds_just(path, len(found)):
+        _rewrite(path, found)
     if len(found) < count:
         make_llm, prompts = asks
         llm = make_llm()
         prompt_of = prompts(llm)
         while len(found) < count:
             listen(len(found), count)
-            numbers = range(len(found), min(len(found) + ROUND, count))
+            at_once = ROUND.get(llm._engine.config.device, ROUND_ELSEWHERE)
+            numbers = range(len(found), min(len(found) + at_once, count))
             fresh = _ask(llm, [prompt_of(i) for i in numbers], numbers, corpus)
             _append(path, fresh)
             found += fresh
@@ -83,16 +99,18 @@ def _complete(
     return found
 
 
-def _ask(llm: LLM, prompts: Sequence[list[int]], numbers: range, corpus: Corpus) -> list[Answer]:
-    inputs: list[Any] = [{"prompt_token_ids": ids} for ids in prompts]
+def _ask(llm: LLM, prompts: Sequence[Prompt], numbers: range, corpus: Corpus) -> list[Answer]:
+    inputs: list[Any] = [{"prompt_token_ids": prompt.ids} for prompt in prompts]
     params = [
         SamplingParams(
             temperature=corpus.temperatures[i % len(corpus.temperatures)],
             max_tokens=corpus.tokens,
             min_tokens=1,
             seed=corpus.seed + i,
+            ignore_eos=prompt.goes_on,
+            detokenize=False,
         )
-        for i in numbers
+        for i, prompt in zip(numbers, prompts, strict=True)
     ]
     made = []
     for output in llm.generate(inputs, params, use_tqdm=False):
@@ -126,6 +144,12 @@ def _read(path: Path) -> Iterator[Answer]:
         except ValueError:
             return
         yield Answer(prompt, answer)
+
+
+def _holds_just(path: Path, count: int) -> bool:
+    """Whole lines, and so many."""
+    data = path.read_bytes() if path.exists() else b""
+    return data.count(b"\n") == count and data.endswith(b"\n")
 
 
 def _rewrite(path: Path, answers: Sequence[Answer]) -> None:

@@ -16,8 +16,24 @@ from torch import Tensor
 from quire.models.names import Target
 from quire.nn.ops import GateForm, LinearKernel
 from quire.nn.parameter import Index, Parameter
-from quire.ops.torch_ops import GatedLinear, TorchLinear, TorchOps
+from quire.ops.torch_gate import ACTIVATIONS, clamped_swiglu
+from quire.ops.torch_ops import TorchLinear, TorchOps
 from quire.quant.weight import Weight, tensor_of
+
+
+class WholeGate:
+    """A linear kernel and the gate after it, all rows at once: nobody counts on a row's bits being
+    the same in another batch, and a launch for every few rows would take longer than the rest."""
+
+    def __init__(self, kernel: LinearKernel, form: GateForm) -> None:
+        self.kernel, self.form = kernel, form
+
+    def __call__(self, x: Tensor) -> Tensor:
+        both = self.kernel(x)  # [tokens, 2 * ffn] gate | up
+        if self.form.limit is not None:
+            return clamped_swiglu(both, self.form.alpha, self.form.limit)
+        gates, ups = both.chunk(2, -1)
+        return ACTIVATIONS[self.form.activation](gates) * ups
 
 
 class LeafOps(TorchOps):
@@ -27,7 +43,7 @@ class LeafOps(TorchOps):
         self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None = None
     ) -> LinearKernel:
         kernel: LinearKernel = TorchLinear(tensor_of(weights), bias)
-        return GatedLinear(kernel, GateForm(gate)) if gate else kernel
+        return WholeGate(kernel, GateForm(gate)) if gate else kernel
 
 
 class Place(NamedTuple):

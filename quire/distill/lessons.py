@@ -7,14 +7,14 @@ would have read. The last answers are held out: pupils are judged by them and ne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from quire.distill.answers import Answer
 from quire.distill.own import OwnAnswers
-from quire.distill.teacher import States, Teacher
+from quire.distill.teacher import States, Teacher, padded
 
 HELD_OUT = 24  # answers at most, or a tenth of all
 
@@ -34,6 +34,7 @@ class Lessons:
     teacher: Teacher
     batch: int
     seed: int
+    _orders: dict[int, list[int]] = field(default_factory=dict)  # by pass
 
     @property
     def num_held_out(self) -> int:
@@ -46,7 +47,7 @@ class Lessons:
         chosen = {}
         for at in range(first, first + self.batch):
             number_of_pass, place = divmod(at, num_read)
-            number = int(self._order(number_of_pass, num_read)[place])
+            number = self._order(number_of_pass, num_read)[place]
             own = self.own.in_pass(number_of_pass).get(number)
             name = f"{number:06}" if own is None else f"own-{number_of_pass}-{number:06}"
             chosen[name] = own or self.answers[number]
@@ -59,31 +60,19 @@ class Lessons:
             for i in range(0, len(numbers), self.batch)
         ]
 
-    def _order(self, epoch: int, count: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return torch.randperm(count, generator=generator)
+    def _order(self, epoch: int, count: int) -> list[int]:
+        if epoch not in self._orders:
+            if len(self._orders) > 1:  # a batch lies in two passes at most
+                self._orders.clear()
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._orders[epoch] = torch.randperm(count, generator=generator).tolist()
+        return self._orders[epoch]
 
     def _lesson(self, named: Mapping[str, Answer]) -> Lesson:
-        chosen, device = list(named.values()), self.teacher.target.device
-        length = max(len(answer.ids) for answer in chosen)
-        read = [self.teacher.states(name, answer.ids) for name, answer in named.items()]
-
-        def padded(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-            made = torch.zeros(len(tensors), length, *tensors[0].shape[1:], dtype=dtype)
-            for row, tensor in zip(made, tensors, strict=True):
-                row[: len(tensor)] = tensor
-            return made.to(device)
-
-        counts = [torch.zeros(len(answer.ids), dtype=torch.bool) for answer in chosen]
+        chosen, target = list(named.values()), self.teacher.target
+        ids = padded([torch.tensor(answer.ids) for answer in chosen], torch.int64)
+        counts = torch.zeros(ids.shape, dtype=torch.bool)
         for row, answer in zip(counts, chosen, strict=True):
-            row[len(answer.prompt) - 1 : -1] = True
-        return Lesson(
-            padded([torch.tensor(answer.ids) for answer in chosen], torch.int64),
-            padded(counts, torch.bool),
-            States(
-                padded([s.final for s in read], torch.float32),
-                padded([s.taps for s in read], torch.float32),
-                padded([s.best for s in read], torch.int64),
-            ),
-            self.teacher.logits,
-        )
+            row[len(answer.prompt) - 1 : len(answer.ids) - 1] = True
+        states = self.teacher.read({name: answer.ids for name, answer in named.items()})
+        return Lesson(ids.to(target.device), counts.to(target.device), states, target.logits)

@@ -21,7 +21,9 @@ import torch
 from quire.compress.output import Output
 from quire.compress.safetensors_file import write_tensors
 from quire.distill.answers import Answer, collect, prompts_of
+from quire.distill.engines import engine_for, let_go
 from quire.distill.lessons import Lesson, Lessons
+from quire.distill.live_teacher import LiveTeacher
 from quire.distill.losses import Judged
 from quire.distill.optimiser import Optimiser
 from quire.distill.own import OwnAnswers
@@ -29,7 +31,7 @@ from quire.distill.prompts import digest
 from quire.distill.pupil import KINDS, Pupil
 from quire.distill.recipe import Recipe
 from quire.distill.state import Desk, State
-from quire.distill.teacher import Target, Teacher
+from quire.distill.teacher import KeptTeacher, Target, Teacher
 from quire.errors import NotSupported, QuireError
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ def distil(job: Job, listen: Listen) -> dict[str, Any]:
         lambda: _engine(job, job.recipe.target),
         lambda done, total: listen(Progress("answers", done, total)),
     )
+    let_go(job.device)
     target = Target.open(job.recipe.target, job.device, job.threads)
     if job.recipe.schedule.own_share and job.recipe.shape.kind not in WRITES:
         raise NotSupported(
@@ -84,24 +87,23 @@ def distil(job: Job, listen: Listen) -> dict[str, Any]:
     pupil: Pupil = KINDS.get(job.recipe.shape.kind)(
         target, job.recipe.shape, job.recipe.schedule, answers
     )
-    teacher = Teacher(target, pupil.taps, desk.folder / "states", STATES_LIMIT)
+    teacher = _teacher(job, target, pupil.taps, desk.folder / "states")
     run = Run(job, desk, pupil, teacher, answers, listen)
     report = run.all() | {"seconds": time.perf_counter() - begun}
     write(job.out, pupil, report)
-    shutil.rmtree(desk.folder / "states")
+    shutil.rmtree(desk.folder / "states", ignore_errors=True)
     return report
 
 
 def _engine(job: Job, model: str) -> LLM:
-    from quire.llm import LLM
+    return engine_for(model, job.device, job.threads, job.recipe.corpus.seed)
 
-    return LLM(
-        model,
-        device=job.device.type,
-        num_threads=job.threads,
-        max_num_seqs=32,
-        seed=job.recipe.corpus.seed,
-    )
+
+def _teacher(job: Job, target: Target, taps: tuple[int, ...], folder: Path) -> Teacher:
+    """Who reads every answer in every pass, where that is cheaper than a disk."""
+    if job.device.type == "cpu":
+        return KeptTeacher(target, taps, folder, STATES_LIMIT)
+    return LiveTeacher(target, taps, job.recipe.shape.kind not in WRITES)
 
 
 class Run:
@@ -116,7 +118,8 @@ class Run:
     ) -> None:
         self.schedule, self.recipe, self.device = job.recipe.schedule, job.recipe, job.device
         self.desk, self.pupil, self.listen = desk, pupil, listen
-        own = OwnAnswers(answers, job.recipe.corpus, self.schedule, desk.folder, self._own_engine)
+        corpus, write_own = job.recipe.corpus, self._own_engine
+        own = OwnAnswers(answers, corpus, self.schedule, desk.folder, write_own, job.device)
         self.lessons = Lessons(answers, own, teacher, self.schedule.batch, self.schedule.seed)
         self.job = job
         self.optimiser = Optimiser(pupil.leaves(), self.schedule)

@@ -7,7 +7,9 @@ pupil and teacher agree at it and at all depths before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from quire.models.spec import ModelSpec
 
 DEPTH = 4  # drafts that accepted lengths are counted over
+VALUES_AT_ONCE = 1 << 27  # of logits in fp32, half a gigabyte
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,47 @@ def divergence(logits: Tensor, wanted: Tensor) -> Tensor:
     target = wanted.float().log_softmax(-1)
     apart = target.exp() * (target - logits.float().log_softmax(-1))
     return apart.sum() / max(1, len(logits))
+
+
+class Apart(NamedTuple):
+    loss: Tensor  # mean over rows of KL(teacher, pupil), 0 of none
+    agrees: Tensor  # [rows] whether both find the same token likeliest
+
+
+def divergence_from(logits: Tensor, teacher: Callable[[slice], Tensor]) -> Apart:
+    """Of a pupil's logits [rows, vocab], whose rows the teacher is asked for a few at a time.
+
+    In the end one tensor of that size is held, the gradient, and not the dozen that autograd would.
+    """
+    return Apart(*_Divergence.apply(logits, teacher))
+
+
+class _Divergence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, teacher: Callable[[slice], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        num_rows, num_tokens = logits.shape
+        gradient = torch.empty_like(logits)
+        agrees = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
+        total = torch.zeros((), device=logits.device)
+        step = max(1, VALUES_AT_ONCE // num_tokens)
+        for at in range(0, num_rows, step):
+            rows = slice(at, min(at + step, num_rows))
+            target = teacher(rows).float().log_softmax(-1)
+            own = logits[rows].float().log_softmax(-1)
+            agrees[rows] = own.argmax(-1) == target.argmax(-1)
+            likely = target.exp()
+            total += (likely * (target - own)).sum()
+            gradient[rows] = (own.exp_() - likely) / num_rows
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(agrees)
+        return total / max(1, num_rows), agrees
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * given[0].to(gradient.dtype), None
 
 
 def bent(logits: Tensor, spec: ModelSpec) -> Tensor:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.distill.answers import Answer, ask_again
+from quire.distill.engines import let_go
 from quire.distill.recipe import Corpus, Schedule
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class OwnAnswers:
     schedule: Schedule
     folder: Path
     make_llm: Callable[[Path], LLM]  # of the pupil as it is now, written to this folder
+    device: torch.device
     _made: dict[int, dict[int, Answer]] = field(default_factory=dict)
 
     def in_pass(self, number: int) -> Mapping[int, Answer]:
@@ -53,5 +55,6 @@ class OwnAnswers:
 
         prompts = [self.answers[i].prompt for i in chosen]
         made = ask_again(self.folder / f"own-{number}.jsonl", corpus, prompts, make_llm)
+        let_go(self.device)
         shutil.rmtree(beside, ignore_errors=True)
         return dict(zip(chosen, made, strict=True))

@@ -17,8 +17,11 @@ class Corpus:
     temperatures: tuple[float, ...] = (0.0, 1.0)  # in turns
     prompts: str | None = None  # a file; None: the built-in ones
     seed: int = 0
+    free_share: float = 0.0  # of answers that begin with a token drawn from all, not a prompt
 
     def __post_init__(self) -> None:
+        if not 0 <= self.free_share <= 1:
+            raise BadRequest(f"got --free-share {self.free_share}, want a share from 0 to 1")
         if self.answers < 2:
             raise BadRequest(
                 f"got --answers {self.answers}, want at least 2: one to learn from, one to judge by"

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
-from quire.attn.backend import AttentionBackend
+from quire.attn.backend import AttentionBackend, AttnSpec
 from quire.attn.proof import proved_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.dist.ranks import Ranks
-from quire.dist.stages import stage_layers
 from quire.engine.adapted import adapter_bytes, open_adapters
 from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
 from quire.engine.copies import open_copies
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
-from quire.engine.device_place import place_bytes
 from quire.engine.gpu_weights import gpu_weight_decisions, keeps_packed_on
 from quire.engine.load_model import load_model
+from quire.engine.pool_size import PoolSizer, Runs, largest_share, steps_ahead
 from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
 from quire.engine.tier_identity import PageMakers
@@ -34,7 +32,7 @@ from quire.engine.whole_ends import TargetModel, whole_ends
 from quire.errors import NotSupported
 from quire.grammar.matcher import GrammarCompiler
 from quire.grammar.pending import GrammarQueue
-from quire.kv.groups import LayerGroups, PageNeeds
+from quire.kv.groups import LayerGroups
 from quire.kv.manager import KVManager
 from quire.kv.spec import CacheSpec
 from quire.load.checkpoint import Checkpoint
@@ -43,15 +41,7 @@ from quire.load.gguf_checkpoint import GGUFCheckpoint
 from quire.load.open import open_model
 from quire.load.wish import Wish
 from quire.memory.pool import PagePool
-from quire.memory.sizing import (
-    CPU_DEFAULT,
-    Room,
-    check_weights_fit,
-    cpu_cache_bytes,
-    num_pages,
-    on_each,
-    size_text,
-)
+from quire.memory.sizing import check_weights_fit
 from quire.models.decoder import Decoder, heads_of, spec_of_rank
 from quire.models.kv_cache import CacheWish, cache_of
 from quire.models.registry import names_of, spec_of
@@ -62,10 +52,9 @@ from quire.quant.load_forms import LoadForm, load_form
 from quire.quant.methods import method_of, stored_method
 from quire.resolve import resolve
 from quire.runner.chunk_times import chunk_times
-from quire.runner.device import free_memory, peak_memory, reset_peak, total_memory
+from quire.runner.device import total_memory
 from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
-from quire.runner.warmup import compile_ahead, largest_step
 from quire.sched.costs import StepCosts
 from quire.sched.gap import prompt_budget
 from quire.sched.scheduler import Scheduler
@@ -119,15 +108,13 @@ def build_engine(
     balance_keys(model, cache := whole.of_layers(model.layers))
     parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
-    decisions = _first_decisions(config, name, cpu, ops, cache)
-    share = _largest_share(whole, ranks.stage.count)
-    runs = Runs(model, backend, cache, rows, share, adapter_bytes(args))
-    pages = seat.num_pages(partial(_size_pool, args, config, runs, parts.page_bytes, decisions))
+    decisions = _first_decisions(config, name, cpu, ops, cache, seat)
+    share = largest_share(whole, ranks.stage.count) + parts.page_bytes
+    sizer = PoolSizer(args, config, Runs(model, backend, cache, rows, share, adapter_bytes(args)))
+    pages = seat.num_pages(sizer.num_pages)
+    decisions += sizer.decisions(pages)
     pool = PagePool(backend, heads, cache, pages, device)
-    use_graphs = backend.caps.graphs and device.type == "cuda" and not config.enforce_eager
-    # Pages of generated tokens would differ from those of the same tokens in a prompt.
-    expand_prompts = spec.mla is not None and not config.cache.prefix_caching
-    runner = seat.runner(model, backend, heads, pool, rows, use_graphs, expand_prompts)
+    runner = _runner(seat, config, model, backend, heads, pool, rows)
     runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     drafts = parts.finish(runner, config, decisions)
     makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache, ranks)
@@ -142,6 +129,23 @@ def build_engine(
     connect_tiers(kept_apart, core, runner)
     config = _settled(config, pages, whole, decisions)
     return Engine(core, runner, config, spec, seat.group, kept_apart.tiers)
+
+
+def _runner(
+    seat: Seat,
+    config: EngineConfig,
+    model: Decoder,
+    backend: AttentionBackend,
+    heads: AttnSpec,
+    pool: PagePool,
+    rows: RequestRows,
+) -> ModelRunner:
+    # Graphs of ranks would have to capture what others say.
+    is_free = model.device.type == "cuda" and model.ranks.num_processes == 1
+    captures = is_free and backend.caps.graphs and not config.enforce_eager
+    # Pages of generated tokens would differ from those of the same tokens in a prompt.
+    expand_prompts = model.spec.mla is not None and not config.cache.prefix_caching
+    return seat.runner(model, backend, heads, pool, rows, captures, expand_prompts)
 
 
 def _kv_manager(
@@ -167,13 +171,15 @@ def _whole_cache(
 
 
 def _first_decisions(
-    config: EngineConfig, attention: str, cpu: CpuPath, ops: Ops, cache: CacheSpec
+    config: EngineConfig, attention: str, cpu: CpuPath, ops: Ops, cache: CacheSpec, seat: Seat
 ) -> list[Decision]:
     """Those that are made before pages are counted."""
+    about_ranks = [] if seat.group is None else seat.group.decisions
     why = f"first that can do {config.dtype} on {config.device}"
     weights = [*cpu.decisions(ops), *gpu_weight_decisions(ops, config.device)]
     about_cache = [*cache_decisions(cache), *_group_decisions(cache.groups)]
-    return [*config.decisions, Decision("attention", attention, why), *weights, *about_cache]
+    made = [*config.decisions, *about_ranks, Decision("attention", attention, why)]
+    return [*made, *weights, *about_cache]
 
 
 def _wish(
@@ -262,18 +268,6 @@ def _group_decisions(groups: LayerGroups) -> list[Decision]:
     return [Decision("layer groups", ", ".join(kinds), why)]
 
 
-def steps_ahead(device: torch.device, num_stages: int = 1) -> int:
-    """How many steps are launched before the result of one is looked at; of stages, each has one
-    to compute."""
-    return 1 if device.type == "cuda" else num_stages - 1
-
-
-def max_inflight(sched: SchedConfig, device: torch.device, num_stages: int = 1) -> int:
-    """Tokens of one request in steps launched and not settled."""
-    chunk = min(sched.max_chunk or sched.max_num_batched_tokens, sched.max_model_len)
-    return (1 + steps_ahead(device, num_stages)) * chunk
-
-
 def _grammars(
     tokenizer: Tokenizer | None, spec: ModelSpec, runner: ModelRunner
 ) -> GrammarQueue | None:
@@ -281,68 +275,3 @@ def _grammars(
         return None
     compiler = GrammarCompiler(tokenizer.to_json, spec.vocab_size, tokenizer.eos_ids)
     return GrammarQueue(compiler, runner.matchers)
-
-
-class Runs(NamedTuple):
-    """What a step needs besides pages."""
-
-    model: Decoder
-    backend: AttentionBackend
-    cache: CacheSpec
-    rows: RequestRows
-    page_bytes: int  # of a page, on the stage that keeps most of it
-    adapter_bytes: int  # that a GPU must keep free
-
-
-def _largest_share(whole: CacheSpec, num_stages: int) -> int:
-    """Bytes of a page on the stage that keeps most of it."""
-    stages = stage_layers(whole.groups.num_layers, num_stages)
-    return max(whole.of_layers(layers).page_bytes for layers in stages)
-
-
-def _size_pool(
-    args: EngineArgs, config: EngineConfig, runs: Runs, draft_bytes: int, decisions: list[Decision]
-) -> int:
-    """Run the largest step for real, then give the cache what is left.
-
-    A page holds `draft_bytes` of another model, which drafts, as well."""
-    model, backend, cache, rows, page_bytes, of_adapters = runs
-    device, sched, page_bytes = model.device, config.sched, page_bytes + draft_bytes
-    inflight = max_inflight(sched, device, model.stage.count)
-    needs = PageNeeds(cache.page_size, cache.groups.windows, inflight)
-
-    def step_bytes() -> int:
-        before = peak_memory(device)
-        pool_bytes = largest_step(model, backend, cache, rows, sched.max_num_batched_tokens)
-        return max(0, peak_memory(device) - before - pool_bytes)
-
-    if device.type == "cuda":
-        compile_ahead(model, backend, cache, rows, sched.max_num_batched_tokens)
-        weights = torch.cuda.memory_allocated(device) + of_adapters
-        reset_peak(device)
-        step = step_bytes()
-        torch.cuda.empty_cache()
-        held_by_others = total_memory(device) - free_memory(device) - torch.cuda.memory_reserved()
-        usable = int(total_memory(device) * config.gpu_memory_utilization) - held_by_others
-        usable -= place_bytes(args, device)
-    else:
-        # The weights are already gone from what is free. The step is only worth running when
-        # memory is short: otherwise the cache is capped far below what is left.
-        weights, free = 0, free_memory(device) // model.ranks.num_processes
-        one_request = (needs.of(sched.max_model_len) + 1) * page_bytes
-        usable = cpu_cache_bytes(free, one_request)
-        is_short = usable < max(CPU_DEFAULT, one_request) and model.ranks.num_processes == 1
-        step = step_bytes() if is_short and config.kv_cache_memory is None else 0
-    room = Room(total_memory(device), usable, weights, step, config.kv_cache_memory)
-    lens = (cache.page_size, sched.max_model_len, sched.max_num_seqs)
-    pages = num_pages(room, page_bytes, *lens, needs)
-    decisions.append(
-        Decision(
-            "kv cache",
-            f"{pages - 1} pages of {cache.page_size} tokens, {size_text(pages * page_bytes)}"
-            f" of {cache.form.name}, {cache.token_bytes:,} bytes a token"
-            + on_each(model.ranks.num_homes),
-            room.describe(),
-        )
-    )
-    return pages

@@ -23,7 +23,7 @@ from quire.lora.adapters import Adapters
 from quire.request import Request, RequestId
 from quire.sched.scheduler import NO_DRAFTS, Scheduler
 from quire.spec.speculation import Drafts
-from quire.step import Pending, Runner, StepPlan, StepResult, TokenEvent
+from quire.step import Pending, Runner, StepPlan, StepResult, TokenEvent, Took
 
 ARRIVAL_NAP_S = 0.001  # the same, for pages on their way
 COMPILE_NAP_S = 0.005  # how long a step with nothing else to do waits for a grammar
@@ -132,22 +132,25 @@ class EngineCore:
         for _ in range(count):
             settled, pending, started = self._inflight.popleft()
             result = pending.result()
-            self._learn(settled, result, started)
+            took = self._learn(settled, result, started)
             news = self.scheduler.commit(settled, result)
             if result.is_given_up:
                 self.last_plan = StepPlan()  # nothing of it happened
             elif self.drafts is not None:
-                self.drafts.learn(settled, news)
+                self.drafts.learn(settled, news, took)
             events += news
         return events
 
-    def _learn(self, plan: StepPlan, result: StepResult, started: float) -> None:
+    def _learn(self, plan: StepPlan, result: StepResult, started: float) -> Took:
         """Of two steps in flight the second begins when the first has ended."""
-        leftover, now = self.scheduler.leftover, self.scheduler.clock()
-        if plan.works and leftover.is_used:
-            seconds = now - max(started, self._settled_at)
-            leftover.learn(plan.num_tokens, seconds, result.is_given_up)
+        scheduler, now = self.scheduler, self.scheduler.clock()
+        took = Took(now - max(started, self._settled_at), started >= self._settled_at)
+        if plan.works and scheduler.leftover.is_used:
+            scheduler.leftover.learn(plan.num_tokens, took.seconds, result.is_given_up)
+        if plan.works and scheduler.costs is not None and not result.is_given_up:
+            scheduler.costs.learn(plan.num_tokens, took.seconds)
         self._settled_at = now
+        return took
 
     def _num_due(self, launched: bool) -> int:
         """Of the steps in flight, how many results to wait for now."""

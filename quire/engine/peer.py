@@ -1,7 +1,8 @@
 """Peer: one API process at the other end of a unix socket, as the engine process sees it.
 
-A reader thread turns frames into commands and a writer thread sends reports, so that neither a slow
-peer nor a large frame ever holds a step. `process.py` acts on what comes in.
+A reader thread turns frames into commands. Reports go out at once; what the socket has no room for
+a writer thread sends, so that neither a slow peer nor a large frame ever holds a step. `process.py`
+acts on what comes in.
 """
 
 from __future__ import annotations
@@ -51,12 +52,24 @@ class Peer:
     def send(self, report: Report) -> None:
         frame = self._codec.frame(report)
         with self._counting:
+            if not self._unsent:  # the writer sleeps: waking it costs more than sending
+                frame = self._unsent_of(frame)
             self._unsent += len(frame)
-        if self._unsent > MAX_UNSENT:
+            is_too_slow = self._unsent > MAX_UNSENT
+            if frame and not is_too_slow:
+                self._outbox.put(frame)
+        if is_too_slow:
             log_event("peer_too_slow", severity=logging.ERROR, unsent_bytes=self._unsent)
-            return self.close()
-        self._outbox.put(frame)
-        return None
+            self.close()
+
+    def _unsent_of(self, frame: bytes) -> bytes:
+        """Send what the socket has room for; returns the rest."""
+        try:
+            return frame[self._connection.send(frame, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            return frame
+        except OSError:  # gone, as the reader will find
+            return b""
 
     def reply(self, number: int, value: msg.Value = None, error: str | None = None) -> None:
         self.send(msg.Reply(number, value, error))

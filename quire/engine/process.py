@@ -26,12 +26,12 @@ from quire.engine.adapter_verbs import AdapterVerbs
 from quire.engine.commands import ADAPTER_GONE, QUEUE_TIMEOUT
 from quire.engine.giving_way import open_urge
 from quire.engine.guard import Guard
+from quire.engine.idle_work import IdleWork
 from quire.engine.lending import ticket_for
 from quire.engine.peer import ID_BITS, Peer, listen
 from quire.engine.snapshot import Snapshots
 from quire.errors import QuireError
 from quire.kv.cache_news import CacheLog
-from quire.kv.check import check_in_slices
 from quire.lora.adapters import NoAdapter
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
@@ -41,13 +41,12 @@ from quire.version import __version__
 
 if TYPE_CHECKING:
     from quire.engine.build import Engine
+    from quire.runner.ahead import Ahead
     from quire.runner.expert_loads import LoadReader
     from quire.runner.late_work import LateWork
 
 BEAT_S = 1.0
 IDLE_WAIT_S = 0.5
-CHECK_EVERY_S = 10.0  # idle bookkeeping checks walk every page: not after each short request
-CHECK_LATEST_S = 60.0  # a check this late does not stop when a command arrives
 STUCK = 71  # exit code
 NO_EXPERTS: Mapping[int, list[int]] = MappingProxyType({})
 
@@ -81,6 +80,7 @@ class EngineProcess:
         patience: Patience,
         loads: LoadReader | None = None,
         late: LateWork | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         self.engine, self.core, self._loads, self._late = engine, engine.core, loads, late
         self.load_seconds, self.patience = load_seconds, patience
@@ -94,7 +94,7 @@ class EngineProcess:
         self._next_expiry = 0.0
         self._watch_every = 0.0
         self._next_snapshot = 0.0
-        self._next_check = 0.0
+        self._idle = IdleWork(self.core.scheduler.kv, self._wake, ahead, late)
         self._pausers: set[int] = set()  # numbers of peers that paused; anyone may resume
         self._turned = time.monotonic()
         self._profile: Profile | None = None
@@ -207,24 +207,14 @@ class EngineProcess:
                 self._peers[number].send(report)
 
     def _rest(self) -> None:
-        now = time.monotonic()
-        if not self.core.has_work and now >= self._next_check:
-            self._check_pages()
         wait = IDLE_WAIT_S
+        if not self.core.has_work:
+            self._idle.run()
+            wait = 0.0 if self._idle.is_pending else wait
         if self._watch_every:
-            wait = min(wait, max(0.0, self._next_snapshot - now))
+            wait = min(wait, max(0.0, self._next_snapshot - time.monotonic()))
         self._wake.wait(wait)
         self._wake.clear()
-
-    def _check_pages(self) -> None:
-        """Check the page bookkeeping; stop when a command arrives and begin again when idle.
-
-        A check that is overdue does not stop, so a request may wait a fraction of a second."""
-        is_overdue = time.monotonic() > self._next_check + CHECK_LATEST_S
-        for _ in check_in_slices(self.core.scheduler.kv):
-            if self._wake.is_set() and not is_overdue:
-                return
-        self._next_check = time.monotonic() + CHECK_EVERY_S
 
     def _expire_waiting(self) -> None:
         """End requests that have waited too long to start. A preempted request has started."""

@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import TypeVar
 
-from quire.config import EngineArgs, Parallel
-from quire.dist.comm import Comm
-from quire.dist.gloo import GlooComm, Meeting, Network, meeting_store
+from quire.config import Decision, EngineArgs, Parallel
+from quire.dist.devices import carrier_of
+from quire.dist.gloo import meeting_store
 from quire.dist.launch import Rank, end, launch
 from quire.dist.ranks import Ranks
-from quire.dist.ring import GlooRing
-from quire.dist.stages import Stage
 from quire.engine import rank_messages as msg
 from quire.engine.model_digest import model_digest
 from quire.engine.rank_nodes import await_nodes
+from quire.engine.rank_places import named, rank_decisions, rank_places, ranks_of
 from quire.engine.usable_cpus import usable_cpus
-from quire.engine.wire import receive
+from quire.engine.wire import is_readable, receive
 from quire.errors import RankLost
-from quire.native.exchange import SharedComm, make_memory
+from quire.native.exchange import make_memory
 from quire.native.library import find_library
 from quire.obs.log import log_event
 from quire.step import StepPlan
@@ -63,7 +61,10 @@ class RankGroup:
             comm = "network"
         elif comm == "auto":
             comm = "gloo" if find_library().library is None else "shared"
-        self.comm = comm
+        self.comm = comm  # through memory of the host
+        self._carrier = comm  # of the model there is
+        self._places: tuple[str, ...] = ()  # GPUs of its ranks, if they are on GPUs
+        self.decisions: Sequence[Decision] = ()  # about these
         self._folders: list[tempfile.TemporaryDirectory[str]] = []  # where ranks of a model meet
         self._stores: list[object] = []  # the same, of several machines
         self._others = _start(size, self._nodes)
@@ -88,11 +89,18 @@ class RankGroup:
             args = replace(args, num_threads=max(1, usable_cpus() // here))
         self._shares_first = args.parallel.num_beside - 1
         self.num_models, self.has_model = self.num_models + 1, True
+        self._places = rank_places(args)
+        carrier = carrier_of(self._places, args.parallel.num_beside, self.comm)
+        self._carrier = carrier.name
+        self.decisions = rank_decisions(args.parallel, self._places, carrier)
         meeting = self._meeting(args.parallel)
 
         def order(rank: int) -> msg.Begin:
-            place = (args, rank, self.size, meeting, self.comm, self.deadline_s)
-            return msg.Begin(*place, digest="" if self._nodes is None else model_digest(args))
+            own = replace(args, device=self._places[rank]) if self._places else args
+            place = (own, rank, self.size, meeting, self._carrier, self.deadline_s)
+            sharers = self._places.count(own.device) if self._places else 1
+            digest = "" if self._nodes is None else model_digest(args)
+            return msg.Begin(*place, sharers, digest)
 
         for other in self._others:
             self.tell(order(other.rank), (other,))
@@ -100,7 +108,8 @@ class RankGroup:
         if self._nodes is not None:
             self.await_all(msg.SameModel, START_S)
         try:
-            return args, ranks_of(order(0), self._lives)
+            own = order(0)
+            return own.args, ranks_of(own, self._lives)
         except RuntimeError as error:  # somebody did not come to the meeting
             raise self.lost(error) from error
 
@@ -113,17 +122,21 @@ class RankGroup:
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._folders.append(tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=memory))
         meeting, sharing = Path(self._folders[-1].name) / "meeting", asked.num_beside
-        if self.comm == "shared" and sharing > 1:
+        if self._carrier == "shared" and sharing > 1:
             for stage in range(asked.pipeline_parallel_size):
-                make_memory(_named(meeting, f"-beside-{stage}"), sharing)
+                make_memory(named(meeting, f"-beside-{stage}"), sharing)
         return str(meeting)
 
-    def set_pages(self, count: int) -> None:
-        """Raises RankLost. Loading takes as long as it takes."""
+    def set_pages(self, count: int) -> int:
+        """The pages that everybody gets; on GPUs, as many as fit into each. Raises RankLost.
+        Loading takes as long as it takes."""
+        if self._places:
+            count = min([count, *(report.count for report in self.await_all(msg.Fits, None))])
         self.tell(msg.Pages(count))
         self.ready = self.await_all(msg.Ready, None)
-        if self.comm == "shared":
+        if self._carrier == "shared":
             self._folders.pop().cleanup()  # all have it mapped; whatever kills us, none is left
+        return count
 
     def announce(self, plan: StepPlan) -> None:
         """Everybody executes this plan next. Raises RankLost."""
@@ -266,47 +279,9 @@ def _start(size: int, nodes: Parallel | None) -> tuple[Rank, ...]:
         raise
 
 
-def ranks_of(
-    begin: msg.Begin, lives: Callable[[], bool] = lambda: True, own_host: str = ""
-) -> Ranks:
-    """The place of a rank among those that were told the same; `lives`: whether they still do.
-    `own_host`: where others reach us, if not where they reach the first rank."""
-    asked, deadline_s = begin.args.parallel, begin.deadline_s
-    index, rank = divmod(begin.rank, asked.num_beside)
-    at: Meeting = Path(begin.meeting)
-    if begin.comm == "network":
-        host, _, port = begin.meeting.rpartition(":")
-        at = Network(host, int(port), own_host or host)
-    stage = Stage()
-    if (count := asked.pipeline_parallel_size) > 1:
-        ring = GlooRing(_named(at, f"-behind-{rank}"), index, count, deadline_s)
-        stage = Stage(index, count, ring)
-    place, meeting = (rank, asked.num_beside), _named(at, f"-beside-{index}")
-    if place[1] == 1:
-        return Ranks(stage=stage)
-    library = find_library().library
-    if begin.comm == "shared" and library is not None and isinstance(meeting, Path):
-        comm: Comm = SharedComm(meeting, place, deadline_s, library, lives)
-    else:
-        comm = GlooComm(meeting, *place, deadline_s)
-    has_homes = asked.data_parallel_size > 1
-    return Ranks(*place, comm, stage, asked.tp_reduce == "fast", has_homes)
-
-
-@overload
-def _named(meeting: Path, name: str) -> Path: ...
-@overload
-def _named(meeting: Meeting, name: str) -> Meeting: ...
-def _named(meeting: Meeting, name: str) -> Meeting:
-    """Where some of those who meet there do."""
-    if isinstance(meeting, Path):
-        return meeting.with_name(meeting.name + name)
-    return meeting.of(name)
-
-
 def _has_news(other: Rank, seconds: float) -> bool:
     """Whether a frame has come, or the end of them."""
-    return bool(select.select([other.link], [], [], seconds)[0])
+    return is_readable(other.link, seconds)
 
 
 def _end(others: tuple[Rank, ...], folders: list[tempfile.TemporaryDirectory[str]]) -> None:

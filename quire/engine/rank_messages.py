@@ -22,13 +22,20 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     rank: int
     size: int
     meeting: str  # a path where ranks find each other, or host and port
-    comm: str  # "shared" memory, or "gloo"
+    comm: str  # "shared" memory, "gloo", "network" or "nccl"
     deadline_s: float  # how long ranks wait for one another in a step
+    sharers: int = 1  # ranks on your GPU, you included
     digest: str = ""  # of the model, for those who have files of their own
 
 
 class Pages(msgspec.Struct, frozen=True, tag=True):
     """So many pages has everybody's cache."""
+
+    count: int
+
+
+class Fits(msgspec.Struct, frozen=True, tag=True):
+    """So many pages fit into the GPU here."""
 
     count: int
 
@@ -138,7 +145,7 @@ Adapting = PutAdapter | DropAdapter
 Tiering = OpenTiers | FetchPages | LetGo | CloseTiers
 Reading = GivePrompts | HandOver
 Order = Begin | Pages | Step | Settle | Reading | Rebalance | Adapting | Tiering | End
-Report = Here | SameModel | Ready | TiersOpen | Fetched | TiersClosed | Failed
+Report = Here | SameModel | Fits | Ready | TiersOpen | Fetched | TiersClosed | Failed
 
 
 def orders() -> Codec[Order]:

@@ -9,7 +9,6 @@ between the machines must be one that others cannot reach.
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from contextlib import suppress
@@ -21,7 +20,7 @@ import msgspec
 from quire import env
 from quire.config import Parallel
 from quire.disagg.frames import answer_greeting, greet
-from quire.engine.wire import Codec, receive
+from quire.engine.wire import Codec, is_readable, receive
 from quire.errors import EngineDead, NotSupported, RankLost, TransferError
 from quire.tiers.secret_file import read_secret
 from quire.version import __version__
@@ -69,7 +68,7 @@ class RemoteRank:
     def fate(self, seconds: float = 0.0) -> str | None:
         """How it ended; None: it has not, so far."""
         try:
-            if not select.select([self.link], [], [], seconds)[0]:
+            if not is_readable(self.link, seconds):
                 return None
             gone = self.link.recv(1, socket.MSG_PEEK) == b""
         except (OSError, ValueError):  # closed by us

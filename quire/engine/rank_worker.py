@@ -82,7 +82,7 @@ def _serve(
     """One model, until it is forgotten."""
     from quire.engine.build import build_engine
     from quire.engine.model_digest import model_digest
-    from quire.engine.rank_group import ranks_of
+    from quire.engine.rank_places import ranks_of
     from quire.engine.seat import OtherSeat
     from quire.load.open import open_model
 
@@ -100,7 +100,14 @@ def _serve(
                 f"{args.model} on this machine is another model than the first one has; copy that"
             )
         say(msg.SameModel())
-    seat = OtherSeat(args, ranks_of(begin, own_host=own_host), await_pages)
+
+    def agree(count: int) -> int:
+        say(msg.Fits(count))
+        return await_pages()
+
+    on_gpu = args.device.startswith("cuda")
+    ranks = ranks_of(begin, own_host=own_host)
+    seat = OtherSeat(args, ranks, await_pages, agree if on_gpu else None)
     runner = build_engine(args, open_model(args).checkpoint, seat=seat).runner
     assert seat.tiers is not None
     say(msg.Ready(seat.tiers.mark, seat.tiers.trouble))

@@ -28,7 +28,7 @@ class Seat(Protocol):
     group: RankGroup | None  # of the first seat alone
 
     def num_pages(self, sized: Callable[[], int]) -> int:
-        """Of everybody's cache; `sized` measures how many fit."""
+        """Of everybody's cache; `sized` measures how many fit here."""
         ...
 
     def runner(self, *parts: Any) -> ModelRunner:
@@ -69,9 +69,7 @@ class FirstSeat:
 
     def num_pages(self, sized: Callable[[], int]) -> int:
         """The first rank's share of the heads is the largest; `sized` looks at all stages."""
-        count = sized()
-        self._group.set_pages(count)
-        return count
+        return self._group.set_pages(sized())
 
     def runner(self, *parts: Any) -> ModelRunner:
         group = self._group
@@ -91,12 +89,20 @@ class FirstSeat:
 class OtherSeat:
     group: RankGroup | None = None
 
-    def __init__(self, args: EngineArgs, ranks: Ranks, await_pages: Callable[[], int]) -> None:
-        self.args, self.ranks, self._await_pages = args, ranks, await_pages
+    def __init__(
+        self,
+        args: EngineArgs,
+        ranks: Ranks,
+        await_pages: Callable[[], int],
+        agree: Callable[[int], int] | None = None,
+    ) -> None:
+        """`agree`: says how many pages fit here, and returns how many there will be; None: the
+        first rank knows."""
+        self.args, self.ranks, self._await_pages, self._agree = args, ranks, await_pages, agree
         self.tiers: OtherTiers | None = None  # that the first rank has not opened so far
 
     def num_pages(self, sized: Callable[[], int]) -> int:
-        return self._await_pages()
+        return self._await_pages() if self._agree is None else self._agree(sized())
 
     def runner(self, *parts: Any) -> ModelRunner:
         stage = self.ranks.stage
@@ -118,5 +124,8 @@ def seat_of(args: EngineArgs, group: RankGroup | None = None) -> Seat:
     if args.parallel.num_ranks == 1:
         return LoneSeat(args)
     from quire.engine.rank_group import RankGroup  # and msgspec, which one rank does without
+    from quire.engine.rank_places import rank_places
+
+    rank_places(args)  # what is wrong with devices is said before a process is started
 
     return FirstSeat(args, group or RankGroup(args.parallel.num_ranks, nodes=args.parallel))

@@ -9,6 +9,7 @@ that is too long, of another version or not a known message ends the connection 
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 from typing import Any, Generic, TypeVar
@@ -64,6 +65,14 @@ def receive(connection: socket.socket) -> bytes | None:
     """One frame's body, blocking; None when the other side is gone."""
     head = _exactly(connection, _HEAD.size)
     return None if head is None else _exactly(connection, check_head(head))
+
+
+def is_readable(connection: socket.socket, seconds: float) -> bool:
+    """Whether something has come, or the end, within so many seconds. Unlike `select` it takes any
+    number of open files. Raises ValueError when we closed it ourselves."""
+    looked_at = select.poll()
+    looked_at.register(connection, select.POLLIN)
+    return bool(looked_at.poll(seconds * 1e3))
 
 
 class Frames:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from triton import knobs
 
 
-def tell_compiles(compiled: Callable[[], object]) -> None:
-    """Call `compiled` after each kernel that was not found compiled on disk, in whatever thread."""
+def tell_compiles(compiled: Callable[[str], object]) -> None:
+    """Call `compiled` with the name of each kernel that was not found compiled on disk, in whatever
+    thread."""
 
-    def listen(*, cache_hit: bool, **_: object) -> None:
+    def listen(*, metadata: Mapping[str, object], cache_hit: bool, **_: object) -> None:
         if not cache_hit:
-            compiled()
+            compiled(str(metadata.get("name")))
 
     knobs.compilation.listener = listen

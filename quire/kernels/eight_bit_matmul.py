@@ -5,8 +5,8 @@ time by the matrix unit, which keeps fewer bits of a sum than fp32 has, and thos
 fp32 over increasing k, each times its scales where these change along k (groups of 128 inputs): one
 chain, whatever the tile. One scale of a row comes last: (sum times the weight's) times the input's,
 the order of the vendor's library. This kernel runs everywhere and says what the bits are;
-`stream_eight_bit.py` gives the same to few rows on Hopper, sooner. Inputs are rows of
-`round_inputs.py`.
+`stream_eight_bit.py` gives the same to few rows on Hopper, sooner, `grouped_eight_bit.py` to
+experts. Inputs are rows of `round_inputs.py`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight
+from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight, scale_row
 from quire.kernels.launch import Launcher, alignments, ceil_div
 from quire.kernels.round_inputs import RoundedRows
 from quire.kernels.silu_mul import activated
 
-__all__ = ["EightBitTile", "eight_bit_matmul", "pick_eight_bit"]
+__all__ = ["EightBitTile", "eight_bit_matmul", "eight_bit_sum", "gate_pairs", "pick_eight_bit"]
 
 
 @triton.jit
@@ -40,39 +40,55 @@ def _tiles(
 
 
 @triton.jit
-def _sum(
-    x_rows, w_rows, x_scales, scales, offs_m, rows, M, N, K, num_groups,
+def eight_bit_sum(
+    x_rows, w_rows,  # the first STEP inputs of each row
+    x_scales, scales,  # the first scale of each row
+    live, K, scale_stride,
     GROUP: tl.constexpr, STEP: tl.constexpr, IS_INT: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_N, BLOCK_M] in fp32, times scales that change along k."""
-    live = (offs_m < M)[:, None]
+    """[BLOCK_M, BLOCK_N] in fp32, times all scales. `live`: the rows of x that there are."""
+    inside = live[:, None]
+    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if IS_INT:
         whole = tl.zeros([BLOCK_N, BLOCK_M], tl.int32)
         for k in tl.range(0, K, STEP):
-            x_tile, w_tile = _tiles(x_rows, w_rows, k, live, K, 0, EVEN_K, STEP)
+            x_tile, w_tile = _tiles(x_rows, w_rows, k, inside, K, 0, EVEN_K, STEP)
             whole = tl.dot(w_tile, x_tile.T, whole, out_dtype=tl.int32)
         total = whole.to(tl.float32)
     else:
-        total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for k in tl.range(0, K, STEP):
-            x_tile, w_tile = _tiles(x_rows, w_rows, k, live, K, 0.0, EVEN_K, STEP)
+            x_tile, w_tile = _tiles(x_rows, w_rows, k, inside, K, 0.0, EVEN_K, STEP)
             part = tl.dot(w_tile, x_tile.T, tl.zeros([BLOCK_N, BLOCK_M], tl.float32))
             if GROUP > 0:
                 group = k // GROUP
-                x_scale = tl.load(x_scales + offs_m * num_groups + group, mask=offs_m < M, other=0)
-                w_scale = tl.load(scales + group * N + rows)
+                x_scale = tl.load(x_scales + group, mask=live, other=0)
+                w_scale = tl.load(scales + group * scale_stride)
                 part = part * (w_scale[:, None] * x_scale[None, :])
             total = total + part
-    return total
+    if GROUP == 0:
+        x_scale = tl.load(x_scales, mask=live, other=0)
+        w_scale = tl.load(scales)
+        total = (total * w_scale[:, None]) * x_scale[None, :]
+    return total.T
+
+
+@triton.jit
+def gate_pairs(rounded, GATE: tl.constexpr):
+    """[rows, gate and up in turns] -> [rows, activation(gate) * up]; without a gate as it is."""
+    if GATE != "":
+        PAIRS: tl.constexpr = rounded.shape[1] // 2
+        gate, up = rounded.reshape([rounded.shape[0], PAIRS, 2]).split()
+        rounded = (activated(gate, GATE) * up.to(tl.float32)).to(rounded.dtype)
+    return rounded
 
 
 @triton.jit(do_not_specialize=["M", "portion"])
 def _eight_bit_kernel(
     x, x_scales, codes, scales, bias, y,
-    M, N, K, num_groups, portion,
-    GROUP: tl.constexpr, STEP: tl.constexpr, IS_INT: tl.constexpr, EVEN_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr, GATE: tl.constexpr,
+    M, N, K, num_groups, scale_stride, portion,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr, STEP: tl.constexpr,
+    IS_INT: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     n_start, m_start = tl.program_id(0) * portion, tl.program_id(1) * BLOCK_M
@@ -83,25 +99,18 @@ def _eight_bit_kernel(
     columns = tl.arange(0, STEP)
     x_rows = x + offs_m.to(tl.int64)[:, None] * K + columns[None, :]
     w_rows = codes + rows.to(tl.int64)[:, None] * K + columns[None, :]
+    w_scales = scales + scale_row(rows, N, ROWS, PAIRED)
     wait_for_inputs(EARLY)
 
     tl.assume(K > 0)
-    total = _sum(
-        x_rows, w_rows, x_scales, scales, offs_m, rows, M, N, K, num_groups,
+    total = eight_bit_sum(
+        x_rows, w_rows, x_scales + offs_m * num_groups, w_scales, offs_m < M, K, scale_stride,
         GROUP, STEP, IS_INT, EVEN_K, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    if GROUP == 0:
-        x_scale = tl.load(x_scales + offs_m, mask=offs_m < M, other=0)
-        w_scale = tl.load(scales + rows)
-        total = (total * w_scale[:, None]) * x_scale[None, :]
-    total = total.T  # [BLOCK_M, BLOCK_N]
     if HAS_BIAS:
         total += tl.load(bias + rows).to(tl.float32)[None, :]
-    rounded = total.to(y.dtype.element_ty)
+    rounded = gate_pairs(total.to(y.dtype.element_ty), GATE)
     PAIR: tl.constexpr = 1 if GATE == "" else 2  # weight rows of one output
-    if GATE != "":
-        gate, up = rounded.reshape([BLOCK_M, BLOCK_N // 2, 2]).split()
-        rounded = (activated(gate, GATE) * up.to(tl.float32)).to(rounded.dtype)
     offs_n = n_start // PAIR + tl.arange(0, BLOCK_N // PAIR)
     cells = y + offs_m.to(tl.int64)[:, None] * (N // PAIR) + offs_n[None, :]
     tl.store(cells, rounded, mask=(offs_m < M)[:, None] & (offs_n < n_end // PAIR)[None, :])
@@ -152,10 +161,12 @@ def eight_bit_matmul(
         (ceil_div(n, tile.portion), ceil_div(m, tile.block_m), 1),
         (
             *(x.codes, x.scales, weight.codes, weight.scales, bias, y),
-            *(m, n, k, x.scales.shape[1], tile.portion),
+            *(m, n, k, x.scales.shape[1], weight.scales.shape[1], tile.portion),
         ),
         {
             "GROUP": weight.group,
+            "ROWS": weight.rows,
+            "PAIRED": weight.paired,
             "STEP": CHAIN,
             "IS_INT": weight.is_int,
             "EVEN_K": k % CHAIN == 0,
@@ -170,6 +181,7 @@ def eight_bit_matmul(
         },
         (
             *(dtype, None if bias is None else bias.dtype, n, k, x.scales.shape[1]),
+            weight.scales.shape[1],
             alignments(x.codes, x.scales, weight.codes, weight.scales, bias, y),
         ),
     )

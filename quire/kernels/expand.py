@@ -17,6 +17,7 @@ from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher, alignments, ceil_div
 from quire.kernels.slabs import Slabs
 from quire.kernels.unpack import in_order, weight_field
+from quire.kernels.unpack_scales import above_rows
 
 __all__ = ["Scratch", "embed_packed", "expand"]
 
@@ -44,9 +45,12 @@ def _expand_kernel(
         rows = tl.minimum(places, N - 1)
     slab = tl.program_id(1)
     columns = tl.arange(0, WIDTH)
+    if SCALES == "e4m3 times" or SCALES == "e4m3 over":
+        supers = above_rows(supers, rows)
+    tensors = (codes, scales, supers, offsets, zeros)
     for f in tl.static_range(FIELDS):
         weight = weight_field(
-            (codes, scales, supers, offsets, zeros), values, rows, slab, 0, f, N, num_scale_rows,
+            tensors, values, rows, slab, 0, f, N, num_scale_rows,
             KIND, LOW, HIGH, WIDTH, GROUP, ROWS, PAIRED, 1,
             SCALES, OFFSETS, SUPER, ZERO, ZEROS, LANES, PLAIN, out.dtype.element_ty,
         )  # fmt: skip

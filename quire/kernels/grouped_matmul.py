@@ -27,6 +27,7 @@ __all__ = [
     "multiply_gathered",
     "multiply_scattered",
     "own_rows",
+    "own_tile",
     "pick_tile",
 ]
 
@@ -71,6 +72,18 @@ def max_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
     """
     first = min(num_pairs, num_experts)
     return first + (num_pairs - first) // block_m
+
+
+@triton.jit
+def own_tile(tiles_m, N, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """(row tile of this program, its first weight row): programs walk down GROUP_M row tiles before
+    moving to the next weight tile."""
+    program = tl.program_id(0)
+    group_size = GROUP_M * tl.cdiv(N, BLOCK_N)
+    first_m = program // group_size * GROUP_M
+    group_m = tl.minimum(tiles_m - first_m, GROUP_M)
+    tile = first_m + program % group_size % group_m
+    return tile, program % group_size // group_m * BLOCK_N
 
 
 @triton.jit
@@ -123,14 +136,7 @@ def _grouped_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    # Programs walk down GROUP_M row tiles before moving to the next weight tile.
-    program = tl.program_id(0)
-    group_size = GROUP_M * tl.cdiv(N, BLOCK_N)
-    first_m = program // group_size * GROUP_M
-    group_m = tl.minimum(tiles_m - first_m, GROUP_M)
-    tile = first_m + program % group_size % group_m
-    n_start = program % group_size // group_m * BLOCK_N
-
+    tile, n_start = own_tile(tiles_m, N, BLOCK_N, GROUP_M)
     expert, row, num_rows = own_rows(counts, tile, NUM, PAD, BLOCK_M)
     if expert >= NUM:
         return

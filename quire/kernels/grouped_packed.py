@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.grouped_matmul import GroupTile, max_tiles, own_rows, pick_tile
+from quire.kernels.grouped_matmul import GroupTile, max_tiles, own_rows, own_tile, pick_tile
 from quire.kernels.launch import Launcher, alignments, ceil_div, pad_to_power
 from quire.kernels.packed_kernel import packed_sum
 from quire.kernels.packed_matmul import unroll_of
@@ -37,14 +37,7 @@ def _grouped_packed_kernel(
     TAIL: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     tl.static_assert(not LANES)
-    # Programs walk down GROUP_M row tiles before moving to the next weight tile.
-    program = tl.program_id(0)
-    group_size = GROUP_M * tl.cdiv(N, BLOCK_N)
-    first_m = program // group_size * GROUP_M
-    group_m = tl.minimum(tiles_m - first_m, GROUP_M)
-    tile = first_m + program % group_size % group_m
-    n_start = program % group_size // group_m * BLOCK_N
-
+    tile, n_start = own_tile(tiles_m, N, BLOCK_N, GROUP_M)
     expert, row, num_rows = own_rows(counts, tile, NUM, PAD, BLOCK_M)
     if expert >= NUM:
         return

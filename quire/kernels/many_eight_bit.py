@@ -21,7 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.eight_bit_configs import NARROW_TILE, WIDE_TILE, pick_many
-from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight
+from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight, scale_row
 from quire.kernels.launch import Launcher, alignments, ceil_div
 from quire.kernels.matmul_configs import MULTIPROCESSORS
 from quire.kernels.rehearsal import Memory
@@ -72,15 +72,16 @@ def _produce(x, w, rings, barriers, M_TILES, N_TILES, K, EARLY: gl.constexpr):
 
 @gluon.jit
 def _add_half(
-    total, part, x_tile, w_tile, scales, x_scales, m, n, M, N, num_groups, band,
+    total, part, x_tile, w_tile, scales, x_scales, m, of_scale, M, scale_stride, num_groups, band,
     GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Floats of a band, from zero, added to the total of half a tile."""
+    """Floats of a band, from zero, added to the total of half a tile. `of_scale`: where its rows
+    have theirs."""
     part = warpgroup_mma(x_tile, w_tile.permute([1, 0]), part, use_acc=False, is_async=True)
     part = warpgroup_mma_wait(0, deps=[part])
     if GROUP > 0:
         group = band * BAND // GROUP
-        w_scale = gl.load(scales + group * N + n, mask=n < N, other=0.0)
+        w_scale = gl.load(scales + group * scale_stride + of_scale)
         x_scale = gl.load(x_scales + m * num_groups + group, mask=m < M, other=0.0)
         part = part * (w_scale[None, :] * x_scale[:, None])
     return total + part
@@ -116,9 +117,9 @@ def _store_half(
 
 @gluon.jit
 def _consume(
-    tiles, barriers, x_scales, scales, bias, y, M, N, K, num_groups, M_TILES, N_TILES,
-    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, WG: gl.constexpr,
-    EARLY: gl.constexpr,
+    tiles, barriers, x_scales, scales, bias, y, M, N, K, num_groups, scale_stride,
+    M_TILES, N_TILES, GROUP: gl.constexpr, SHARED: gl.constexpr, PAIRED: gl.constexpr,
+    HAS_BIAS: gl.constexpr, GATE: gl.constexpr, WG: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Rows [64 * WG, 64 * WG + 64) of every tile."""
     wait_for_inputs(EARLY)  # each warpgroup must wait for itself
@@ -135,6 +136,9 @@ def _consume(
         m_start, n_start = (m_tile * CONSUMERS + WG) * ROWS, n_tile * (2 * HALF)
         m = m_start + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         n = n_start + gl.arange(0, HALF, gl.SliceLayout(0, layout))
+        # Rows past N read the last one's scale: never stored.
+        of_low = scale_row(gl.minimum(n, N - 1), N, SHARED, PAIRED)
+        of_high = scale_row(gl.minimum(n + HALF, N - 1), N, SHARED, PAIRED)
         low = gl.zeros([ROWS, HALF], SUM, layout)
         high = gl.zeros([ROWS, HALF], SUM, layout)
         for band in range(K // BAND):
@@ -148,12 +152,12 @@ def _consume(
                 low, high = warpgroup_mma_wait(0, deps=[low, high])
             else:
                 low = _add_half(
-                    low, nothing, x_tile, w_low, scales, x_scales, m, n, M, N, num_groups, band,
-                    GROUP,
+                    low, nothing, x_tile, w_low, scales, x_scales, m, of_low, M, scale_stride,
+                    num_groups, band, GROUP,
                 )  # fmt: skip
                 high = _add_half(
-                    high, nothing, x_tile, w_high, scales, x_scales, m, n + HALF, M, N, num_groups,
-                    band, GROUP,
+                    high, nothing, x_tile, w_high, scales, x_scales, m, of_high, M, scale_stride,
+                    num_groups, band, GROUP,
                 )  # fmt: skip
             mbarrier.arrive(free.index(stage), count=1)
             step += 1
@@ -187,8 +191,10 @@ def _make_barriers(ARRIVALS: gl.constexpr):
 @gluon.jit(do_not_specialize=["M", "M_TILES"])
 def many_eight_bit_kernel(
     x, w,  # descriptors of [M, K] and [N, K]
-    x_scales, scales, bias, y, M, N, K, num_groups, M_TILES, N_TILES,
-    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, EARLY: gl.constexpr,
+    x_scales, scales, bias, y, M, N, K, num_groups, scale_stride, M_TILES, N_TILES,
+    GROUP: gl.constexpr,
+    SHARED: gl.constexpr,  # weight rows with one scale
+    PAIRED: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(EARLY)
     boxes, tiles = _make_rings(x, w)
@@ -196,9 +202,11 @@ def many_eight_bit_kernel(
     gl.warp_specialize(
         [
             (_consume, (tiles, barriers, x_scales, scales, bias, y, M, N, K, num_groups,
-                        M_TILES, N_TILES, GROUP, HAS_BIAS, GATE, 0, EARLY)),
+                        scale_stride, M_TILES, N_TILES, GROUP, SHARED, PAIRED, HAS_BIAS, GATE,
+                        0, EARLY)),
             (_consume, (tiles, barriers, x_scales, scales, bias, y, M, N, K, num_groups,
-                        M_TILES, N_TILES, GROUP, HAS_BIAS, GATE, 1, EARLY)),
+                        scale_stride, M_TILES, N_TILES, GROUP, SHARED, PAIRED, HAS_BIAS, GATE,
+                        1, EARLY)),
             (_produce, (x, w, boxes, barriers, M_TILES, N_TILES, K, EARLY)),
         ],
         [4, 1],
@@ -235,10 +243,12 @@ class ManyEightBit:
             (
                 *(_describe(x.codes, TILE_M), self._described[tile_n]),
                 *(x.scales, scales, self.bias, out),
-                *(m, n, k, num_groups, m_tiles, n_tiles),
+                *(m, n, k, num_groups, scales.shape[1], m_tiles, n_tiles),
             ),
             {
                 "GROUP": self.weight.group,
+                "SHARED": self.weight.rows,
+                "PAIRED": self.weight.paired,
                 "HAS_BIAS": self.bias is not None,
                 "GATE": self.gate or "",
                 **early_options(),
@@ -247,7 +257,14 @@ class ManyEightBit:
             },
             (
                 *(x.codes.dtype, out.dtype, None if self.bias is None else self.bias.dtype),
-                *(n, k, num_groups, tile_n, alignments(x.scales, scales, self.bias, out)),
+                *(
+                    n,
+                    k,
+                    num_groups,
+                    scales.shape[1],
+                    tile_n,
+                    alignments(x.scales, scales, self.bias, out),
+                ),
             ),
         )
 

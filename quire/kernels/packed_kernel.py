@@ -14,6 +14,7 @@ import triton.language as tl
 from quire.kernels.early import wait_for_inputs
 from quire.kernels.silu_mul import activated
 from quire.kernels.unpack import weight_field
+from quire.kernels.unpack_scales import above_rows
 
 __all__ = ["packed_kernel", "packed_sum"]
 
@@ -39,6 +40,9 @@ def packed_sum(
     """[BLOCK_N, BLOCK_M] in fp32: `rows` of the weight times x, whose first columns are at
     `x_rows`. One chain of matrix-unit additions, k increasing."""
     DTYPE: tl.constexpr = x_rows.dtype.element_ty
+    if SCALES == "e4m3 times" or SCALES == "e4m3 over":
+        above = above_rows(tensors[2], rows)
+        tensors = (tensors[0], tensors[1], above, tensors[3], tensors[4])
     columns = tl.arange(0, WIDTH)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     tl.assume(K > 0)

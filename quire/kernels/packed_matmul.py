@@ -44,7 +44,8 @@ class PackedTile:
 _launch = Launcher(packed_kernel)
 
 _STEP = 128  # inputs that a step of the loop takes at least, where the weight allows it
-_PER_WORD = {"f16": 2, "bf16": 2, "u8": 4, "s8": 4, "power": 4}
+_PER_WORD = {"f16": 2, "bf16": 2, "s6": 16}
+_PER_WORD |= dict.fromkeys(("u8", "s8", "power", "power128", "u4", "e4m3 times", "e4m3 over"), 4)
 
 
 def pick_packed(m: int, n: int, num_units: int) -> PackedTile:

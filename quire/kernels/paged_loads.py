@@ -64,7 +64,8 @@ def load_cells(pages, n, oldest, last, PAGE_SIZE: tl.constexpr, WINDOW: tl.const
     `pages` is from `draft_paths.walked`."""
     reach = in_reach(n, oldest, last, WINDOW)
     place = place_of(pages, n, reach)
-    page = tl.load(pages[0] + place // PAGE_SIZE, mask=reach, other=0)
+    column = place.to(tl.uint32) // PAGE_SIZE  # one shift, where signs would take four steps
+    page = tl.load(pages[0] + column, mask=reach, other=0)
     return (page,) if len(pages) == 1 else (page, place % PAGE_SIZE)
 
 

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.coded_tile import factors
+from quire.kernels.half_queries import half_queries, takes_halves
 from quire.kernels.head_parts import zero_parts
 from quire.kernels.paged_loads import load_cells, load_tile, scales_ahead
 from quire.kernels.splits import Splits, split_count, split_start
@@ -127,10 +128,17 @@ def tanh(products, CAP_SCALE: tl.constexpr):
 @triton.jit
 def _logits(q, k, dtype: tl.constexpr, BITS: tl.constexpr):
     """[BLOCK_M, BLOCK_N] products of queries and keys, part after part."""
-    parts = factors(k, dtype, BITS)
+    HALVES: tl.constexpr = takes_halves(BITS, k.dtype, dtype)
+    if HALVES:
+        q, back = half_queries(q)
+        parts = factors(k, tl.float16, BITS)
+    else:
+        parts = factors(k, dtype, BITS)
     logits = tl.dot(q[0], tl.trans(parts[0]), input_precision="ieee")
     for i in tl.static_range(1, len(parts)):
         logits = tl.dot(q[i], tl.trans(parts[i]), logits, input_precision="ieee")
+    if HALVES:
+        logits = logits * back[:, None]
     return logits
 
 

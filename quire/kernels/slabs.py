@@ -19,7 +19,16 @@ from torch import Tensor
 
 from quire.kernels.launch import alignments
 
-__all__ = ["KINDS", "PLANES", "SlabForm", "Slabs", "pack_codes", "pack_numbers", "pack_pairs"]
+__all__ = [
+    "KINDS",
+    "PLANES",
+    "SlabForm",
+    "Slabs",
+    "pack_codes",
+    "pack_numbers",
+    "pack_pairs",
+    "pack_six_bits",
+]
 
 # Bits of a code -> those of its low and its high plane.
 PLANES = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}
@@ -184,6 +193,19 @@ def pack_pairs(low: Tensor, high: Tensor, num_groups: int) -> Tensor:
     both = torch.stack((low.view(torch.int16), high.view(torch.int16)), -1)
     words = both.contiguous().view(torch.int32).squeeze(-1)
     return F.pad(words, _missing(words, num_groups, 1)).t().contiguous()
+
+
+def pack_six_bits(numbers: Tensor, num_groups: int) -> Tensor:
+    """Whole numbers from -32 on [rows, groups] -> three words for each 16 groups [words, rows]: low
+    nibbles of the first eight and of the others, then two bits of all."""
+    filled = F.pad(numbers.int() + 32, _missing(numbers, num_groups, 16)).unflatten(1, (-1, 16))
+    low, high = filled & 15, filled >> 4
+    nibbles = torch.arange(0, 32, 4, device=numbers.device)
+    pairs = torch.arange(0, 32, 2, device=numbers.device)
+    # Bits of different groups do not meet, so a sum joins them; of 64 bits, cut to 32.
+    words = [(part.long() << nibbles).sum(-1) for part in (low[..., :8], low[..., 8:])]
+    words.append((high.long() << pairs).sum(-1))
+    return torch.stack(words, -1).flatten(1).to(torch.int32).t().contiguous()
 
 
 def _missing(numbers: Tensor, num_groups: int, per: int) -> tuple[int, int]:

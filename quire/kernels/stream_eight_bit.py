@@ -23,7 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.eight_bit_configs import pick_eight_bit_stream
-from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight
+from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight, scale_row
 from quire.kernels.launch import Launcher, alignments, ceil_div
 from quire.kernels.rehearsal import Memory
 from quire.kernels.round_inputs import RoundedRows
@@ -84,9 +84,9 @@ def _begin(
 def _scaled(part, band, scales, x_scales, place, GROUP: gl.constexpr):
     """The sum of one band times the scales of its group, where scales change along k."""
     if GROUP > 0:
-        n, m, live_n, live_m, num_rows, num_groups = place
+        of_scale, m, live_m, scale_stride, num_groups = place
         group = band * BAND // GROUP
-        w_scale = gl.load(scales + group * num_rows + n, mask=live_n, other=0.0)
+        w_scale = gl.load(scales + group * scale_stride + of_scale)
         x_scale = gl.load(x_scales + m * num_groups + group, mask=live_m, other=0.0)
         part = part * (w_scale[:, None] * x_scale[None, :])
     return part
@@ -122,10 +122,12 @@ def _add_floats(
 def stream_eight_bit_kernel(
     x,  # descriptor of [M, K], a box [BLOCK_M, BANDS * BAND]
     w, w_rest,  # descriptors of [N / ROWS, ROWS, K]
-    x_scales, scales, bias, y, M, N, K, num_groups,
+    x_scales, scales, bias, y, M, N, K, num_groups, scale_stride,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, BANDS: gl.constexpr,
     M_TILES: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, GROUP: gl.constexpr,
-    HAS_BIAS: gl.constexpr, GATE: gl.constexpr, EARLY: gl.constexpr, num_warps: gl.constexpr,
+    SHARED: gl.constexpr,  # weight rows with one scale
+    PAIRED: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, EARLY: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     tile = gl.program_id(0) // M_TILES  # programs of one weight tile are neighbours: L2 shares it
@@ -145,7 +147,9 @@ def stream_eight_bit_kernel(
     row = gl.arange(0, TILE, gl.SliceLayout(1, of_total))
     m = m_start + gl.arange(0, BLOCK_M, gl.SliceLayout(0, of_total))
     n = tile * ROWS + row
-    place = (n, m, row < ROWS, m < M, N, num_groups)
+    # Rows of others read our last one's scale: never stored.
+    of_scale = scale_row(tile * ROWS + gl.minimum(row, ROWS - 1), N, SHARED, PAIRED)
+    place = (of_scale, m, m < M, scale_stride, num_groups)
     if GROUP == 0:  # asked for now, needed at the end
         x_scale = gl.load(x_scales + m, mask=m < M, other=0.0)
         w_scale = gl.load(scales + n, mask=row < ROWS, other=0.0)
@@ -209,7 +213,7 @@ class StreamEightBit:
             (n // config.rows * m_tiles, 1, 1),
             (
                 *(rows, *self._described(config), x.scales, scales, self.bias, out),
-                *(m, n, k, num_groups),
+                *(m, n, k, num_groups, scales.shape[1]),
             ),
             {
                 "ROWS": config.rows,
@@ -220,6 +224,8 @@ class StreamEightBit:
                 "STAGES": config.num_stages,
                 "AHEAD": config.num_ahead,
                 "GROUP": self.weight.group,
+                "SHARED": self.weight.rows,
+                "PAIRED": self.weight.paired,
                 "HAS_BIAS": self.bias is not None,
                 "GATE": self.gate or "",
                 **early_options(),
@@ -228,7 +234,7 @@ class StreamEightBit:
             },
             (
                 *(x.codes.dtype, out.dtype, None if self.bias is None else self.bias.dtype),
-                *(n, k, num_groups, alignments(x.scales, scales, self.bias, out)),
+                *(n, k, num_groups, scales.shape[1], alignments(x.scales, scales, self.bias, out)),
             ),
         )
 

@@ -42,7 +42,7 @@ WIDTH = gl.constexpr(FIELD)
 
 
 @gluon.jit
-def _make_ring(x, codes, STAGES: gl.constexpr):
+def make_ring(x, codes, STAGES: gl.constexpr):
     """(boxes of codes, boxes of inputs, barriers), each for every stage."""
     of_codes: gl.constexpr = [STAGES] + codes.block_shape  # noqa: RUF005 (unknown to Gluon)
     of_inputs: gl.constexpr = [STAGES] + x.block_shape  # noqa: RUF005
@@ -55,10 +55,10 @@ def _make_ring(x, codes, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _flat(ring):
+def flat_ring(ring):
     """The same memory as slabs [rows, WIDTH] of codes and fields [BLOCK_M, WIDTH] of inputs."""
     w_tiles, x_tiles, _ = ring
-    SLABS: gl.constexpr = w_tiles.shape[0] * w_tiles.shape[1]
+    SLABS: gl.constexpr = w_tiles.shape[0] * w_tiles.shape[1] * w_tiles.shape[2]
     FIELDS: gl.constexpr = x_tiles.shape[0] * x_tiles.shape[1]
     of_codes: gl.constexpr = gl.NVMMASharedLayout(64, 8)
     of_inputs: gl.constexpr = gl.NVMMASharedLayout(128, 16)
@@ -68,7 +68,7 @@ def _flat(ring):
 
 
 @gluon.jit
-def _ask_codes(codes, ring, tile, stage, step, BYTES: gl.constexpr):
+def ask_codes(codes, ring, tile, stage, step, BYTES: gl.constexpr):
     w_tiles, _, ready = ring
     mbarrier.expect(ready.index(stage), BYTES)
     first = step * codes.block_shape[0]
@@ -77,7 +77,7 @@ def _ask_codes(codes, ring, tile, stage, step, BYTES: gl.constexpr):
 
 
 @gluon.jit
-def _ask_inputs(x, ring, m_start, stage, step):
+def ask_inputs(x, ring, m_start, stage, step):
     _, x_tiles, ready = ring
     first = step * x.block_shape[0]
     place = x_tiles.index(stage)
@@ -85,28 +85,40 @@ def _ask_inputs(x, ring, m_start, stage, step):
 
 
 @gluon.jit
-def _ask_rest(sources, ring, m_start, tile, AHEAD: gl.constexpr, BYTES: gl.constexpr):
+def ask_rest(sources, ring, m_start, tile, AHEAD: gl.constexpr, BYTES: gl.constexpr):
     """All stages' inputs, and the codes of those that were not asked for ahead."""
     x, codes = sources
     STAGES: gl.constexpr = ring[2].shape[0]
     for i in gl.static_range(STAGES):
         if i >= AHEAD:
-            _ask_codes(codes, ring, tile, i, i, BYTES)
-        _ask_inputs(x, ring, m_start, i, i)
+            ask_codes(codes, ring, tile, i, i, BYTES)
+        ask_inputs(x, ring, m_start, i, i)
+
+
+@gluon.constexpr_function
+def _even(count):
+    """The power of two that the rows of a tile of words are."""
+    return 1 << (count - 1).bit_length()
 
 
 @gluon.jit
-def _bring_scales(
-    kept, words, n_start, N, ROWS: gl.constexpr, COUNT: gl.constexpr, num_warps: gl.constexpr
-):
-    """All words of the program's rows; the last ones of a tile are somebody else's."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
-    row = gl.arange(0, kept.shape[1], layout)
-    for i in range(COUNT):
-        async_copy.async_copy_global_to_shared(
-            kept.index(i), words + i * N + n_start + row, mask=row < ROWS
-        )
+def bring_scales(
+    words, n_start, N, ROWS: gl.constexpr, TILE: gl.constexpr, COUNT: gl.constexpr,
+    num_warps: gl.constexpr,
+):  # fmt: skip
+    """Shared memory [groups, TILE] to which all words of the program's rows are under way. The last
+    ones of a tile are somebody else's."""
+    ACROSS: gl.constexpr = TILE // 4 if TILE < 128 else 32  # threads that copy a row of words
+    spread: gl.constexpr = gl.BlockedLayout([1, 4], [32 // ACROSS, ACROSS], [num_warps, 1], [1, 0])
+    flat: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 1, [1, 0])
+    kept = gl.allocate_shared_memory(gl.int32, [_even(COUNT), TILE], flat)
+    group = gl.arange(0, _even(COUNT), gl.SliceLayout(1, spread))[:, None]
+    row = gl.arange(0, TILE, gl.SliceLayout(0, spread))[None, :]
+    cells = words + group * N + n_start + row
+    async_copy.async_copy_global_to_shared(kept, cells, mask=(group < COUNT) & (row < ROWS))
     async_copy.commit_group()
+    of_row: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    return kept._reinterpret(gl.int32, [_even(COUNT), TILE], of_row)
 
 
 @gluon.jit
@@ -120,7 +132,7 @@ def _number(kept, group, PER: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _field(
+def field_of(
     codes, kept, slab,
     F: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr,
     ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
@@ -149,7 +161,15 @@ def _field(
 
 
 @gluon.jit
-def _as_operand(weight, operand: gl.constexpr, SPARSE: gl.constexpr):
+def _anything_like(weight):
+    """Registers that nobody wrote: for rows whose sums nobody stores."""
+    return gl.inline_asm_elementwise(
+        "// $0 stays as it is", "=r,r", [weight], dtype=weight.dtype, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def as_operand(weight, operand: gl.constexpr, SPARSE: gl.constexpr):
     """From the order of the codes to that of the inputs; nothing moves between registers.
 
     SPARSE: every other eight rows of the operand are none of the weight's."""
@@ -157,13 +177,13 @@ def _as_operand(weight, operand: gl.constexpr, SPARSE: gl.constexpr):
     parts = weight.reshape([ROWS, 4, 4, 2, 2]).permute([0, 2, 3, 1, 4])
     tile = parts.reshape([ROWS, WIDTH])
     if SPARSE:
-        both = gl.join(tile, gl.zeros_like(tile)).reshape([ROWS // 8, 8, WIDTH, 2])
+        both = gl.join(tile, _anything_like(tile)).reshape([ROWS // 8, 8, WIDTH, 2])
         tile = both.permute([0, 3, 1, 2]).reshape([2 * ROWS, WIDTH])
     return gl.convert_layout(tile, operand, assert_trivial=True)
 
 
 @gluon.jit
-def _own_rows(total, SPARSE: gl.constexpr):
+def own_rows(total, SPARSE: gl.constexpr):
     """[rows of the tile, BLOCK_M] of what the matrix unit summed."""
     if SPARSE:
         ROWS: gl.constexpr = total.shape[0] // 2
@@ -174,13 +194,13 @@ def _own_rows(total, SPARSE: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _lanes(rows, num_warps):
+def lanes_of(rows, num_warps):
     """Which thread reads which bytes of a tile: 16 neighbouring ones of one row, or of two that are
     eight rows apart where there are as many."""
     is_sparse = rows < 16 * num_warps
     high = 8 if is_sparse else 16
     regs = [[0, 1], [0, 2], [0, 4], [0, 8]] + ([] if is_sparse else [[8, 0]])
-    warps = [[high, 0], [2 * high, 0]] + ([[4 * high, 0]] if num_warps == 8 else [])
+    warps = [[high << bit, 0] for bit in range(num_warps.bit_length() - 1)]
     return gl.DistributedLinearLayout(
         reg_bases=regs,
         lane_bases=[[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]],
@@ -202,16 +222,16 @@ def _add_step(
     TILE: gl.constexpr = w_flat.shape[1]
     SPARSE: gl.constexpr = total.shape[0] > TILE
     operand: gl.constexpr = gl.DotOperandLayout(0, total.type.layout, 2)
-    lanes: gl.constexpr = _lanes(TILE, total.shape[0] // 16)
+    lanes: gl.constexpr = lanes_of(TILE, total.shape[0] // 16)
     for f in gl.static_range(FIELDS):
         slab = f // 2
         codes = w_flat.index(stage * (FIELDS // 2) + slab).load(lanes)
-        weight = _field(
+        weight = field_of(
             codes, kept, step * (FIELDS // 2) + slab, f % 2,
             KIND, GROUP, SCALES, ZERO, ZEROS, dtype,
         )  # fmt: skip
         inputs = x_flat.index(stage * FIELDS + f).permute([1, 0])
-        total = warpgroup_mma(_as_operand(weight, operand, SPARSE), inputs, total, is_async=True)
+        total = warpgroup_mma(as_operand(weight, operand, SPARSE), inputs, total, is_async=True)
     return warpgroup_mma_wait(0, deps=[total])
 
 
@@ -231,18 +251,17 @@ def stream_packed_kernel(
     FIELDS: gl.constexpr = x.block_shape[0]  # of a stage
     tile = gl.program_id(0) // M_TILES
     m_start = gl.program_id(0) % M_TILES * BLOCK_M
-    ring = _make_ring(x, codes, STAGES)
-    kept = gl.allocate_shared_memory(gl.int32, [COUNT, TILE], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    ring = make_ring(x, codes, STAGES)
     BYTES: gl.constexpr = codes.block_type.nbytes + x.block_type.nbytes
     for i in gl.static_range(AHEAD):
-        _ask_codes(codes, ring, tile, i, i, BYTES)
-    _bring_scales(kept, words, tile * ROWS, N, ROWS, COUNT, num_warps)
+        ask_codes(codes, ring, tile, i, i, BYTES)
+    kept = bring_scales(words, tile * ROWS, N, ROWS, TILE, COUNT, num_warps)
     wait_for_last(EARLY)  # nothing that the chain writes was read so far
-    _ask_rest((x, codes), ring, m_start, tile, AHEAD, BYTES)
+    ask_rest((x, codes), ring, m_start, tile, AHEAD, BYTES)
     async_copy.wait_group(0)
     SPARSE: gl.constexpr = 16 * num_warps > TILE
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_M, 16])
-    flat = _flat(ring)
+    flat = flat_ring(ring)
     total = gl.zeros([16 * num_warps, BLOCK_M], gl.float32, of_total)
     num_steps = K // (FIELDS * WIDTH)
     for i in range(num_steps):
@@ -252,9 +271,9 @@ def stream_packed_kernel(
             total, flat, kept, i, stage, FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE
         )
         if i + STAGES < num_steps:
-            _ask_codes(codes, ring, tile, stage, i + STAGES, BYTES)
-            _ask_inputs(x, ring, m_start, stage, i + STAGES)
-    total = _own_rows(total, SPARSE)
+            ask_codes(codes, ring, tile, stage, i + STAGES, BYTES)
+            ask_inputs(x, ring, m_start, stage, i + STAGES)
+    total = own_rows(total, SPARSE)
     store_tile(total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
 
 

@@ -19,35 +19,46 @@ from triton.experimental.gluon import language as gl
 __all__ = ["code_pairs", "power_pairs"]
 
 
-def _pairs(field: int, ones: str) -> str:
-    """Four bytes, in $2, as two registers of two codes, t0 and t1, with bits of a number above."""
-    first = "mov.b32 t0, $2;" if field == 0 else "shr.b32 t0, $2, 4;"
+def _pairs(field: int, ones: str = "") -> str:
+    """Four bytes, in $2, as two registers of two codes, t0 and t1: those of field 1 are 16 times as
+    large. `ones`: bits of a number above them."""
+    mask = "0x000F000F" if field == 0 else "0x00F000F0"
+    take = f"lop3.b32 t0, t0, {mask}, {ones}, 0xEA; lop3.b32 t1, t1, {mask}, {ones}, 0xEA;"
+    if not ones:
+        take = f"and.b32 t0, t0, {mask}; and.b32 t1, t1, {mask};"
     return f"""
         .reg .b32 t0, t1, p0, p1;
-        {first}
-        shr.b32 t1, $2, {8 + 4 * field};
-        lop3.b32 t0, t0, 0x000F000F, {ones}, 0xEA;
-        lop3.b32 t1, t1, 0x000F000F, {ones}, 0xEA;
+        mov.b32 t0, $2;
+        shr.b32 t1, $2, 8;
+        {take}
     """
 
 
-def _of_one(field: int, dtype: str, ones: str) -> str:
-    """The scale is a number of the inputs' dtype."""
+def _small_bf16(field: int) -> str:
+    """(code - zero) / 64 in t0 and t1, where the operands $3 and $4 are -zero / 64. Bits of a code
+    alone are a subnormal number, code times 2**-133: times 2**127 it is code / 64."""
+    up = "0x7F007F00" if field == 0 else "0x7D007D00"
+    return f"""
+        {_pairs(field)}
+        mov.b32 p0, {up};
+        fma.rn.bf16x2 t0, t0, p0, $3;
+        fma.rn.bf16x2 t1, t1, p0, $4;
+    """
+
+
+def _of_one_bf16(field: int) -> str:
+    """The scale is one number of bf16."""
     return f"""{{
-        {_pairs(field, ones)}
-        sub.rn.{dtype} t0, t0, $3;
-        sub.rn.{dtype} t1, t1, $4;
-        mul.rn.{dtype} $0, t0, $5;
-        mul.rn.{dtype} $1, t1, $6;
+        {_small_bf16(field)}
+        mul.rn.bf16x2 $0, t0, $5;
+        mul.rn.bf16x2 $1, t1, $6;
     }}"""
 
 
 def _of_two_bf16(field: int) -> str:
     """The scale is the sum of two."""
     return f"""{{
-        {_pairs(field, "0x43004300")}
-        sub.rn.bf16x2 t0, t0, $3;
-        sub.rn.bf16x2 t1, t1, $4;
+        {_small_bf16(field)}
         mul.rn.bf16x2 p0, t0, $7;
         mul.rn.bf16x2 p1, t1, $8;
         fma.rn.bf16x2 $0, t0, $5, p0;
@@ -55,11 +66,26 @@ def _of_two_bf16(field: int) -> str:
     }}"""
 
 
+def _of_fp16(field: int) -> str:
+    """$3 and $4 are -zero - 1024, or a sixteenth of that number with 16 times the code."""
+    part = "0x3C003C00" if field == 0 else "0x2C002C00"
+    return f"""{{
+        {_pairs(field, "0x64006400")}
+        mov.b32 p0, {part};
+        fma.rn.f16x2 t0, t0, p0, $3;
+        fma.rn.f16x2 t1, t1, p0, $4;
+        mul.rn.f16x2 $0, t0, $5;
+        mul.rn.f16x2 $1, t1, $6;
+    }}"""
+
+
 def _of_power(field: int) -> str:
     """E2M1 as the top bits of a bf16 number, times 2**127: what the doubled table of the form
     holds, exactly. Then the scale, a power of two."""
+    down = "" if field == 0 else "shr.b32 t0, t0, 4; shr.b32 t1, t1, 4;"
     return f"""{{
-        {_pairs(field, "0x00000000")}
+        {_pairs(field)}
+        {down}
         and.b32 p0, t0, 0x00080008;
         and.b32 p1, t1, 0x00080008;
         and.b32 t0, t0, 0x00070007;
@@ -77,9 +103,9 @@ def _of_power(field: int) -> str:
     }}"""
 
 
-_BF16 = gl.constexpr(tuple(_of_one(field, "bf16x2", "0x43004300") for field in (0, 1)))
+_ONE_BF16 = gl.constexpr((_of_one_bf16(0), _of_one_bf16(1)))
 _TWO_BF16 = gl.constexpr((_of_two_bf16(0), _of_two_bf16(1)))
-_FP16 = gl.constexpr(tuple(_of_one(field, "f16x2", "0x64006400") for field in (0, 1)))
+_FP16 = gl.constexpr((_of_fp16(0), _of_fp16(1)))
 _POWER = gl.constexpr((_of_power(0), _of_power(1)))
 
 
@@ -88,23 +114,26 @@ def code_pairs(codes, zero, scale, FIELD: gl.constexpr, dtype: gl.constexpr, SCA
     """(codes - zero) * scale of one field of bytes, of dtype. `zero` and `scale` are in fp32, the
     scale a number of 16 bits."""
     if dtype == gl.float16:
+        below: gl.constexpr = 1024.0 if FIELD == 0 else 64.0
         weight = gl.inline_asm_elementwise(
-            _FP16[FIELD], "=r,=r,r,r,r,r,r", [codes, (zero + 1024.0).to(dtype), scale.to(dtype)],
+            _FP16[FIELD], "=r,=r,r,r,r,r,r", [codes, (-zero - below).to(dtype), scale.to(dtype)],
             dtype=gl.float16, is_pure=True, pack=4,
         )  # fmt: skip
-    elif SCALES == "bf16":
-        weight = gl.inline_asm_elementwise(
-            _BF16[FIELD], "=r,=r,r,r,r,r,r", [codes, (zero + 128.0).to(dtype), scale.to(dtype)],
-            dtype=gl.bfloat16, is_pure=True, pack=4,
-        )  # fmt: skip
     else:
-        most = scale.to(dtype)
-        rest = (scale - most.to(gl.float32)).to(dtype)
-        weight = gl.inline_asm_elementwise(
-            _TWO_BF16[FIELD], "=r,=r,r,r,r,r,r,r,r",
-            [codes, (zero + 128.0).to(dtype), most, rest],
-            dtype=gl.bfloat16, is_pure=True, pack=4,
-        )  # fmt: skip
+        below_bf16 = (zero * -0.015625).to(dtype)
+        scale = scale * 64.0
+        if SCALES == "bf16":
+            weight = gl.inline_asm_elementwise(
+                _ONE_BF16[FIELD], "=r,=r,r,r,r,r,r", [codes, below_bf16, scale.to(dtype)],
+                dtype=gl.bfloat16, is_pure=True, pack=4,
+            )  # fmt: skip
+        else:
+            most = scale.to(dtype)
+            rest = (scale - most.to(gl.float32)).to(dtype)
+            weight = gl.inline_asm_elementwise(
+                _TWO_BF16[FIELD], "=r,=r,r,r,r,r,r,r,r", [codes, below_bf16, most, rest],
+                dtype=gl.bfloat16, is_pure=True, pack=4,
+            )  # fmt: skip
     return weight
 
 

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from quire.kernels.unpack_codes import code_field, table_value
-from quire.kernels.unpack_scales import decoded, part_of, word_of
+from quire.kernels.unpack_e2m1 import e2m1_pairs, power_factor
+from quire.kernels.unpack_scales import decoded, part_of, six_bits, word_of
 from quire.kernels.unpack_sparse import sparse_field
 
 __all__ = ["in_order", "weight_field"]
@@ -42,11 +43,16 @@ def _column_of(place, LANES: tl.constexpr):
 def _number(
     words, base, at, row, num_rows, KIND: tl.constexpr, STEP_GROUPS: tl.constexpr
 ):  # fmt: skip
-    """The fp32 number of group base + at, from words of neighbouring groups."""
+    """The fp32 number of group base + at, from words of neighbouring groups; or its bits as they
+    are, four groups to a word."""
     PER: tl.constexpr = 1 if KIND == "f32" else 2 if KIND == "f16" or KIND == "bf16" else 4
-    STATIC: tl.constexpr = STEP_GROUPS > 0 and STEP_GROUPS % PER == 0
-    word = word_of(words, base, at, row, num_rows, PER, STATIC)
-    return decoded(part_of(word, base, at, PER, STATIC), KIND)
+    STATIC: tl.constexpr = STEP_GROUPS > 0 and STEP_GROUPS % (16 if KIND == "s6" else PER) == 0
+    if KIND == "s6":
+        number = six_bits(words, base, at, row, num_rows, STATIC)
+    else:
+        word = word_of(words, base, at, row, num_rows, PER, STATIC)
+        number = decoded(part_of(word, base, at, PER, STATIC), KIND)
+    return number
 
 
 @triton.jit
@@ -58,6 +64,9 @@ def _two_numbers(
     if BESIDE == "":
         scale = _number(words, base, at, row, num_rows, SCALES, STEP_GROUPS)
         beside = scale
+    elif BESIDE == "u4":
+        both = _number(words, base, at, row, num_rows, "whole", STEP_GROUPS)
+        scale, beside = decoded(both & 15, "u4"), decoded(both >> 4, "u4")
     else:
         word = word_of(words, base, at, row, num_rows, 1, False)
         scale = decoded(word & 0xFFFF, SCALES)
@@ -92,6 +101,14 @@ def _value(
 
 
 @triton.jit
+def _quotient(number, divisor, reciprocal):
+    """number / divisor, rounded once: exactly for numbers of four bits, whatever the divisor (all
+    significands were tried), where nothing is near the end of fp32's range."""
+    near = number * reciprocal
+    return tl.math.fma(tl.math.fma(-divisor, near, number), reciprocal, near)
+
+
+@triton.jit
 def _with_scales(
     value, tensors, base, at, row, num_scale_rows,
     KIND: tl.constexpr, LOW: tl.constexpr, SCALES: tl.constexpr, OFFSETS: tl.constexpr,
@@ -99,7 +116,8 @@ def _with_scales(
 ):  # fmt: skip
     """(value - zero) * scale + offset, of group base + at."""
     _, scales, supers, offsets, zeros = tensors
-    IN_WORD: tl.constexpr = OFFSETS if OFFSETS == "f16" else ZEROS if ZEROS == "u16" else ""
+    BESIDE: tl.constexpr = OFFSETS == "f16" or OFFSETS == "u4"
+    IN_WORD: tl.constexpr = OFFSETS if BESIDE else ZEROS if ZEROS == "u16" else ""
     scale, beside = _two_numbers(
         scales, base, at, row, num_scale_rows, SCALES, IN_WORD, STEP_GROUPS
     )
@@ -118,9 +136,15 @@ def _with_scales(
             "f16" if OFFSETS != "" else "", 0,
         )  # fmt: skip
         scale = scale * upper
+    elif SCALES == "e4m3 times":
+        scale = scale * supers[0]
+    elif SCALES == "e4m3 over":
+        scale = _quotient(scale, supers[0], supers[1])
     value = value * scale
     if OFFSETS == "f16":
         value = value + beside
+    elif OFFSETS == "u4":
+        value = value + beside * upper_offset
     elif OFFSETS != "":
         offset = _number(offsets, base, at, row, num_scale_rows, OFFSETS, STEP_GROUPS)
         value = value + offset * upper_offset
@@ -134,15 +158,15 @@ def _scaled_field(
     GROUP: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr, UNROLL: tl.constexpr,
     SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
     ZERO: tl.constexpr, ZEROS: tl.constexpr, LANES: tl.constexpr, PLAIN: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """The same in fp32, of codes with scales."""
+    """The same of codes with scales, in fp32 or already rounded."""
     BITS: tl.constexpr = LOW + HIGH
     UNIT: tl.constexpr = HIGH if HIGH > 0 and HIGH < LOW else LOW
     SLAB: tl.constexpr = 8 // UNIT * WIDTH
     columns = tl.arange(0, WIDTH)
     tiles = tensors[0] + (slab + i).to(tl.int64) * N * (WIDTH * BITS // UNIT)
     spots = rows[:, None] * WIDTH + columns[None, :]
-    value = _value(tiles, table, rows, spots, f, N, KIND, LOW, HIGH, WIDTH, PLAIN)
 
     # The group, from the step's first one on where steps are whole groups.
     STEP: tl.constexpr = SLAB * UNROLL
@@ -164,15 +188,22 @@ def _scaled_field(
         row = row // ROWS
     row = row[:, None]
 
-    return _with_scales(
-        value, tensors, base, at, row, num_scale_rows,
-        KIND, LOW, SCALES, OFFSETS, SUPER, ZERO, ZEROS, STEP_GROUPS,
-    )  # fmt: skip
+    IS_BF16: tl.constexpr = DTYPE == tl.bfloat16  # noqa: SIM300
+    if KIND == "e2m1" and SCALES == "power128" and IS_BF16 and not PLAIN:
+        exponents = _number(tensors[1], base, at, row, num_scale_rows, "whole", STEP_GROUPS)
+        weight = e2m1_pairs(tl.load(tiles + spots), power_factor(exponents), f)
+    else:
+        value = _value(tiles, table, rows, spots, f, N, KIND, LOW, HIGH, WIDTH, PLAIN)
+        weight = _with_scales(
+            value, tensors, base, at, row, num_scale_rows,
+            KIND, LOW, SCALES, OFFSETS, SUPER, ZERO, ZEROS, STEP_GROUPS,
+        )  # fmt: skip
+    return weight
 
 
 @triton.jit
 def weight_field(
-    tensors,  # codes, scales, supers, offsets, zeros of `Slabs`
+    tensors,  # codes, scales, supers, offsets, zeros of `Slabs`; or `above_rows` for supers
     table,  # its values
     rows, slab, i: tl.constexpr, f: tl.constexpr, N, num_scale_rows,
     KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WIDTH: tl.constexpr,
@@ -192,6 +223,6 @@ def weight_field(
         weight = _scaled_field(
             tensors, table, rows, slab, i, f, N, num_scale_rows,
             KIND, LOW, HIGH, WIDTH, GROUP, ROWS, PAIRED, UNROLL,
-            SCALES, OFFSETS, SUPER, ZERO, ZEROS, LANES, PLAIN,
+            SCALES, OFFSETS, SUPER, ZERO, ZEROS, LANES, PLAIN, DTYPE,
         )  # fmt: skip
     return weight.to(DTYPE)

@@ -22,6 +22,8 @@ from quire.quant.load_forms import E2M1_TABLE
 from quire.quant.weight import Weight
 
 NV_BLOCK = 16
+_MOST = 0x7E  # the largest E4M3
+_LEAST_FACTOR = 2.0**-60
 
 
 def nvfp4_piece(module: Module, last: str, whole: str, divides: bool) -> Piece:
@@ -42,12 +44,26 @@ def _nvfp4(module: Module, last: str, whole: str, divides: bool) -> Coded:
     words, factor = module.read(last), module.scales(whole).reshape(())
     if divides and not bool(factor > 0):
         raise CheckpointError(f"tensor {module.path(whole)} is {factor.item()}, want more than 0")
-    scales = module.scales("weight_scale")
-    scales = scales / factor if divides else scales * factor
+    eighths = module.read("weight_scale")
     codes = dense_codes(words, 4, words.shape[1] * 2)
+    # The table's values are doubled, so scales are halved.
+    if not _can_stay(eighths, factor):
+        scales = eighths.float() / factor if divides else eighths.float() * factor
+        return Coded(codes, 4, NV_BLOCK, scales * 0.5, table=E2M1_TABLE)
+    above = factor * 2 if divides else factor * 0.5
     return Coded(
-        codes, 4, NV_BLOCK, scales * 0.5, table=E2M1_TABLE
-    )  # the table's values are doubled
+        *(codes, 4, NV_BLOCK, eighths.view(torch.uint8)),
+        super_scales=above.repeat(len(codes), 1),
+        table=E2M1_TABLE,
+        eighths="over" if divides else "times",
+    )
+
+
+def _can_stay(eighths: Tensor, factor: Tensor) -> bool:
+    """Whether kernels may divide by the scale of all as they do: no scale has a sign or is no
+    number, and nothing comes near the end of fp32's range."""
+    is_plain = bool((eighths.view(torch.uint8) <= _MOST).all())
+    return is_plain and _LEAST_FACTOR <= float(factor) <= 1 / _LEAST_FACTOR
 
 
 def mxfp4_piece(module: Module, last: str) -> Piece:

@@ -41,7 +41,7 @@ def pack_scaled(weight: Scaled, bias: Tensor | None) -> FloatPanels:
         first = torch.arange(0, len(codes), PANEL) // height
         scales = weight.scales[first].contiguous()  # [panels, groups]
     else:
-        kind, scales = BY_LANE, _by_panel(weight.pick(slice(None)).scales)
+        kind, scales = BY_LANE, _by_panel(weight.by_row())
     share = min(width, num_in)
     tensors = (panels, scales, None, None, None, None, bias, None, None)
     return tensors, (num_out, num_in, EIGHT_BITS[weight.tensor.dtype], 1, 0, kind, 1, share, 0)

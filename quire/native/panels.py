@@ -31,6 +31,7 @@ FLOAT_CODES = {torch.float32: 100, torch.float16: 101, torch.bfloat16: 102}
 FLOAT_NAMES = {code: str(dtype).removeprefix("torch.") for dtype, code in FLOAT_CODES.items()}
 TABLE_CODES = 40
 HALF_SCALES, FLOAT_SCALES, U8_SCALES, S8_SCALES, POWER_SCALES = range(5)
+TIMES_SCALES, OVER_SCALES = 6, 7
 
 # Bits, block, and what a group has besides its scale.
 KINDS = {(2, 32, ""), (4, 16, ""), (4, 32, ""), (5, 32, ""), (6, 16, ""), (8, 32, "")}
@@ -140,14 +141,15 @@ def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
         _by_panel(coded.scales),
         _by_panel(coded.offsets),
         _by_panel(coded.zeros),
-        _by_panel(coded.super_scales),
+        _by_panel(_super_scales(coded)),
         _by_panel(coded.super_offsets),
         _wide_bias(bias),
         table,
         None if coded.order is None else coded.order.int(),
     )
     bits = coded.bits if table is None else TABLE_CODES
-    shape = (*coded.shape, bits, coded.block, coded.zero, _scale_kind(coded), coded.super_size)
+    size = coded.scales.shape[1] if coded.eighths else coded.super_size
+    shape = (*coded.shape, bits, coded.block, coded.zero, _scale_kind(coded), size)
     rules = (coded.share, 1 if coded.inputs == "int8-row" else 2)
     return Panels.of(tensors, (*shape, *rules))
 
@@ -209,7 +211,18 @@ def _wide_bias(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else F.pad(bias.float(), (0, -bias.shape[0] % PANEL)).contiguous()
 
 
+def _super_scales(coded: Coded) -> Tensor | None:
+    """To divide by a number, kernels want its negative and its reciprocal."""
+    above = coded.super_scales
+    if coded.eighths == "over":
+        assert above is not None
+        return torch.cat((-above, 1 / above), 1)
+    return above
+
+
 def _scale_kind(coded: Coded) -> int:
+    if coded.eighths:
+        return OVER_SCALES if coded.eighths == "over" else TIMES_SCALES
     if coded.are_powers:
         return POWER_SCALES
     kinds = {torch.float16: HALF_SCALES, torch.float32: FLOAT_SCALES}

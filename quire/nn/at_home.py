@@ -48,7 +48,8 @@ class AtHome:
 
     def attend(self, q: Tensor, at: LayerContext) -> Tensor:
         """Our queries -> [queries of all, hidden]."""
-        assert at.homes is not None, "rows without homes"
+        if at.homes is None:
+            return self.inner.attend(q, at)
         if at.homes.has_own:
             return at.homes.gather(self.inner.attend(q, _own(at, at.homes)))
         return at.homes.gather(q.new_empty(0, self.width))

@@ -121,7 +121,7 @@ class Experts:
             if len(some):
                 assert holder.kernel is not None
                 numbers = (experts[some] - holder.own.begin)[:, None]
-                visits = Visits(numbers, torch.ones(len(some), 1))
+                visits = Visits(numbers, torch.ones(len(some), 1, device=x.device))
                 made[some] = holder.kernel(x.index_select(0, tokens[some]), visits, None)
         return made
 
@@ -158,10 +158,10 @@ class Experts:
         results = self._results(x, own // top_k, experts[own])
         if self.ranks.splits_sums:
             pairs = x.new_zeros(num_tokens * top_k, results.shape[1]).index_copy_(0, own, results)
-            ours = self.ops.add_ranks(pairs.view(num_tokens, top_k, -1), weights)
+            ours = self.ops.add_ranks(pairs.view(num_tokens, top_k, pairs.shape[1]), weights)
             return sum_of_all(ours, self.ranks.comm, self.ranks.size)
         counts = owners.bincount(minlength=self.ranks.size).tolist()
         every = self.ranks.comm.gather_rows(results, counts)  # [pairs, hidden] rank by rank
         order = owners.argsort(stable=True)
         pairs = torch.empty_like(every).index_copy_(0, order, every)
-        return self.ops.add_ranks(pairs.view(num_tokens, top_k, -1), weights)
+        return self.ops.add_ranks(pairs.view(num_tokens, top_k, pairs.shape[1]), weights)

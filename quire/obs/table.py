@@ -99,7 +99,7 @@ METRICS = (
     Metric(
         "inter_token_latency_seconds",
         "histogram",
-        "Between two events of one stream.",
+        "Between two events of one stream; with drafts an event may have several tokens.",
         in_vllm=True,
         edges=FINE_TOKEN_EDGES,
         vllm_edges=TOKEN_EDGES,

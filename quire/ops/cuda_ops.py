@@ -29,7 +29,7 @@ from quire.nn.ops import (
     Table,
     Visits,
 )
-from quire.ops.expert_loop import add_ranks
+from quire.ops.eight_bit_experts import EightBitExperts, can_fuse
 from quire.ops.int8_inputs import Int8SumInputs
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.packed_experts import PackedExperts, are_packed, rows_of
@@ -89,10 +89,13 @@ class CudaOps:
         if not are_packed(weights):
             return GroupedExperts(weights.fused("up"), weights.fused("down"), weights.gate)
         rows = [rows_of(weights, name, self.packed.ready) for name in ("up", "down")]
+        num, act = weights.num_experts, partial(gate, form=weights.gate)
+        rounded = self.packed.expert_bytes(rows[0], rows[1], num, can_fuse(weights.gate))
+        if rounded is not None:
+            return EightBitExperts(*rounded, num, weights.gate, act)
         slabs = [self.packed.expert_slabs(of) for of in rows]
-        num = weights.num_experts
         if slabs[0] is not None and slabs[1] is not None:
-            return PackedExperts(slabs[0], slabs[1], num, partial(gate, form=weights.gate))
+            return PackedExperts(slabs[0], slabs[1], num, act)
         up, down = ((of.floats(num, self.packed.expanded), of.bias) for of in rows)
         return GroupedExperts(up, down, weights.gate)
 
@@ -130,7 +133,7 @@ class CudaOps:
         return Visits(*route(logits, rule, correction))
 
     def add_ranks(self, results: Tensor, weights: Tensor) -> Tensor:
-        return add_ranks(results, weights)
+        return combine(results.flatten(0, 1), weights)
 
     def add_gated(self, x: Tensor, gate: Tensor, added: Tensor) -> Tensor:
         return x + sigmoid(gate) * added
@@ -170,7 +173,7 @@ class GroupedExperts:
 
     def __call__(self, x: Tensor, visits: Visits, loads: Tensor | None) -> Tensor:
         (up, up_bias), (down, down_bias) = self.up, self.down
-        pairs = sort_pairs(visits.experts, len(up), loads)
+        pairs = sort_pairs(visits.experts.int(), len(up), loads)
         # [pairs, 2 * ffn], sorted by expert
         gate_up = multiply_gathered(x, up, pairs, bias=up_bias)
         # [pairs, hidden], token by token again

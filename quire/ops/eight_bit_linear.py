@@ -139,8 +139,8 @@ def _reference(x: RoundedRows, weight: EightBitWeight) -> Tensor:
     """fp64; of whole numbers rounded as kernels do after the sum."""
     if weight.is_int:
         sums = (x.codes.double() @ weight.codes.double().T).float()
-        return (sums * weight.scales) * x.scales
+        return (sums * weight.row_scales) * x.scales
     k = x.codes.shape[1]
     wide = x.scales.repeat_interleave(weight.group or k, 1)[:, :k].double()
-    scales = weight.scales.repeat_interleave(weight.group or k, 0)[:k].double()
+    scales = weight.row_scales.repeat_interleave(weight.group or k, 0)[:k].double()
     return (x.codes.double() * wide) @ (weight.codes.double() * scales.T).T

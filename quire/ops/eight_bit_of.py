@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight
 from quire.kernels.matmul import interleave
@@ -72,17 +73,32 @@ def _is_signed_bytes(weight: Coded) -> bool:
     )
 
 
-def eight_bit_weight(weight: Weight, form: EightBitForm, paired: bool = False) -> EightBitWeight:
-    """`paired`: rows gate | up as gate, up, gate, up."""
+def eight_bit_weight(
+    weight: Weight, form: EightBitForm, paired: bool = False, num_experts: int = 1
+) -> EightBitWeight:
+    """`paired`: rows gate | up as gate, up, gate, up, within each of the experts that lie one below
+    the other."""
+    shared = 1
     if isinstance(weight, Coded):
         codes, scales = weight.codes.view(torch.int8), weight.scales[:, :1].float()
     else:
         assert isinstance(weight, Scaled), f"got {type(weight).__name__}"
         codes, scales = weight.tensor, weight.scales
-        scales = scales.repeat_interleave(weight.block[0], 0)[: weight.shape[0]]
         if form.group and scales.shape[1] == 1:
             scales = scales.expand(-1, ceil(weight.shape[1], form.group))
+        if form.group and weight.block[0] < weight.shape[0]:
+            shared = weight.block[0]
+        else:
+            scales = scales.repeat_interleave(weight.block[0], 0)[: weight.shape[0]]
     if paired:  # indexing knows no floats of eight bits everywhere, bytes it does
-        codes = interleave(codes.view(torch.uint8)).view(codes.dtype)
-        scales = interleave(scales)
-    return EightBitWeight(codes.contiguous(), scales.t().contiguous(), form.group, paired)
+        codes = _paired(codes.view(torch.uint8), num_experts).view(codes.dtype)
+        scales = _paired(scales, num_experts) if shared == 1 else scales
+    return EightBitWeight(
+        codes.contiguous(), scales.t().contiguous(), form.group, paired, rows=shared
+    )
+
+
+def _paired(rows: Tensor, num_experts: int) -> Tensor:
+    """[experts * 2 f, ...]"""
+    of_experts = rows.view(num_experts, -1, rows.shape[1]).transpose(0, 1)
+    return interleave(of_experts).transpose(0, 1).reshape(rows.shape)

@@ -35,7 +35,7 @@ class PackedExperts:
         self.up, self.down, self.num_experts, self.gate = up, down, num_experts, gate
 
     def __call__(self, x: Tensor, visits: Visits, loads: Tensor | None) -> Tensor:
-        pairs = sort_pairs(visits.experts, self.num_experts, loads)
+        pairs = sort_pairs(visits.experts.int(), self.num_experts, loads)
         # [pairs, 2 * ffn], sorted by expert
         gate_up = multiply_packed(x, self.up.slabs, pairs, self.up.bias, is_gather=True)
         # [pairs, hidden], token by token again

@@ -23,6 +23,7 @@ from quire.kernels.matmul import Layouts
 from quire.kernels.slabs import Slabs
 from quire.kernels.vendor_eight_bit import VendorEightBit
 from quire.nn.ops import SumKernel
+from quire.ops.eight_bit_experts import ExpertBytes, expert_bytes, grouped_difference
 from quire.ops.eight_bit_linear import EightBitLinear, difference
 from quire.ops.eight_bit_of import EightBitForm, eight_bit_form, eight_bit_weight
 from quire.ops.int8_inputs import Int8SumInputs
@@ -33,6 +34,7 @@ from quire.ops.packed_linear import PackedLinear, PartsLinear
 from quire.ops.slabs_of import joined, moved, slabs_of
 from quire.quant.coded import Coded
 from quire.quant.deferred import made
+from quire.quant.scaled import Scaled
 from quire.quant.weight import Dense, Weight
 
 Check = Callable[[Weight, str | None, torch.dtype, bool], str | None]
@@ -45,6 +47,7 @@ class PackedForms:
     ) -> None:
         self.device, self.dtype, self.layouts, self.check = device, dtype, layouts, check
         self.check_eight_bit: CheckEightBit = difference
+        self.check_grouped: CheckEightBit = grouped_difference
         self.scratch = Scratch()
         self.library = VendorEightBit() if dtype == torch.bfloat16 else None
         self.kept: Counter[str] = Counter()  # bytes of weights by their form
@@ -103,6 +106,37 @@ class PackedForms:
         slabs = self.slabs(weight)
         return None if slabs is None else ExpertSlabs(slabs, rows.bias)
 
+    def expert_bytes(
+        self, up: ExpertRows, down: ExpertRows, num_experts: int, paired: bool
+    ) -> tuple[ExpertBytes, ExpertBytes] | None:
+        """Of both products of a layer's experts; None: the weights do not both ask for inputs of
+        eight bits, or their products fail here. `paired`: rows of gate and up take turns."""
+        forms = [self._eight_bit_form_of(rows) for rows in (up, down)]
+        if forms[0] is None or forms[1] is None:
+            return None
+        made: list[ExpertBytes] = []
+        for rows, form, turns in ((up, forms[0], paired), (down, forms[1], False)):
+            part = expert_bytes(rows.weights[0], form, rows.bias, num_experts, turns)
+            self.kept[form.name] += part.weight.num_bytes
+            made.append(part)
+        return made[0], made[1]
+
+    def _eight_bit_form_of(self, rows: ExpertRows) -> EightBitForm | None:
+        (weight, *others) = rows.weights
+        form = None if others or weight.inputs == "float" else eight_bit_form(weight)
+        if form is None:
+            return None
+        key = _key_of(form, weight)
+        checks = (
+            (key, self.check_eight_bit),
+            ((*key, "experts"), self.check_grouped),
+        )
+        for each, check in checks:
+            if not self._holds(each, partial(check, weight, form, self.dtype)):
+                self._leave_inputs(form.name, str(self._verdicts[each]))
+                return None
+        return form
+
     def expanded(self, weight: Weight) -> Tensor:
         tensor = weight.dequantize().to(self.dtype)
         self.kept[str(self.dtype).removeprefix("torch.")] += tensor.numel() * tensor.element_size()
@@ -120,8 +154,7 @@ class PackedForms:
         """Eight bits by eight where there is such a product; else the weight alone is packed."""
         form = eight_bit_form(weight)
         if form is not None:
-            is_found = form.rounding.scale is None
-            key = (form.name, form.rounding.group, is_found, weight.shape[1] % CHAIN == 0)
+            key = _key_of(form, weight)
             if self._holds(key, lambda: self.check_eight_bit(weight, form, self.dtype)):
                 made = eight_bit_weight(weight, form, gate is not None)
                 self.kept[form.name] += made.num_bytes
@@ -162,6 +195,13 @@ class PackedForms:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _key_of(form: EightBitForm, weight: Weight) -> tuple[object, ...]:
+    """What products of eight by eight bits are checked for."""
+    is_found = form.rounding.scale is None
+    is_shared = form.group > 0 and isinstance(weight, Scaled) and weight.block[0] > 1
+    return form.name, form.rounding.group, is_found, is_shared, weight.shape[1] % CHAIN == 0
 
 
 def as_it_is(weight: Weight) -> Weight:

@@ -23,6 +23,7 @@ from quire.kernels.slabs import (
     pack_codes,
     pack_numbers,
     pack_pairs,
+    pack_six_bits,
 )
 from quire.kernels.stream_packed_configs import can_stream
 from quire.quant.codebook import Codebook
@@ -164,9 +165,14 @@ def _scales(weight: Coded, form: SlabForm) -> tuple[SlabForm, dict[str, Tensor]]
     offsets, zeros = weight.offsets, weight.zeros
     is_one = form.group == 0 and offsets is None and not weight.are_powers
     scales = weight.scales.float() if is_one else _narrow(weight.scales)
-    kind = "power" if weight.are_powers else KINDS[scales.dtype]
+    kind = _power_kind(scales, form) if weight.are_powers else KINDS[scales.dtype]
     form = replace(form, scales=kind)
     made: dict[str, Tensor] = {}
+    if weight.eighths:
+        assert weight.super_scales is not None
+        form = replace(form, scales=f"e4m3 {weight.eighths}")
+        made["supers"] = pack_numbers(weight.super_scales, 1)
+        return form, {**made, "scales": pack_numbers(scales, groups)}
     if weight.super_scales is not None:
         form = replace(form, super_size=weight.super_size)
         supers = -(-groups // weight.super_size)
@@ -176,6 +182,11 @@ def _scales(weight: Coded, form: SlabForm) -> tuple[SlabForm, dict[str, Tensor]]
             made["supers"] = pack_numbers(weight.super_scales.float(), supers)
     if offsets is not None and offsets.dtype == torch.float16:
         return replace(form, offsets="f16"), {"scales": pack_pairs(scales, offsets, groups)}
+    if offsets is not None and _are_nibbles(scales, offsets):
+        form = replace(form, scales="u4", offsets="u4")
+        return form, {**made, "scales": pack_numbers(scales | offsets << 4, groups)}
+    if form.bits == 3 and weight.super_scales is not None and _has_six_bits(scales):
+        return replace(form, scales="s6"), {**made, "scales": pack_six_bits(scales, groups)}
     can_pair = scales.element_size() == 2 and form.group >= _PAIRED
     if can_pair and zeros is not None and zeros.dtype == torch.uint8:
         words = pack_pairs(scales, zeros.short(), groups)
@@ -187,6 +198,23 @@ def _scales(weight: Coded, form: SlabForm) -> tuple[SlabForm, dict[str, Tensor]]
         form = replace(form, zeros=KINDS[zeros.dtype])
         made["zeros"] = pack_numbers(zeros, groups)
     return form, made
+
+
+def _are_nibbles(scales: Tensor, offsets: Tensor) -> bool:
+    """Whether scale and offset share a byte, as Q2_K has them."""
+    pair = (scales, offsets)
+    return all(t.dtype == torch.uint8 for t in pair) and all(int(t.max()) < 16 for t in pair)
+
+
+def _has_six_bits(scales: Tensor) -> bool:
+    """As those of Q3_K."""
+    return scales.dtype == torch.int8 and int(scales.min()) >= -32 and int(scales.max()) < 32
+
+
+def _power_kind(exponents: Tensor, form: SlabForm) -> str:
+    """Powers up to 2**0 are factors of a quicker way to unpack (`unpack_e2m1.py`)."""
+    is_low = form.kind == "e2m1" and not form.lanes and int(exponents.max()) <= 128
+    return "power128" if is_low else "power"
 
 
 def _of_sparse(weight: Sparse24, paired: bool) -> Slabs:

@@ -1,8 +1,9 @@
-"""Activations and gates of feed-forward blocks in torch, row by row alike.
+"""Activations and gates of feed-forward blocks in torch, element by element alike.
 
-Pieces of more elements than torch's grain are split between threads inside a row, and the ends of a
-split go through another exp: a row's bits would depend on its place in the batch. So rows are taken
-in pieces below it.
+The library takes another exp at the end of a run, where no whole vector is left, and it splits
+pieces of more elements than its grain between threads, anywhere. An element's bits would depend on
+its place in the batch, and on how many columns a rank has. So rows are filled to whole vectors, and
+taken in pieces below the grain.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from quire.nn.ops import GateForm
 
 MAX_SERIAL = 32768  # torch's grain size
+VECTOR = 64  # elements; a multiple of what the library takes at once with any CPU
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -33,16 +35,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def activate(x: Tensor, activation: str) -> Tensor:
+    """[tokens, width] -> the same."""
+    return _whole(ACTIVATIONS[activation], x)
+
+
 def gate(x: Tensor, form: GateForm) -> Tensor:
     """[tokens, 2 * ffn] gate | up -> [tokens, ffn]."""
     if form.limit is not None:
         return clamped_swiglu(x, form.alpha, form.limit)
-    act = ACTIVATIONS[form.activation]
     half = x.shape[-1] // 2
-    rows = _rows_at_once(half)
-    if len(x) <= rows:
-        return act(x[:, :half]) * x[:, half:]
-    return torch.cat([act(piece[:, :half]) for piece in x.split(rows)]) * x[:, half:]
+    return _whole(ACTIVATIONS[form.activation], x[:, :half]) * x[:, half:]
 
 
 def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
@@ -50,15 +53,18 @@ def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     both sides. Computed in f32 whatever the dtype and rounded once."""
     half = gate_up.shape[-1] // 2
     values = gate_up.float()
-    gates = values.clamp(max=limit)
+    gates = values[:, :half].clamp(max=limit)
     ups = values[:, half:].clamp(-limit, limit)
-    # Scaled at full width, so that the half taken from it keeps its stride: exponentials then go
-    # row by row.
-    scaled = (gates * alpha)[:, :half]
-    pieces = [torch.sigmoid(piece) for piece in scaled.split(_rows_at_once(half))]
-    share = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    return ((ups + 1.0) * (gates[:, :half] * share)).to(gate_up.dtype)
+    share = _whole(torch.sigmoid, gates * alpha)
+    return ((ups + 1.0) * (gates * share)).to(gate_up.dtype)
 
 
-def _rows_at_once(width: int) -> int:
-    return max(1, (MAX_SERIAL - 1) // width)
+def _whole(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Of each element of [tokens, width]; all in whole vectors, whatever is beside it."""
+    width = x.shape[-1]
+    if missing := -width % VECTOR:
+        x = F.pad(x, (0, missing))
+    rows = max(1, (MAX_SERIAL - 1) // x.shape[-1])
+    pieces = [function(piece) for piece in x.split(rows)]
+    whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return whole[:, :width] if missing else whole

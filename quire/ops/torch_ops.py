@@ -129,7 +129,7 @@ class TorchOps:
         return x + F.embedding(positions, table)
 
     def activate(self, x: Tensor, activation: str) -> Tensor:
-        return torch_gate.ACTIVATIONS[activation](x)
+        return torch_gate.activate(x, activation)
 
     def gate(self, x: Tensor, form: GateForm) -> Tensor:
         return torch_gate.gate(x, form)

@@ -3,17 +3,18 @@
     weight = scale * (code - zero) + offset
 
 with one scale (and zero or offset) for each row and `share` blocks of inputs. A code may also stand
-for a number in a table. Formats with two
-levels of scales keep small whole numbers for blocks and an fp16 for each `super_size` of them. The
-zero is one for all, or one for each scale. Where inputs of one scale are no neighbours, columns of
-codes are sorted and `order` says which inputs they are for. `dequantize` is the reference that
-kernels are tested against. How codes lie in memory is `native/panels.py`'s.
+for a number in a table. Formats with two levels of scales keep small whole numbers for blocks and
+an fp16 for each `super_size` of them, or floats of eight bits below one fp32 for a whole row
+(NVFP4), which its writers divide by or multiply with. The zero is one for all, or one for each
+scale. Where inputs of one scale are no neighbours, columns of codes are sorted and `order` says
+which inputs they are for. `dequantize` is the reference that kernels are tested against. How codes
+lie in memory is `native/panels.py`'s.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,11 +36,13 @@ class Coded:
     zero: int = 0
     offsets: Tensor | None = None  # as scales
     super_size: int = 1  # groups below one super scale
-    super_scales: Tensor | None = None  # [out, groups / super_size] fp16
+    super_scales: Tensor | None = None  # [out, groups / super_size] fp16; eighths: [out, 1] fp32
     super_offsets: Tensor | None = None
     table: tuple[int, ...] | None = None  # what codes of 4 bits stand for: 16 signed bytes
     tables: Tensor | None = None  # [out, 16] int8: the same for each row; four share theirs
     are_powers: bool = False  # scales are uint8 exponents: 2**(e - 128)
+    # Scales are bytes of finite E4M3 without a sign, times the row's super scale, or over it.
+    eighths: Literal["", "times", "over"] = ""
     inputs: Inputs = "float"
     share: int = 1  # blocks that share a scale
     zeros: Tensor | None = None  # [out, groups] uint8, int8 where bits is 8; then no zero
@@ -76,7 +79,7 @@ class Coded:
             codes = self.codes[:, begin:end].contiguous()
             return replace(self, codes=codes, share=(end - begin) // self.block)
         for name, tensor in self._tensors().items():
-            if name == "tables":  # of whole rows
+            if name == "tables" or (name == "super_scales" and self.eighths):  # of whole rows
                 continue
             width = self.shape[1] // tensor.shape[1]  # inputs that one of its columns is for
             if begin % width or end % width:
@@ -152,6 +155,9 @@ class Coded:
             return torch.ldexp(torch.ones_like(given, dtype=torch.float32), given.int() - 128)
         if above is None:
             return given.float()
+        if self.eighths:
+            wide = given.view(torch.float8_e4m3fn).float()
+            return wide / above if self.eighths == "over" else wide * above
         groups = given.float().view(*above.shape, self.super_size)
         return groups.mul_(above.float().unsqueeze(-1)).view(given.shape)
 

@@ -10,8 +10,9 @@ GROUPS = (32, 64, 128, 256)
 INT8_ROWS = "int8"
 # Where a device has such products, "fp8" and "int8" round inputs too; the others never do.
 FP8_ROWS, ALONE = "fp8", "-weights"
+SPARSE24 = "sparse24"  # two of every four weights, by their size alone
 WORDS = (
-    *(FP8_ROWS, INT8_ROWS, "nf4", "mxfp4"),
+    *(FP8_ROWS, INT8_ROWS, "nf4", "mxfp4", SPARSE24),
     *(FP8_ROWS + ALONE, INT8_ROWS + ALONE),  # and those that parse_rtn takes
 )
 _NAME = re.compile(r"rtn-int([48])-g([1-9][0-9]{1,2})(-asym)?", re.ASCII)

@@ -2,7 +2,8 @@
 
 Nothing is calibrated: scales follow from the largest number of a row, a group or a block. `rtn-...`
 are whole numbers (`rtn.py`); here are a row's int8, eight-bit floats, and two kinds of four bits.
-Embeddings and heads are worth eight bits in all of them, and inputs as they are.
+Embeddings and heads are worth eight bits in all of them, and inputs as they are. `sparse24` leaves
+weights out instead (`zeroed.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from torch import Tensor
 
 from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
-from quire.quant.form_name import ALONE, FP8_ROWS, INT8_ROWS, check_form
+from quire.quant.form_name import ALONE, FP8_ROWS, INT8_ROWS, SPARSE24, check_form
 from quire.quant.rtn import RtnForm, half
 from quire.quant.scaled import Scaled
 from quire.quant.weight import Inputs, Weight
+from quire.quant.zeroed import Zeroed24
 
 BLOCK = 32
 E4M3_MOST = 448.0
@@ -56,6 +58,7 @@ def load_form(name: str, on_gpu: bool = False) -> LoadForm:
         FP8_ROWS + ALONE: Float8Rows(),
         "nf4": NormalFloat4(),
         "mxfp4": MicroFloat4(),
+        SPARSE24: Zeroed24(),
     }
     return made[name] if name in made else RtnForm.parse(name)
 

@@ -47,7 +47,11 @@ class Scaled:
         return out
 
     def pick(self, rows: Tensor | slice) -> Scaled:
-        own = self._by_row()
+        """Rows that begin with a block keep blocks; others get scales of their own."""
+        if isinstance(rows, slice) and (blocks := self._blocks_of(rows)) is not None:
+            tensor = self.tensor.view(torch.uint8)[rows].contiguous().view(self.tensor.dtype)
+            return replace(self, tensor=tensor, scales=self.scales[blocks].contiguous())
+        own = self.by_row()
         # Indexing knows no floats of eight bits everywhere, bytes it does.
         bytes_ = self.tensor.view(torch.uint8)[rows].contiguous()
         picked = bytes_.view(self.tensor.dtype), own[rows].contiguous()
@@ -83,10 +87,18 @@ class Scaled:
         tensor = torch.cat(parts).view(self.tensor.dtype)
         if self.block == below.block and self.shape[0] % self.block[0] == 0:
             return replace(both, tensor=tensor, scales=torch.cat((self.scales, below.scales)))
-        scales = torch.cat((self._by_row(), below._by_row()))
+        scales = torch.cat((self.by_row(), below.by_row()))
         return replace(both, tensor=tensor, scales=scales, block=(1, self.block[1]))
 
-    def _by_row(self) -> Tensor:
+    def _blocks_of(self, rows: slice) -> slice | None:
+        """The blocks of some rows, of which the first one is whole or the last of all; None: they
+        begin within one, or there are rows between."""
+        begin, end, step = rows.indices(self.shape[0])
+        if step != 1 or end <= begin or begin % self.block[0]:
+            return None
+        return slice(begin // self.block[0], ceil(end, self.block[0]))
+
+    def by_row(self) -> Tensor:
         """Scales [out, ceil(in / block[1])]."""
         return self.scales.repeat_interleave(self.block[0], 0)[: self.shape[0]]
 

@@ -1,22 +1,22 @@
 """Chunk times: how long steps that feed parts of a prompt take here, measured through `execute`.
 
-The table is what `sched/gap.py` goes by. For engines that have not served anybody yet: row 0 and
-the first pages are written to. It takes a fraction of a second; sizes beyond that go along the last
-line.
+The table is what `sched/gap.py` goes by at first. Sizes are measured in rounds (`rounds.py`). For
+engines that have not served anybody yet: row 0 and the first pages are written to. It takes about a
+second; sizes beyond that go along the last line.
 """
 
 from __future__ import annotations
 
-import time
+from functools import partial
 
 from quire.params import SamplingParams
 from quire.request import RequestId
+from quire.runner.rounds import affordable, least_of_rounds
 from quire.runner.runner import ModelRunner
 from quire.sched.costs import StepCosts
 from quire.step import Admission, PageWrite, StepPlan, Work
 
 SIZES = (1, 16, 64, 256, 512, 1024, 2048, 4096, 8192)
-REPEATS = 3
 ENOUGH_S = 0.4
 
 
@@ -33,25 +33,13 @@ def chunk_times(runner: ModelRunner, most_tokens: int) -> StepCosts:
     params = SamplingParams(temperature=0.0, max_tokens=1)
     admission = Admission(RequestId(0), 0, [0] * most, most, params, 0, ())
     runner.execute(StepPlan(admissions=(admission,), page_writes=writes)).result()
-    measured: list[tuple[int, float]] = []
-    spent = 0.0  # without what is compiled or captured on the way
-    for count in (size for size in SIZES if size <= most):
-        if spent > ENOUGH_S and len(measured) > 1:
-            break
-        measured.append((count, _seconds(runner, count)))
-        spent += REPEATS * measured[-1][1]
+    sizes = [size for size in SIZES if size <= most]
+    steps = [partial(_run, runner, count) for count in sizes]
+    num = affordable(steps, ENOUGH_S, 2)
+    measured = least_of_rounds(steps[:num], ENOUGH_S)
     runner.rows.page_tables.zero_()  # of pages that nobody holds
-    return StepCosts.of(measured)
+    return StepCosts.of(zip(sizes, measured, strict=False))
 
 
-def _seconds(runner: ModelRunner, count: int) -> float:
-    """The shortest of several, as others may run too; the first one is for warming."""
-    work = Work(RequestId(0), 0, 0, count, True)
-    times = []
-    for _ in range(REPEATS):
-        begun = time.perf_counter()
-        runner.execute(StepPlan((work,))).result()
-        times.append(time.perf_counter() - begun)
-        if len(times) > 1 and times[-1] > ENOUGH_S / REPEATS:
-            break  # large steps are steady
-    return min(times)
+def _run(runner: ModelRunner, count: int) -> None:
+    runner.execute(StepPlan((Work(RequestId(0), 0, 0, count, True),))).result()

@@ -20,14 +20,15 @@ DTYPES = {
 
 
 def pick_device(name: str) -> tuple[torch.device, str]:
-    """The device and why; the name is one of `args_check.DEVICES`."""
+    """The device and why; of a list of GPUs the first rank's. `dist/devices.py` says what names
+    there are."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda"), f"found {torch.cuda.get_device_name()}"
         return torch.device("cpu"), "no CUDA device was found"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise NotSupported("got device='cuda', but torch sees no CUDA device; use device='cpu'")
-    return torch.device(name), "asked for"
+    if name != "cpu" and not torch.cuda.is_available():
+        raise NotSupported(f"got device={name!r}, but torch sees no CUDA device; use device='cpu'")
+    return torch.device(name.split(",")[0]), "asked for"
 
 
 def pick_dtype(name: str, stored: str, device: torch.device) -> tuple[torch.dtype, str]:

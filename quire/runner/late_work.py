@@ -6,6 +6,7 @@ there is neither.
 
 from __future__ import annotations
 
+from quire.obs.log import log_event
 from quire.runner.drafter import ModelDrafter
 from quire.runner.graphs import GraphMemory
 from quire.runner.runner import ModelRunner
@@ -27,11 +28,22 @@ class LateWork:
         return {"num_late_compiles": self.num_compiled, "num_late_captures": num_captured}
 
     @property
+    def seen(self) -> tuple[int, int]:
+        """(compiled, captured) so far."""
+        return self.num_compiled, self._num_captured
+
+    def pardon(self, since: tuple[int, int]) -> None:
+        """Nobody waited for what was done since `seen` was this."""
+        self.num_compiled = since[0]
+        self._num_captured_before += self._num_captured - since[1]
+
+    @property
     def _num_captured(self) -> int:
         return sum(memory.num_captured for memory in self._memories)
 
-    def compiled(self) -> None:
+    def compiled(self, kernel: str) -> None:
         self.num_compiled += 1
+        log_event("kernel_compiled", kernel=kernel)
 
 
 def _memories(runner: ModelRunner) -> list[GraphMemory]:

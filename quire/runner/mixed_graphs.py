@@ -26,8 +26,11 @@ from quire.runner.prompt_graphs import Inputs, bring
 # Tokens. Beyond 256: sizes at which the library's products are quick, in models of 8B and 14B on an
 # H200. Beyond the last size the device takes longer than the host, so a graph gains nothing.
 SIZES = (64, 128, 192, 256, 304, 336, 432, 528, 624, 720, 816, 1008)
+LARGE_SIZES = (1536, 2048, 3072, 4096)  # small models are as quick with these
+LARGE_WORK = 4 << 40  # tokens times weights of a layer-by-layer step that takes the host as long
 SINGLES = 128  # attention is laid out for a multiple of this many single tokens
-MOST_PROMPTS = 8  # in a step; padding of more than one token counts as a prompt
+MOST_PROMPTS = 8  # in a small step; padding of more than one token counts as a prompt
+PROMPT_LEN = 64  # larger steps have room for a prompt for each so many tokens
 LONGEST = 8192  # tokens of context: one program walks them, and longer ones would hold up all
 
 # What a step uploads before anything whose size varies.
@@ -56,6 +59,10 @@ class MixedSize(NamedTuple):
         """One for each token, one that feeds the padding, and two that feed nothing."""
         return self.num_tokens + 3
 
+    @property
+    def most_prompts(self) -> int:
+        return max(MOST_PROMPTS, self.num_tokens // PROMPT_LEN)
+
 
 class Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
@@ -69,8 +76,11 @@ class Captured(NamedTuple):
 
 
 class MixedGraphs:
-    def __init__(self, step: MixedStep, decodes: GraphCache) -> None:
+    def __init__(self, step: MixedStep, decodes: GraphCache, num_weights: int) -> None:
+        """`num_weights`: those that a token is multiplied with."""
         self.step, self.decodes = step, decodes
+        large = (size for size in LARGE_SIZES if size * num_weights <= LARGE_WORK)
+        self.sizes = (*SIZES, *large)
         self.graphs: dict[MixedSize, Captured] = {}
         self._seen: set[MixedSize] = set()
         self._too_large: set[MixedSize] = set()
@@ -80,17 +90,17 @@ class MixedGraphs:
 
         `query_lens` are the tokens that each sequence feeds, `longest` is the longest context."""
         num_tokens = sum(query_lens)
-        found = next((size for size in SIZES if size >= num_tokens), None)
+        found = next((size for size in self.sizes if size >= num_tokens), None)
         num_prompts = sum(num > 1 for num in query_lens)
         if found is None or num_prompts == 0 or longest > LONGEST:
             return None
         if len(query_lens) == 1 and num_tokens <= LONE_SIZES[-1]:
             return None  # has a graph of its own, when it is due
         rest = found - num_tokens
-        if rest > self.decodes.max_context or num_prompts + (rest > 1) > MOST_PROMPTS:
-            return None
         num_singles = len(query_lens) - num_prompts + (rest == 1)
         size = MixedSize(found, max(1, -(-num_singles // SINGLES)) * SINGLES)
+        if rest > self.decodes.max_context or num_prompts + (rest > 1) > size.most_prompts:
+            return None
         if size not in self._seen:
             self._seen.add(size)
             return None

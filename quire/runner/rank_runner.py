@@ -7,7 +7,7 @@ drawn. They write it into their rows and need no grammar, no penalties and no lu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from quire.runner.runner import ModelRunner
 from quire.sample.inputs import SampleInputs, SampleOutput
 from quire.sample.ops import SampleOps
 from quire.sample.sampler import Sampler
-from quire.step import Pending, StepPlan
+from quire.step import Pending, StepPlan, StepResult
 
 
 class Others(NamedTuple):
@@ -47,7 +47,12 @@ class FirstRunner(ModelRunner):
     def execute(self, plan: StepPlan) -> Pending:
         self._announce(plan)
         with self._together():
-            return super().execute(plan)
+            return self._checked(super().execute(plan))
+
+    def _checked(self, pending: Pending) -> Pending:
+        """On a GPU a collective may fail when the step has long been launched."""
+        is_late = self.model.device.type == "cuda" and not self.model.ranks.is_alone
+        return CheckedStep(pending, self._comm, self._together) if is_late else pending
 
     def _announce(self, plan: StepPlan) -> None:
         """Between two steps: experts move if it is time; then everybody hears of the plan."""
@@ -82,6 +87,21 @@ class FirstRunner(ModelRunner):
         if made is not None:
             self._comm.tell(self.rows.tokens[drafted(plan)])
         return made
+
+
+class CheckedStep:
+    """`step.Pending`: a result that counts if everybody was there to the end."""
+
+    def __init__(
+        self, pending: Pending, comm: Comm, together: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._pending, self._comm, self._together = pending, comm, together
+
+    def result(self) -> StepResult:
+        with self._together():
+            result = self._pending.result()
+            self._comm.check()
+        return result
 
 
 class OtherRunner(ModelRunner):

@@ -36,7 +36,7 @@ from quire.runner.gather import StepShape, decode_batches, ragged_batches
 from quire.runner.graphs import GraphCache
 from quire.runner.home_pages import HomePages, HomeRows
 from quire.runner.masks import GrammarMasks, StepMask
-from quire.runner.mixed_graphs import MOST_PROMPTS, MixedGraphs, Queries
+from quire.runner.mixed_graphs import MixedGraphs, Queries
 from quire.runner.pending import Draw, GivenUpStep, PendingStep
 from quire.runner.pooling import Pools
 from quire.runner.prompt_graphs import PromptGraphs
@@ -103,7 +103,8 @@ class ModelRunner:
         if self.graphs is not None and backend.caps.prompt_graphs:
             fewest = prompt_planner(backend).fewest_tokens(spec)
             self.prompt_graphs = PromptGraphs(partial(prompt_logits, self), self.graphs, fewest)
-            self.mixed_graphs = MixedGraphs(partial(mixed_queries, self), self.graphs)
+            mixed = partial(mixed_queries, self)
+            self.mixed_graphs = MixedGraphs(mixed, self.graphs, model.spec.num_active_params)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Pending:
@@ -219,7 +220,7 @@ class ModelRunner:
         shape = StepShape(plan.works, self.rows.max_rows, mixed_size=size, by_node=self.by_node)
         if size is not None:
             arrays["mixed_tiles"] = prompt_planner(self.backend).mixed_tiles(
-                shape.query_lens, shape.context_lens, size.num_singles, MOST_PROMPTS, self.spec
+                shape.query_lens, shape.context_lens, size.num_singles, size.most_prompts, self.spec
             )
         shape.stage(arrays)
         return shape

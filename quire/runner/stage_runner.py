@@ -34,7 +34,7 @@ class Round:
 
     def __init__(self, launched: Launched, settle: Callable[[Round], None]) -> None:
         self.launched, self._settle = launched, settle
-        self.drawn: PendingStep | None = None
+        self.drawn: Pending | None = None
 
     def result(self) -> StepResult:
         if self.drawn is None:
@@ -80,7 +80,7 @@ class FirstStageRunner(FirstRunner):
             self._others.settle()
             oldest = self._rounds.popleft()
             with self._together():
-                oldest.drawn = self._conclude(oldest.launched)
+                oldest.drawn = self._checked(self._conclude(oldest.launched))
 
     def _forward(self, plan: StepPlan, shape: StepShape, sent: Sent) -> Callable[[], Forwarded]:
         return begin_round(self, plan, shape, sent)
@@ -122,9 +122,13 @@ class LaterStageRunner(ModelRunner):
 
 
 def admitted(runner: ModelRunner, launched: Launched) -> Launched:
-    """With its newcomers' wishes in their rows now: when it is drawn, rows may be others'."""
+    """With its newcomers' wishes in their rows now: when it is drawn, rows may be others'. On a GPU
+    the next step's upload takes the place of this one's, so what the draw reads is put aside."""
     runner.admit(launched.plan)
-    return launched._replace(plan=replace(launched.plan, admissions=()))
+    sent = launched.sent
+    if runner.model.device.type == "cuda":
+        sent = {name: array.clone() for name, array in sent.items()}
+    return launched._replace(plan=replace(launched.plan, admissions=()), sent=sent)
 
 
 def begin_round(

@@ -1,22 +1,23 @@
 """Step times: how long steps of few tokens take on this machine, measured through `execute`.
 
-One request feeds one token, two, and so on, drawing after each, as when drafts are verified. Each
-time includes the wait for the result, which on a GPU is the wait for the device. With captured
-graphs a step takes as long as the size it is padded to, so those sizes are measured. For engines
-that have not served anybody yet: row 0 and the first pages are written to.
+One request feeds one token, two, and so on, drawing after each, as when drafts are verified, in
+rounds (`rounds.py`). Each time includes the wait for the result, which on a GPU is the wait for the
+device. With captured graphs a step takes as long as the size it is padded to, so those sizes are
+measured. For engines that have not served anybody yet: row 0 and the first pages are written to.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from quire.params import SamplingParams
 from quire.request import RequestId
+from quire.runner.rounds import affordable, least_of_rounds, seconds_of
 from quire.runner.runner import ModelRunner
 from quire.sched.costs import StepCosts
 from quire.step import Admission, PageWrite, StepPlan, Work
@@ -25,8 +26,9 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # each is captured, which takes a while
 GUESSES = (1, 2, 4, 8, 16, 32)
 CONTEXT = 128  # tokens before those fed
-REPEATS = 5
+REPEATS = 6
 IN_A_ROW = 20
+GREEDY, DRAWING = SamplingParams(temperature=0.0), SamplingParams(seed=0)
 ENOUGH_S = 1.5  # of measuring, without what is compiled; what is larger goes along the last line
 
 
@@ -48,23 +50,14 @@ def measure(runner: ModelRunner) -> StepTimes:
         context = num_pages * size // 2
     probe = _Probe(runner, context)
     probe.begin(num_pages)
-    greedy, drawing = SamplingParams(temperature=0.0), SamplingParams(seed=0)
-    measured: list[tuple[int, float]] = []
-    spent = 0.0
-    for count in sizes:
-        is_late = spent > ENOUGH_S
-        if context + count > min(most, num_pages * size) or (is_late and len(measured) > 2):
-            break
-        measured.append((count, probe.seconds(count, greedy)))
-        spent += REPEATS * measured[-1][1]
-    count = measured[-1][0]
-    draw = (probe.seconds(count, drawing) - measured[-1][1]) / count
-    wait = 0.0  # on a CPU a step is over when it was launched
-    if runner.model.device.type == "cuda":
-        wait = max(0.0, measured[0][1] - probe.seconds_in_a_row(greedy))
+    room = min(most, num_pages * size) - context
+    measured = probe.measured([count for count in sizes if count <= room])
+    draw = probe.draw_seconds(measured[-1][0])
+    # On a CPU a step is over when it was launched.
+    wait = probe.wait_seconds() if runner.model.device.type == "cuda" else 0.0
     runner.rows.page_tables.zero_()  # of pages that nobody holds
     costs = StepCosts.of(measured if runner.graphs is None else padded(measured))
-    return StepTimes(costs, max(0.0, draw), wait)
+    return StepTimes(costs, draw, wait)
 
 
 def padded(measured: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -90,17 +83,13 @@ class Rehearsed(Protocol):
 def rehearsed(drafter: Rehearsed) -> StepCosts:
     """What a head takes for a guess, by the number of requests."""
 
-    def seconds(count: int) -> float:
-        times = []
-        for _ in range(REPEATS):
-            begun = time.perf_counter()
-            drafter.rehearse(count)
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - begun)
-        return min(times)
+    def guess(count: int) -> None:
+        drafter.rehearse(count)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
 
-    return StepCosts.of((count, seconds(count)) for count in GUESSES)
+    steps = [partial(guess, count) for count in GUESSES]
+    return StepCosts.of(zip(GUESSES, least_of_rounds(steps, ENOUGH_S / 4), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,25 +106,42 @@ class _Probe:
         plan = StepPlan(admissions=(self._admission(SamplingParams()),), page_writes=tuple(writes))
         self.runner.execute(plan).result()
 
-    def seconds(self, count: int, params: SamplingParams) -> float:
-        """Of a step that feeds so many tokens: the shortest of several, as others may run too."""
-        self._admit(params)
-        plan, times = self._plan(count), []
-        for _ in range(REPEATS):
-            begun = time.perf_counter()
-            self.runner.execute(plan).result()
-            times.append(time.perf_counter() - begun)
-        return min(times)
+    def measured(self, sizes: Sequence[int]) -> list[tuple[int, float]]:
+        """Of greedy steps that feed so many tokens, as far as there is time for them."""
+        self._admit(GREEDY)
+        steps = [partial(self._run, count) for count in sizes]
+        num = affordable(steps, ENOUGH_S, 3)
+        return [*zip(sizes, least_of_rounds(steps[:num], ENOUGH_S), strict=False)]
 
-    def seconds_in_a_row(self, params: SamplingParams) -> float:
-        """Of a step of one token where only the last result of several is awaited."""
-        self._admit(params)
+    def draw_seconds(self, count: int) -> float:
+        """That a draw takes longer when it is not greedy."""
+        greedy, drawn = self._in_turn(
+            (GREEDY, partial(self._run, count)), (DRAWING, partial(self._run, count))
+        )
+        return max(0.0, (drawn - greedy) / count)
+
+    def wait_seconds(self) -> float:
+        """That a step of one token takes longer than where only the last of several is awaited."""
+        awaited, in_a_row = self._in_turn(
+            (GREEDY, partial(self._run, 1)), (GREEDY, self._run_in_a_row)
+        )
+        return max(0.0, awaited - in_a_row / IN_A_ROW)
+
+    def _in_turn(self, *steps: tuple[SamplingParams, Callable[[], object]]) -> list[float]:
+        """The shortest time of each."""
+        least = [float("inf")] * len(steps)
+        for _ in range(REPEATS):
+            for at, (params, run) in enumerate(steps):
+                self._admit(params)
+                least[at] = min(least[at], seconds_of(run))
+        return least
+
+    def _run(self, count: int) -> None:
+        self.runner.execute(self._plan(count)).result()
+
+    def _run_in_a_row(self) -> None:
         plan = self._plan(1)
-        self.runner.execute(plan).result()
-        begun = time.perf_counter()
-        last = [self.runner.execute(plan) for _ in range(IN_A_ROW)][-1]
-        last.result()
-        return (time.perf_counter() - begun) / IN_A_ROW
+        [self.runner.execute(plan) for _ in range(IN_A_ROW)][-1].result()
 
     def _admit(self, params: SamplingParams) -> None:
         self.runner.execute(StepPlan(admissions=(self._admission(params),))).result()

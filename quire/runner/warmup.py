@@ -15,6 +15,7 @@ from quire.runner.captured import decoded
 from quire.runner.graphs import SHORTEST_CONTEXT
 from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
+from quire.runner.stage_runner import LaterStageRunner
 from quire.step import Admission, PageWrite, StepPlan, Work
 
 SHORT_PROMPT = 32  # tokens
@@ -62,7 +63,8 @@ def compile_ahead(
     with torch.inference_mode(), torch.cuda.device(model.device), rehearsal():
         for plan, _ in steps:
             runner.execute(plan)
-        for size in sorted({1, min(SOME, rows.max_rows)}):
+        sizes = {1, min(SOME, rows.max_rows)} if model.stage.is_first else set()
+        for size in sorted(sizes):
             fed = torch.zeros(size, dtype=torch.int32, device=model.device)
             bound = min(SHORTEST_CONTEXT, rows.max_len)
             decoded(runner, fed, fed, bound, shares_prefix=False)
@@ -97,4 +99,5 @@ def _runner(
 ) -> ModelRunner:
     heads = heads_of(model.spec, cache.page_size)
     pool = PagePool(backend, heads, cache, num_pages, model.device)
-    return ModelRunner(model, backend, heads, pool, rows, use_graphs=False)
+    kind = ModelRunner if model.stage.is_first else LaterStageRunner
+    return kind(model, backend, heads, pool, rows, use_graphs=False)

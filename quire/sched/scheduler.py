@@ -23,6 +23,7 @@ from quire.request import NOT_RUNNING, Request, RequestId
 from quire.sched.arrivals import Arrivals
 from quire.sched.background import gives_way, has_background, is_all_background, take_back
 from quire.sched.costs import StepCosts
+from quire.sched.costs_in_use import CostsInUse
 from quire.sched.extras import with_extras
 from quire.sched.finish import Finish, finish_of, up_to_finish
 from quire.sched.gap import prompt_budget
@@ -46,8 +47,9 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         costs: StepCosts | None = None,
     ) -> None:
-        """`costs` are what a target for the gap between tokens goes by."""
-        self.config, self.kv, self.clock, self.costs = config, kv, clock, costs
+        """`costs` are what a target for the gap between tokens goes by at first."""
+        self.config, self.kv, self.clock = config, kv, clock
+        self.costs = None if costs is None else CostsInUse(costs)
         self.waiting, self.leftover = waiting_line(config), Leftover(config)
         self.arrivals = Arrivals(kv)  # those whose pages are on their way from another tier
         self.running: dict[RequestId, Request] = {}
@@ -100,7 +102,7 @@ class Scheduler:
             budget = self._add_drafts(drafts, budget, works)
         if self.costs is not None and (late or len(self.waiting)):
             fed = self.config.max_num_batched_tokens - budget
-            budget = prompt_budget(budget, fed, self.costs, self.config.target_gap_ms / 1e3)
+            budget = prompt_budget(budget, fed, self.costs.now, self.config.target_gap_ms / 1e3)
         held = budget // 2 if self.waiting.is_owed(self.running) else 0
         for request in late:
             if budget <= held:

@@ -29,6 +29,7 @@ from quire.server.keys import Caller
 from quire.server.problems import Problem, problem_of
 from quire.server.server import Server
 from quire.server.shelf import Shelf
+from quire.server.turnstile import Turnstile
 
 Handler = Callable[[HttpRequest, Server], Awaitable[Reply | EventStream]]
 
@@ -60,6 +61,7 @@ class BatchRunner:
         self._feeds: dict[str, Feed] = {}
         self._answers: list[Answer] = []
         self._has_answers = asyncio.Event()
+        self._turnstile = Turnstile(per_turn=1)
         self._is_solo = False  # a line that must run alone is under way
         self._next_sweep = 0.0
 
@@ -260,6 +262,7 @@ class BatchRunner:
         models = self.server.models
         server = self.server if models is None else await models.serving(request)
         handler = self.handlers[batch.endpoint]
+        await self._turnstile.enter()  # lines that begin together leave room for visitors
         try:
             reply = await handler(request, server)
         except Escalated as why:

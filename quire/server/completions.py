@@ -208,7 +208,7 @@ class Completion:
         has_begun, num_sent = [False] * len(jobs), 0
         text_chunks = self._text_chunks(len(jobs) * self.params.n)
 
-        def show(pieces: Sequence[StreamEvent], index: int = 0) -> bytes:
+        def show(index: int, pieces: Sequence[StreamEvent]) -> bytes:
             nonlocal num_sent
             made: list[bytes] = []
             if not has_begun[index]:
@@ -226,14 +226,9 @@ class Completion:
                     made.append(self._data(news, generations, num_sent))
             return b"".join(made)  # a reader that is behind gets all in one write
 
-        if len(generations) == 1:
-            generations[0].show_through(outlet, show)
-        async with aclosing(merged(generations)) as found:
-            async for index, pieces in found:
-                if not pieces:
-                    yield sse.PING
-                elif made := show(pieces, index):
-                    yield made
+        async with aclosing(merged(generations, outlet, show)) as found:
+            async for made in found:
+                yield made
             if options is not None and options.include_usage:
                 timings = generations[0].timings()
                 usage = self.usage(generations)

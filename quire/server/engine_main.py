@@ -44,6 +44,7 @@ def main() -> int:
         opened = open_model(settings.engine)
         from quire.engine.build import build_engine  # after what needs no torch
         from quire.engine.process import EngineProcess, Patience
+        from quire.runner.ahead import Ahead
         from quire.runner.expert_loads import LoadReader
         from quire.runner.late_work import LateWork
 
@@ -54,7 +55,8 @@ def main() -> int:
         )
         loads = LoadReader.of(engine.runner.model)
         seconds, late = time.monotonic() - begun, LateWork(engine.runner)
-        process = EngineProcess(engine, address, seconds, patience, loads, late)
+        ahead = Ahead.of(engine.runner, engine.config.sched.max_num_batched_tokens)
+        process = EngineProcess(engine, address, seconds, patience, loads, late, ahead)
     except QuireError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         folder.fail(" ".join(str(error).split()))

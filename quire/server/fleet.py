@@ -1,9 +1,10 @@
 """Fleet: an engine process for each of several models, started, parked and stopped one by one.
 
 A model is loaded at start or when a request names it. One that nobody has named for a while is
-parked: its process starts anew without weights and waits with everything imported. Where memory is
-short, whoever was idle longest makes room. A model that fails to load is marked so, with the
-reason; the others never notice. `supervisor.py` calls `tick`; wishes come through `model_files.py`.
+parked: a process without weights, its heir, is started beside it and takes its place once it has
+imported everything; who comes before that finds the model ready. Where memory is short, whoever was
+idle longest makes room. A model that fails to load is marked so, with the reason; the others never
+notice. `supervisor.py` calls `tick`; wishes come through `model_files.py`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Slot:
     def __init__(self, settings: ServeSettings, own: ModelSettings, folder: ModelFolder) -> None:
         self.own, self.folder = own, folder
         self.child = Child(f"engine {own.name}", "quire.server.engine_main")
+        self.heir: Child | None = None  # who will be parked in its place
         self.wanted: State = "ready" if own.at_start else "unloaded"
         self.state = ModelState("loading" if own.at_start else "unloaded")
         self.was_ready = self.is_asked_for = False
@@ -55,14 +57,8 @@ class Slot:
 
     @property
     def memory(self) -> int:
-        """Bytes that the process has in memory; 0 where the system does not tell."""
-        process = self.child.process
-        if process is None:
-            return 0
-        with suppress(OSError, ValueError, IndexError):
-            pages = Path(f"/proc/{process.pid}/statm").read_text().split()[1]
-            return int(pages) * os.sysconf("SC_PAGE_SIZE")
-        return 0
+        """Bytes that its processes have in memory; 0 where the system does not tell."""
+        return _memory_of(self.child) + (_memory_of(self.heir) if self.heir else 0)
 
     @property
     def takes(self) -> int:
@@ -74,16 +70,39 @@ class Slot:
     def start(self, is_parked: bool) -> None:
         self.folder.clear()
         self.folder.touch()
-        self.child.settings = msgspec.json.encode(replace(self._settings, is_parked=is_parked))
+        self.child.settings = self._told(is_parked)
         self.child.start()
         self.was_ready = False
 
+    def _told(self, is_parked: bool) -> bytes:
+        return msgspec.json.encode(replace(self._settings, is_parked=is_parked))
+
     def stop(self) -> None:
-        self.child.signal(signal.SIGKILL)
-        if self.child.process is not None:
-            self.child.process.wait()
-        self.child.clear()
+        self.disinherit()
+        _end(self.child)
         self.folder.clear()
+
+    # ------------------------------------------------------------ the heir
+
+    def beget(self) -> None:
+        """Start the process that will be parked; the one there is goes on serving."""
+        self.heir = Child(self.child.name, self.child.module, settings=self._told(is_parked=True))
+        self.heir.start()
+
+    def disinherit(self) -> None:
+        """The model is wanted after all."""
+        if self.heir is not None:
+            _end(self.heir)
+            self.heir = None
+            self.folder.set_parked(False)
+
+    def inherit(self) -> None:
+        """The heir has imported everything: the weights may go."""
+        assert self.heir is not None
+        _end(self.child)
+        self.folder.socket.unlink(missing_ok=True)
+        self.heir.crashes = self.child.crashes
+        self.child, self.heir, self.was_ready = self.heir, None, False
 
 
 class Fleet:
@@ -96,7 +115,7 @@ class Fleet:
 
     @property
     def children(self) -> list[Child]:
-        return [slot.child for slot in self.slots]
+        return [child for slot in self.slots for child in (slot.child, slot.heir) if child]
 
     def tick(self) -> None:
         for slot in self.slots:
@@ -141,14 +160,7 @@ class Fleet:
                 slot.was_ready, slot.needs = True, slot.memory or slot.needs
                 slot.folder.touch()  # idle time counts from here
             slot.set("ready")
-            limit = slot.own.park_after_s
-            if slot.wanted == "ready" and limit and slot.folder.idle_s() > limit:
-                slot.wanted = "parked"
-            if slot.wanted != "ready" and slot.folder.idle_s() > BUSY_S:
-                slot.stop()
-                slot.set("parked" if slot.wanted == "parked" else "unloaded")
-                if slot.wanted == "parked":
-                    slot.start(is_parked=True)
+            self._send_away(slot)
         elif slot.folder.is_parked:
             slot.set("parked")
             if slot.wanted == "unloaded":
@@ -160,9 +172,46 @@ class Fleet:
         elif slot.wanted == "ready" or slot.state.state == "loading":
             slot.set("loading")
 
+    def _send_away(self, slot: Slot) -> None:
+        """A model that is ready, when it is idle and shall not be, or need not be."""
+        idle, limit = slot.folder.idle_s(), slot.own.park_after_s
+        is_rest = slot.wanted == "ready" and limit > 0 and idle > limit
+        if slot.wanted == "unloaded":
+            slot.disinherit()
+            if idle > BUSY_S:
+                slot.stop()
+                slot.set("unloaded")
+        elif not is_rest and slot.wanted == "ready":
+            slot.disinherit()
+        elif slot.heir is not None:
+            self._look_at_heir(slot, slot.heir, idle)
+        elif idle > BUSY_S and self._has_room_beside():
+            slot.beget()
+        elif idle > BUSY_S:
+            self._park_at_once(slot)
+
+    def _look_at_heir(self, slot: Slot, heir: Child, idle: float) -> None:
+        heir.listen()
+        is_silent = time.monotonic() - heir.beaten > SILENT_S
+        if heir.exit_code() is not None or is_silent:
+            log_event("child_ended", child=heir.name, exit_code=heir.exit_code())
+            self._park_at_once(slot)
+        elif slot.folder.is_parked and idle > BUSY_S:
+            slot.inherit()
+            slot.wanted = "parked"
+            slot.set("parked")
+
+    def _park_at_once(self, slot: Slot) -> None:
+        """Without an heir: who comes now waits for imports as well."""
+        slot.stop()
+        slot.wanted = "parked"
+        slot.set("parked")
+        slot.start(is_parked=True)
+
     def _ended(self, slot: Slot, code: int) -> None:
         """By itself: what was not meant to end."""
         reason = slot.folder.reason() or f"its engine ended with exit code {code}"
+        slot.disinherit()
         slot.child.clear()
         slot.folder.clear()
         if not slot.was_ready and code in (BAD_INPUT, FAILED):  # it will not get better
@@ -201,10 +250,31 @@ class Fleet:
         slot.set("loading", "waits for memory that other models have")
         return False
 
+    def _has_room_beside(self) -> bool:
+        """Whether an heir may import while the weights are still there."""
+        used = sum(other.takes for other in self.slots)
+        return not self.memory or used + BESIDE_WEIGHTS <= self.memory
+
     def _is_idle(self, slot: Slot) -> bool:
         return slot.state.state == "parked" or (
             slot.state.state == "ready" and slot.folder.idle_s() > BUSY_S
         )
+
+
+def _end(child: Child) -> None:
+    child.signal(signal.SIGKILL)
+    if child.process is not None:
+        child.process.wait()
+    child.clear()
+
+
+def _memory_of(child: Child) -> int:
+    if child.process is None:
+        return 0
+    with suppress(OSError, ValueError, IndexError):
+        pages = Path(f"/proc/{child.process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def _file_bytes(model: str) -> int:

@@ -25,7 +25,7 @@ from quire.outputs import RequestOutput, StreamEvent
 from quire.params import SamplingParams
 from quire.server.admission import Admission, Size, Ticket
 from quire.server.handover import read_role
-from quire.server.outlet import Outlet
+from quire.server.outlet import Outlet, Way
 from quire.server.problems import Expired, Failed, Problem
 from quire.step import TokenEvent
 
@@ -81,8 +81,9 @@ class Generation:
         self.conversation.inbox = self.inbox
         self.pooled: list[float] | None = None
         self._last_token: dict[int, float] = {}
-        self._outlet = Outlet()
+        self._outlet: Way = Outlet()
         self._show: Show | None = None
+        self._is_gathered = False
         self._unsent: Awaitable[None] | None = None  # the rest of a write that was passed on
         self._was_stopped = False  # by a stop string, one of the answers at least
         self._was_shown = False  # by `_pass_on`, although the reader was woken
@@ -226,20 +227,27 @@ class Generation:
 
     # ------------------------------------------------------------ tokens
 
-    def show_through(self, outlet: Outlet, show: Show) -> None:
+    def show_through(self, outlet: Way, show: Show) -> None:
         """While the reader of `pieces` waits for more, write what `show` makes of them to the
         client without waking it."""
         self._outlet, self._show = outlet, show
 
+    def gather(self) -> None:
+        """Nobody sees an answer before it is whole: the reader of `pieces` sleeps until then."""
+        self._is_gathered = True
+
     def _pass_on(self) -> bool:
         """Whether the reader may sleep on. Ends are for it, and so is a client that is behind."""
         events, outlet, show = self.tap.events, self._outlet, self._show
-        if show is None or not outlet.is_open:
+        if not self._is_gathered and (show is None or not outlet.is_open):
             return False
         for event in events:
             if event.finish is not None:
                 return False
         self.tap.events = []
+        if show is None:
+            self._enter(events)
+            return not (self._was_stopped and self.conversation.finished)
         if made := show(self._fold(events)):
             self._unsent = outlet.write(made)
         is_over = self._was_stopped and self.conversation.finished
@@ -260,17 +268,21 @@ class Generation:
             self._was_shown = False
 
     def _fold(self, events: Sequence[TokenEvent]) -> list[StreamEvent]:
-        """Enter events; what they add to the text."""
+        """Enter events; what they add to the text, and what was gathered before."""
+        self._enter(events)
+        shown = list(self.inbox)
+        self.inbox.clear()
+        return shown
+
+    def _enter(self, events: Sequence[TokenEvent]) -> None:
         self._settle(events)
         for event in events:
             if self.conversation.take(event):
                 self._was_stopped = True
                 self.server.link.close([event.request_id])
-        shown = list(self.inbox)
-        self.inbox.clear()
-        return shown
 
     async def whole(self) -> RequestOutput:
+        self.gather()
         async for _ in self.pieces():
             pass
         return self.conversation.result()

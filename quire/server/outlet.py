@@ -9,10 +9,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from quire.server.http import HttpRequest, Send
+
+
+class Way(Protocol):
+    """To the client, for one of those who have bytes for it."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may write now."""
+        ...
+
+    def write(self, chunk: bytes) -> Awaitable[None] | None:
+        """None when the bytes are on their way; else what it has to await before it goes on."""
+        ...
 
 
 class Outlet:

@@ -100,7 +100,8 @@ class ChatPlan(NamedTuple):
         return OutputRouter(splitter, parser)
 
     async def choices(self, generation: Generation) -> AsyncIterator[list[Piece]]:
-        """Pieces of all answers as they come; an empty list is only a sign of life."""
+        """Pieces of all answers, for one who shows them when they are whole."""
+        generation.gather()
         routers = self.readers()
         async for events in generation.pieces():
             yield [routers[event.index].piece(event) for event in events]

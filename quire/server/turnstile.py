@@ -14,9 +14,9 @@ PER_TURN = 8
 
 
 class Turnstile:
-    def __init__(self) -> None:
+    def __init__(self, per_turn: int = PER_TURN) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._room = PER_TURN  # that is left in this turn
+        self._per_turn = self._room = per_turn  # room that is left in this turn
         self._is_turning = False  # the next turn is announced
 
     async def enter(self) -> None:
@@ -35,11 +35,11 @@ class Turnstile:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._is_turning, self._room = False, PER_TURN
+        self._is_turning, self._room = False, self._per_turn
         while self._waiting and self._room:
             place = self._waiting.popleft()
             if not place.done():  # else its client left
                 place.set_result(None)
                 self._room -= 1
-        if self._room < PER_TURN:
+        if self._room < self._per_turn:
             self._turn_later()

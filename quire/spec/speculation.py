@@ -15,11 +15,12 @@ from typing import NamedTuple, Protocol
 from quire.request import Request, RequestId
 from quire.sched.scheduler import Scheduler
 from quire.spec.depth import Candidate, Costs, best_depths
+from quire.spec.learned_costs import Extra, LearnedCosts
 from quire.spec.looks import PATIENCE, Looks
 from quire.spec.proposer import Guess, Proposer
 from quire.spec.survival import UNJUDGED, Survival
 from quire.spec.tree import Parents, chosen, is_chain, paths_of, survivals, trunk_of
-from quire.step import Draft, StepPlan, TokenEvent, Work
+from quire.step import Draft, StepPlan, TokenEvent, Took, Work
 
 # Steps between two that wait for results in flight, at most: for the requests there are, and when
 # one comes that was not there before.
@@ -42,8 +43,8 @@ class Drafts(Protocol):
         """The plan that came of them, in which works say whether drafts may follow from them."""
         ...
 
-    def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
-        """What became of a step, with drafts or without."""
+    def learn(self, plan: StepPlan, events: Sequence[TokenEvent], took: Took) -> None:
+        """What became of a step, with drafts or without, and how long it took."""
         ...
 
 
@@ -115,6 +116,8 @@ class Speculation:
     ) -> None:
         """Without costs the depth is always the most. A drafter may add to the counts too."""
         self.proposer, self.limits, self.costs = proposer, limits, costs
+        self.learned = None if costs is None else LearnedCosts(costs)
+        self._spent = 0.0  # on making drafts, when the newest step was about to begin
         self.counts = counts or SpecCounts()
         self._known: dict[RequestId, Request] = {}
         self._fed: dict[RequestId, tuple[float, ...]] = {}  # own chances of drafts in flight
@@ -144,7 +147,8 @@ class Speculation:
             return False  # requests wait one by one, for steps on other stages
         self._notice(scheduler)
         due, step = self._waits.is_due, self._step + 1
-        self._is_awaited = (self.limits.is_fixed or due(step)) and any(
+        is_trial = self.learned is not None and self.learned.is_trial(step)
+        self._is_awaited = (self.limits.is_fixed or is_trial or due(step)) and any(
             self._allowed(request) and (self.limits.is_fixed or self._looks[id].is_due(step))
             for id, request in scheduler.running.items()
         )
@@ -155,6 +159,7 @@ class Speculation:
         self._step += 1
         self._notice(scheduler)
         decodes = [request for request in scheduler.running.values() if request.num_to_feed == 1]
+        wants_plain = self._take_costs(len(decodes))
         guesses = self._guesses(decodes, scheduler)
         taken = self._cut(guesses, len(decodes) - len(guesses)) if guesses else {}
         self._promising = set(taken)
@@ -166,9 +171,11 @@ class Speculation:
         if self.limits.head:  # it begins to read where it has not, and guesses in the next step
             for id in [id for id in taken if not guesses[id].tokens and id not in self._read]:
                 del taken[id]
+        taken = {} if wants_plain else taken
         self._fed = {id: made.chances for id, made in taken.items()}
         self.survival.fade(list(scheduler.running))
         self.counts.seconds += time.perf_counter() - begun
+        self._spent = self.counts.seconds
         return {id: made.draft for id, made in taken.items()}
 
     def _guesses(self, decodes: Sequence[Request], scheduler: Scheduler) -> dict[RequestId, Guess]:
@@ -190,6 +197,19 @@ class Speculation:
             else:
                 looks.nothing()
         return guesses
+
+    def _take_costs(self, num_decodes: int) -> bool:
+        """What this step's drafts are weighed with; whether it is to have none."""
+        if self.learned is None or self.limits.is_fixed:
+            return False
+        costs = self.learned.for_step(self._step, num_decodes, self.limits.depth)
+        if costs != self.costs:
+            self.costs = costs
+            self._worth.clear()
+        if costs is not self.learned.now:  # a trial, for which it is worth while to look
+            for looks in self._looks.values():
+                looks.soon(1)
+        return self.learned.wants_plain(self._step, num_decodes)
 
     def _notice(self, scheduler: Scheduler) -> None:
         """Who came and who left, and whether there is more room for drafts than there was."""
@@ -245,7 +265,11 @@ class Speculation:
 
     # ------------------------------------------------------------ after it
 
-    def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
+    def learn(self, plan: StepPlan, events: Sequence[TokenEvent], took: Took) -> None:
+        if self.learned is not None and not self.limits.is_fixed:
+            accepted = sum(event.num_accepted for event in events)
+            extra = Extra(self._num_drawn(plan), accepted, self.counts.seconds - self._spent)
+            self.learned.learn(self._step, plan, took, extra)
         trees = {work.request_id: work.parents for work in plan.works if work.parents}
         num_drafted = num_accepted = 0
         for event in events:
@@ -256,6 +280,13 @@ class Speculation:
             self._learn_of(event, trees.get(event.request_id))
         if num_drafted:
             (self._waits.hit if self._paid(num_accepted, len(plan.works)) else self._waits.wrong)()
+
+    def _num_drawn(self, plan: StepPlan) -> int:
+        """Tokens that were drawn, and not the likeliest taken."""
+        owners = ((work, self._known.get(work.request_id)) for work in plan.works)
+        return sum(
+            work.num_tokens for work, owner in owners if owner and not owner.params.is_greedy
+        )
 
     def _learn_of(self, event: TokenEvent, parents: Parents | None) -> None:
         id, num_levels = event.request_id, event.num_drafted

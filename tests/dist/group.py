@@ -38,7 +38,8 @@ def model_on(group: RankGroup, folder: Path, **args: Any) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "seat_of", lambda args: seat_of(args, group))
         stages = args.get("pipeline_parallel_size", 1)
-        sizes = {"tensor_parallel_size": group.size // stages, "device": "cpu"}
+        beside = group.size // stages // args.get("data_parallel_size", 1)
+        sizes = {"tensor_parallel_size": beside, "device": "cpu"}
         llm = LLM(str(folder), **sizes | SMALL | args)
     try:
         yield llm
@@ -48,7 +49,7 @@ def model_on(group: RankGroup, folder: Path, **args: Any) -> Iterator[LLM]:
 
 
 def alone(folder: Path, **args: Any) -> LLM:
-    return LLM(str(folder), device="cpu", **SMALL | args)
+    return LLM(str(folder), **{"device": "cpu"} | SMALL | args)
 
 
 def answers(llm: LLM, prompts: Any = PROMPTS, params: Any = PARAMS) -> list[object]:

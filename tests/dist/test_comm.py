@@ -13,17 +13,24 @@ import torch
 
 from quire.dist.comm import Comm
 from quire.dist.gloo import GlooComm
+from quire.dist.host import HostComm
 from quire.errors import RankLost
 from quire.native.exchange import SLOT_BYTES, SharedComm, make_memory
 from quire.native.library import find_library
 
 T = TypeVar("T")
-KINDS = ["gloo"] + ["shared"] * (find_library().library is not None)
+KINDS = ["gloo", "gloo through host"]
+if find_library().library is not None:
+    KINDS += ["shared", "shared through host"]
 SIZE = 3
 
 
 def comms_of(kind: str, folder: Path, deadline_s: float) -> Callable[[int], Comm]:
     library = find_library().library
+    name, _, through_host = kind.partition(" ")
+    if through_host:  # as GPUs would, whose tensors those of a CPU stand for
+        carriers = comms_of(name, folder, deadline_s)
+        return lambda rank: HostComm(carriers(rank))
     if kind == "gloo":
         return lambda rank: GlooComm(folder / "meeting", rank, SIZE, deadline_s)
     make_memory(folder / "memory", SIZE)

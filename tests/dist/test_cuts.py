@@ -65,7 +65,7 @@ DRAFTS = {"method": "draft_model", "model": "default"}
         ({"data_parallel_size": 2}, "data_parallel_size or tensor_parallel_size, not both"),
         (OWN | {"pipeline_parallel_size": 2}, "data_parallel_size or pipeline_parallel_size"),
         (OWN | {"speculative_config": DRAFTS}, "'suffix' or 'ngram', or tensor_parallel_size"),
-        (OWN | {"kv_disk": "pages"}, "one rank"),
+        (OWN | {"kv_disk": "pages"}, "leave them out, or use tensor_parallel_size"),
         (OWN | {"data_parallel_size": 65}, "from 1 to 64"),
     ],
 )

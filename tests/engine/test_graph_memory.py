@@ -78,7 +78,7 @@ def test_few_tokens_are_left_to_the_plan_for_few(
 def test_mixed_steps_without_room_for_a_graph(
     decodes: GraphCache, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graphs = MixedGraphs(counted.step, decodes)
+    graphs = MixedGraphs(counted.step, decodes, 8 << 30)
     monkeypatch.setattr(graphs, "_capture", counted.capture)
     lens = [1] * 9 + [40, 51]
     assert graphs.size_for(lens, 300) is None  # nobody waits for the first capture
@@ -91,7 +91,7 @@ def test_mixed_steps_without_room_for_a_graph(
 
 
 def test_which_mixed_steps_have_graphs(decodes: GraphCache) -> None:
-    graphs = MixedGraphs(lambda *_: None, decodes)
+    graphs = MixedGraphs(lambda *_: None, decodes, 8 << 30)
     largest, alone = mixed_graphs.SIZES[-1], mixed_graphs.LONE_SIZES[-1]
 
     def size_for(singles: int, *prompts: int, longest: int = 999) -> tuple[int, int] | None:
@@ -112,8 +112,16 @@ def test_which_mixed_steps_have_graphs(decodes: GraphCache) -> None:
     assert size_for(0, alone + 1) == (528, 128)
     assert size_for(0, largest) == (largest, 128)
     assert size_for(0, largest + 1) is None
+    assert size_for(0, *[largest // 14] * 14) == (largest, 128), "larger steps hold more prompts"
     assert size_for(9, 50, longest=mixed_graphs.LONGEST) == (64, 128)
     assert size_for(9, 50, longest=mixed_graphs.LONGEST + 1) is None
+
+
+def test_small_models_have_graphs_of_large_steps(decodes: GraphCache) -> None:
+    """Red when a step that keeps the device busy for long is captured, or one of a small model
+    that keeps the host busy is not."""
+    for num_weights, largest in ((600 << 20, 4096), (1500 << 20, 2048), (8 << 30, 1008)):
+        assert MixedGraphs(lambda *_: None, decodes, num_weights).sizes[-1] == largest
 
 
 def test_padding_of_mixed_steps_fits_a_row(
@@ -122,7 +130,7 @@ def test_padding_of_mixed_steps_fits_a_row(
     """Red when the sequence that pads would run past its row of the page table."""
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     decodes = GraphCache(counted.step, max_batch=8, max_context=32, spare_row=8)
-    graphs = MixedGraphs(lambda *_: None, decodes)
+    graphs = MixedGraphs(lambda *_: None, decodes, 8 << 30)
     for lens, size in (([10, 10], None), ([16, 16], (64, 128)), ([20, 20], (64, 128))):
         graphs.size_for(lens, 20)
         assert graphs.size_for(lens, 20) == size

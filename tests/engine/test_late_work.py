@@ -59,7 +59,7 @@ def test_captures_of_every_kind_count_once_and_only_from_ready_on() -> None:
     for _ in range(2):
         prompts.replay(dict.fromkeys(STAGED, rows), context=20)
     assert late.as_dict()["num_late_captures"] == 2
-    mixed = MixedGraphs(lambda *_: None, cache)  # type: ignore[arg-type, return-value]
+    mixed = MixedGraphs(lambda *_: None, cache, 8 << 30)  # type: ignore[arg-type, return-value]
     for _ in range(2):
         mixed.replay(dict.fromkeys(MIXED_STAGED, rows), MixedSize(64, 128))
     assert late.as_dict()["num_late_captures"] == 3
@@ -74,6 +74,21 @@ def test_only_what_is_compiled_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     times = CompileTimes(1, [], 1)
     for cache_hit in (True, False):
         knobs.compilation.listener(
-            src=None, metadata={}, metadata_group={}, times=times, cache_hit=cache_hit
+            src=None, metadata={"name": "k"}, metadata_group={}, times=times, cache_hit=cache_hit
         )
     assert late.as_dict() == {"num_late_compiles": 1, "num_late_captures": 0}
+
+
+def test_what_nobody_waited_for_does_not_count() -> None:
+    """Red when work of an idle engine is counted, or what came before it is forgotten."""
+    cache, rows = decodes(), torch.zeros(4, dtype=torch.int32)
+    late = LateWork(runner_with(cache))
+    late.compiled("k")
+    cache.replay(rows, rows, longest=300)
+    before = late.seen
+    late.compiled("k")
+    cache.replay(rows[:2], rows[:2], longest=300)
+    late.pardon(before)
+    assert late.as_dict() == {"num_late_compiles": 1, "num_late_captures": 1}
+    cache.replay(rows[:1], rows[:1], longest=300)
+    assert late.as_dict() == {"num_late_compiles": 1, "num_late_captures": 2}

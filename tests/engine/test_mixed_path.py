@@ -20,7 +20,7 @@ from quire.kernels.paged_tile import Launch, PagedConfig
 from quire.memory.pool import PagePool
 from quire.params import SamplingParams
 from quire.request import RequestId
-from quire.runner import runner as runner_module
+from quire.runner import mixed_graphs
 from quire.runner.captured import mixed_queries
 from quire.runner.gather import StepShape
 from quire.runner.mixed_graphs import STAGED, MixedSize, Queries
@@ -96,7 +96,7 @@ def logits_of(runner: ModelRunner, size: MixedSize | None) -> list[Tensor]:
 def test_a_padded_step_says_what_the_plain_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 6 tokens a single one is left to pad the second step. gemma2 has windows, which make two
     layer groups, and soft caps."""
-    monkeypatch.setattr(runner_module, "MOST_PROMPTS", 2)  # fewer empty tiles to interpret
+    monkeypatch.setattr(mixed_graphs, "MOST_PROMPTS", 2)  # fewer empty tiles to interpret
     plain = tiny_engine(tiny_model("gemma2")).runner
     model, heads, groups = plain.model, plain.spec, plain.pool.groups
     pages = -(-MAX_LEN // heads.page_size)

@@ -61,7 +61,13 @@ def test_packed_weights_give_the_tokens_of_expanded_ones(
 def test_nothing_is_refused_here(folder: str) -> None:
     """Red when a form that should run packed on this GPU is expanded."""
     for form in FORMS:
-        llm = LLM(folder, load_format="dummy", quantization=form, skip_tokenizer_init=True)
+        llm = LLM(
+            folder,
+            load_format="dummy",
+            quantization=form,
+            skip_tokenizer_init=True,
+            kv_cache_memory=64 << 20,
+        )
         said = [each for each in llm._engine.decisions if each.what == "expanded weights"]
         del llm
         assert said == [], form

@@ -47,8 +47,9 @@ def _weight(name: str, n: int, k: int, paired: bool = False) -> EightBitWeight:
     codes = torch.randint(-127, 128, (n, k), dtype=torch.int8, device=CUDA)
     if name != "int8":
         codes = (torch.randn(n, k, device=CUDA) * 60).clamp(-448, 448).to(E4M3)
-    scales = torch.rand(k // group if group else 1, n, device=CUDA) * 0.001
-    return EightBitWeight(codes, scales, group, paired)
+    rows = 48 if group else 1  # that share a scale: borders lie within tiles
+    scales = torch.rand(k // group if group else 1, -(-n // rows), device=CUDA) * 0.001
+    return EightBitWeight(codes, scales, group, paired, rows)
 
 
 def _spread(m: int, k: int) -> Tensor:
@@ -60,7 +61,7 @@ def _exact(x: RoundedRows, w: EightBitWeight) -> Tensor:
     """[m, n] fp64."""
     k = w.shape[1]
     wide = x.scales.repeat_interleave(w.group or k, 1)[:, :k].double()
-    scales = w.scales.repeat_interleave(w.group or k, 0)[:k].double()
+    scales = w.row_scales.repeat_interleave(w.group or k, 0)[:k].double()
     return (x.codes.double() * wide) @ (w.codes.double() * scales.T).T
 
 

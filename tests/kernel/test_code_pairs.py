@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from quire.kernels.code_pairs import TEXTS
+from quire.kernels.code_pairs import CONVERTS, TEXTS
 from tests import assembly
 from tests.coded_case import all_values
 
+ALL = [(*which, text) for which, text in TEXTS.items()] + [("fp8", "fp16", CONVERTS)]
 
-@pytest.mark.parametrize("form, dtype", TEXTS)
-def test_every_code_beside_every_other(form: str, dtype: str) -> None:
+
+@pytest.mark.parametrize("form, dtype, text", ALL)
+def test_every_code_beside_every_other(form: str, dtype: str, text: str) -> None:
     parts = 4 if form == "int4" else 2
     words = np.arange(1 << 16, dtype=np.uint16)  # with every code in every part
     registers = words.astype(np.uint32) | words[::-1].astype(np.uint32) << 16
-    made = assembly.run(TEXTS[form, dtype], [registers], parts)
+    made = assembly.run(text, [registers], parts)
     for part, x in enumerate(made):
         for half, of in ((x & 0xFFFF, words), (x >> 16, words[::-1])):
             bits = torch.from_numpy(half.astype(np.uint16).view(np.int16).copy())

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 LONG = os.environ.get("QUIRE_LONG_TESTS") == "1"
 
 
-def compiled(*flags: str) -> str:
+def compiled(*flags: str, module: str = "gpu_packed") -> str:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "benchmarks.gpu_packed", "--compile-only", *flags]
+    command = [sys.executable, "-m", f"benchmarks.{module}", "--compile-only", *flags]
     run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
@@ -33,6 +33,17 @@ def test_int4_is_unpacked_in_registers() -> None:
     assert (int(spilled), int(stores)) == (0, 0)
 
 
+def test_experts_of_eight_bits_build() -> None:
+    """Red when the grouped W8A8 kernel does not build, spills, or misses the matrix unit."""
+    lines = compiled("--forms", "fp8-blocks", "--tokens", "32", module="gpu_experts").splitlines()
+    assert len(lines) == 3 and all(line.split()[0] == "fp8-blocks" for line in lines[1:])
+
+
 @pytest.mark.skipif(not LONG, reason="some minutes; QUIRE_LONG_TESTS=1 runs it")
 def test_every_form_and_tile_builds_without_spills() -> None:
     assert "does not compile" not in compiled()
+
+
+@pytest.mark.skipif(not LONG, reason="half a minute; QUIRE_LONG_TESTS=1 runs it")
+def test_every_tile_of_eight_bit_experts_builds_without_spills() -> None:
+    assert " BAD" not in compiled("--tokens", "1,500,1000,2048", module="gpu_experts")

@@ -8,6 +8,7 @@ to odd, so that rounding it once more to fp32 gives what one rounding would have
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -43,6 +44,9 @@ def of_blocks(given: Tensor, above: Tensor | None, coded: Coded) -> Floats:
     """Scales or offsets [out, groups] as one float for each block: [out, blocks]."""
     if coded.are_powers:
         wide = np.ldexp(np.float32(1), given.int().numpy() - 128)
+    elif coded.eighths:
+        eighths, number = given.view(torch.float8_e4m3fn).float().numpy(), above.numpy()
+        wide = eighths / number if coded.eighths == "over" else eighths * number
     elif above is None:
         wide = given.float().numpy()
     else:

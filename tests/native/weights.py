@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
+from quire.quant.load_forms import E2M1_TABLE
 from quire.quant.scaled import Scaled, ceil
 from quire.quant.sparse24 import Sparse24
 from quire.quant.weight import Dense, Inputs, Weight
@@ -53,6 +55,37 @@ def two_levels(bits: int, block: int, zero: int, dtype: torch.dtype, has_offsets
             size,
             halves(num_out, 1),
             -halves(num_out, 1) if has_offsets else None,
+        )
+
+    return make
+
+
+def six_bits(num_out: int, num_in: int) -> Coded:
+    """Q3_K's: codes of three bits, scales of six."""
+    made = two_levels(3, 16, 4, torch.int8, False)(num_out, num_in)
+    return replace(made, bits=4, scales=torch.randint(-32, 32, made.scales.shape, dtype=torch.int8))
+
+
+def nibbles(num_out: int, num_in: int) -> Coded:
+    """Q2_K's: scale and offset share a byte."""
+    made = two_levels(2, 16, 0, torch.uint8, True)(num_out, num_in)
+    assert made.offsets is not None
+    return replace(made, scales=made.scales % 16, offsets=made.offsets % 16)
+
+
+def eighths(kind: Literal["times", "over"]) -> Form:
+    """NVFP4's: any E4M3 without a sign for 16 inputs, below one number for a row."""
+
+    def make(num_out: int, num_in: int) -> Coded:
+        scales = torch.randint(0, 0x7F, (num_out, num_in // 16), dtype=torch.uint8)
+        above = torch.rand(num_out, 1) + 0.5
+        above = above * 1e3 if kind == "over" else above * 1e-3
+        whole = codes(4, num_out, num_in)
+        return Coded(
+            *(whole, 4, 16, scales),
+            super_scales=above,
+            table=E2M1_TABLE,
+            eighths=kind,
         )
 
     return make
@@ -139,6 +172,10 @@ def two_of_four(dtype: torch.dtype) -> Form:
 FORMS: dict[str, Form] = {
     "2 bits": blocks(2, 32, 1, False),
     "2 bits, offsets, two levels": two_levels(2, 16, 0, torch.uint8, True),
+    "2 bits, nibbles, two levels": nibbles,
+    "3 bits in 16": six_bits,
+    "e2m1 in 16, e4m3 times one": eighths("times"),
+    "e2m1 in 16, e4m3 over one": eighths("over"),
     "4 bits in 16": two_levels(4, 16, 4, torch.int8, False),
     "4 bits": blocks(4, 32, 8, False),
     "4 bits, offsets": blocks(4, 32, 0, True),

@@ -9,13 +9,15 @@ from quire.errors import NotSupported
 from quire.load.wish import HEADS, Wish
 from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
-from quire.quant.form_name import ALONE, WORDS, is_form
+from quire.quant.form_name import ALONE, SPARSE24, WORDS, is_form
 from quire.quant.load_forms import NF4, load_form
 from quire.quant.scaled import Scaled
+from quire.quant.sparse24 import Sparse24
 from tests.load.held import vectors
 
 KINDS = {"fp8": Scaled, "int8": Coded, "nf4": Codebook, "mxfp4": Coded}
 # Half the widest step between neighbours, over the largest number that shares its scale.
+ROUNDED = [word for word in WORDS if word != SPARSE24]
 HALF_STEPS = {"fp8": 1 / 28, "int8": 1 / 254, "nf4": 0.152, "mxfp4": 0.25}
 
 
@@ -28,7 +30,7 @@ def weight() -> torch.Tensor:
     return made
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", ROUNDED)
 def test_near_what_they_stand_for(name: str) -> None:
     """Red when scales belong to other weights, a sign is lost, or a range is not covered."""
     given, form = weight(), load_form(name)
@@ -108,7 +110,7 @@ def test_only_gpus_round_inputs_and_only_of_layers() -> None:
         assert made is not None and made.inputs == want
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", ROUNDED)
 def test_heads_get_eight_bits(name: str) -> None:
     """Red when an embedding is kept in four bits, or a router is rounded at all."""
     wish = Wish(form=load_form(name))
@@ -117,6 +119,19 @@ def test_heads_get_eight_bits(name: str) -> None:
         form = wish.form_of(head)
         made = form.of(torch.randn(4, 64)) if form else None
         assert made is not None and made.num_bytes >= 4 * 64
+
+
+def test_the_larger_two_of_every_four_stay() -> None:
+    """Red when another weight is left out than the smallest, one that stays is changed, or a head
+    loses any."""
+    given = weight().bfloat16().float()
+    made = load_form(SPARSE24).of(given)
+    assert isinstance(made, Sparse24) and made.values.dtype == torch.bfloat16
+    got, runs = made.dequantize().float().view(10, -1, 4), given.view(10, -1, 4)
+    border = runs.abs().sort(-1).values[..., 2:3]
+    assert torch.equal(torch.where(runs.abs() >= border, runs, 0.0), got)
+    of_head = Wish(form=load_form(SPARSE24)).form_of("head.weight")
+    assert of_head is not None and of_head.of(given) is None
 
 
 def test_words_that_mean_nothing() -> None:

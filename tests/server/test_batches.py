@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from quire.batches.database import Database
 from quire.batches.files import FileStore, NewFile, Page
 from quire.batches.lines import check_lines, read_body
 from quire.batches.output import write_outputs
-from quire.batches.store import Answer, BatchStore, Wish
+from quire.batches.store import Answer, BatchStore, OpenLine, Wish
 from quire.errors import BadRequest
 from quire.request import Request
 from quire.server.batch_runner import BatchRunner
+from quire.server.http import HttpRequest, Reply
 from quire.server.link import Tap
 from quire.server.multipart import boundary_of, read_form
 from quire.server.problems import Problem
 from quire.server.routes import batch_handlers
+from quire.server.server import Server
 from quire.server.shelf import Shelf
 from tests.server.fakes import Bench
 
@@ -239,3 +242,41 @@ def test_lines_of_two_batches_take_turns(tmp_path: Path) -> None:
     told = [decode(request.tokens[: request.num_prompt].tolist()) for request in submitted]
     assert len(told) == 2 * count
     assert sum("two" in prompt for prompt in told[:count]) > count // 4
+
+
+def test_lines_that_begin_together_let_others_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when all lines that may run are made ready in one turn of the loop, before which nobody
+    else is heard."""
+    num_turns, began = 0, Counter[int]()
+
+    async def count_turns() -> None:
+        nonlocal num_turns
+        while True:
+            await asyncio.sleep(0)
+            num_turns += 1
+
+    async def handler(request: HttpRequest, server: Server) -> Reply:
+        began[num_turns] += 1
+        return Reply(b"{}")
+
+    async def at_once(work: Any, *args: Any) -> Any:
+        return work(*args)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    bench, shelf = Bench(), Shelf(tmp_path)
+    (tmp_path / "lines").write_bytes(text_of({}))
+    monkeypatch.setattr(shelf.files, "path", lambda file_id: tmp_path / "lines")
+
+    async def work() -> None:
+        runner = BatchRunner(bench.server, shelf, {URL: handler})
+        batch = await shelf.batches.add(Wish("me", URL, "file", "24h", 60, None))
+        (place,) = check_lines(tmp_path / "lines", URL).places
+        line = OpenLine(0, place.custom_id, place.begin, place.size, 0)
+        clock = asyncio.ensure_future(count_turns())
+        await asyncio.gather(*(runner._answer(batch, line) for _ in range(40)))
+        clock.cancel()
+
+    asyncio.run(work())
+    assert sum(began.values()) == 40 and max(began.values()) == 1

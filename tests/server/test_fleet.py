@@ -27,6 +27,10 @@ if settings.engine.model == "bad":
     folder.fail("no tensors")
     sys.exit(2)
 if settings.is_parked:
+    if settings.engine.model == "slow":
+        time.sleep(0.5)
+    if settings.engine.model == "orphan" and folder.socket.exists():
+        sys.exit(1)
     woken = threading.Event()
     signal.signal(signal.SIGUSR2, lambda number, frame: woken.set())
     folder.set_parked(True)
@@ -106,8 +110,8 @@ def test_parking_and_waking(make: Callable[..., Fleet]) -> None:
         fleet.tick()
         time.sleep(0.03)
     assert slot.folder.read().state == "ready"
-    tick_until(fleet, lambda: slot.folder.is_parked)
-    assert slot.folder.read().state == "parked" and not slot.folder.socket.exists()
+    becomes(fleet, slot, "parked")
+    assert slot.folder.is_parked and not slot.folder.socket.exists()
     assert slot.child.process is not None
     warm = slot.child.process.pid
     slot.folder.ask("load")
@@ -116,6 +120,62 @@ def test_parking_and_waking(make: Callable[..., Fleet]) -> None:
     slot.folder.ask("unload")
     becomes(fleet, slot, "unloaded")
     assert slot.child.process is None
+
+
+def test_a_model_stays_ready_until_its_heir_has_imported(make: Callable[..., Fleet]) -> None:
+    """Red when `parked` is said while somebody who comes would wait for imports."""
+    fleet = make(model("slow"))
+    (slot,) = fleet.slots
+    becomes(fleet, slot, "ready")
+    assert slot.child.process is not None
+    loaded = slot.child.process.pid
+    slot.folder.ask("park")
+    tick_until(fleet, lambda: slot.heir is not None)
+    assert len(fleet.children) == 2
+    seen: list[tuple[str, bool, bool]] = []
+
+    def is_swapped() -> bool:
+        state = slot.folder.read().state
+        seen.append((state, slot.folder.socket.exists(), slot.folder.is_parked))
+        return slot.heir is None
+
+    tick_until(fleet, is_swapped)
+    assert seen[-1] == ("parked", False, True)
+    assert {(state, socket) for state, socket, _ in seen[:-1]} == {("ready", True)}
+    assert slot.child.process is not None and slot.child.process.pid != loaded
+    slot.folder.ask("load")
+    becomes(fleet, slot, "ready")
+
+
+def test_who_comes_while_the_heir_imports_keeps_the_model(make: Callable[..., Fleet]) -> None:
+    """Red when an idle model is parked though somebody has named it since."""
+    fleet = make(model("slow", park_after_s=0.3))
+    (slot,) = fleet.slots
+    becomes(fleet, slot, "ready")
+    assert slot.child.process is not None
+    loaded = slot.child.process.pid
+    tick_until(fleet, lambda: slot.heir is not None)
+    slot.folder.touch()
+    fleet.tick()
+    assert slot.heir is None and not slot.folder.is_parked
+    assert slot.child.process.pid == loaded and slot.folder.socket.exists()
+    becomes(fleet, slot, "parked")  # idle again
+
+
+@pytest.mark.parametrize(("name", "memory"), [("orphan", 0), ("slow", 1)])
+def test_without_an_heir_a_model_is_parked_at_once(
+    make: Callable[..., Fleet], name: str, memory: int
+) -> None:
+    """One that dies, or has no room beside the weights."""
+    fleet = make(model(name), memory=memory)
+    (slot,) = fleet.slots
+    becomes(fleet, slot, "ready")
+    slot.folder.ask("park")
+    becomes(fleet, slot, "parked")
+    tick_until(fleet, lambda: slot.folder.is_parked)
+    assert slot.heir is None
+    slot.folder.ask("load")
+    becomes(fleet, slot, "ready")
 
 
 def test_who_was_idle_longest_makes_room(make: Callable[..., Fleet]) -> None:

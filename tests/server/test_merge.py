@@ -11,8 +11,10 @@ import pytest
 
 from quire.errors import EngineDead
 from quire.outputs import StreamEvent
+from quire.server import sse
 from quire.server.admission import Admission, Size, Ticket
 from quire.server.merge import all_whole, in_order, merged
+from quire.server.outlet import Outlet
 from quire.server.settings import Limits
 
 
@@ -36,6 +38,9 @@ class Scripted:
     async def __aexit__(self, *_: object) -> None:
         pass
 
+    def show_through(self, *_: object) -> None:
+        """Its outlet is not open: the reader sees to everything."""
+
     async def pieces(self) -> AsyncIterator[Sequence[StreamEvent]]:
         try:
             for word in self.words.split():
@@ -52,22 +57,25 @@ class Scripted:
             pass
 
 
-def read(*generations: Any) -> dict[int, list[str | None]]:
-    async def work() -> dict[int, list[str | None]]:
-        found: dict[int, list[str | None]] = {}
-        async with aclosing(merged(list(generations))) as news:
-            async for index, pieces in news:
-                found.setdefault(index, []).extend([piece.text for piece in pieces] or [None])
-        return found
+def said(index: int, pieces: Sequence[StreamEvent]) -> bytes:
+    return "".join(f"{index}{piece.text}\n" for piece in pieces).encode()
 
-    return asyncio.run(work())
+
+def read(*generations: Any) -> list[str]:
+    async def work() -> bytes:
+        async with aclosing(merged(list(generations), Outlet(), said)) as news:
+            return b"".join([made async for made in news])
+
+    return asyncio.run(work()).replace(sse.PING, b"ping\n").decode().split()
 
 
 def test_everything_comes_in_its_own_order() -> None:
     """Red when pieces of one prompt are lost or mixed into another's."""
-    want: dict[int, list[str | None]] = {0: ["a", "b"], 1: ["c"], 2: ["d", None, "e", "f"]}
-    assert read(Scripted("a b"), Scripted("c"), Scripted("d ... e f")) == want
-    assert read(Scripted("a ... b")) == {0: ["a", None, "b"]}
+    found = read(Scripted("a b"), Scripted("c"), Scripted("d ... e f"))
+    assert sorted(found) == ["0a", "0b", "1c", "2d", "2e", "2f", "ping"]
+    for index, want in enumerate(("ab", "c", "def")):
+        assert "".join(word[1:] for word in found if word[0] == str(index)) == want
+    assert read(Scripted("a ... b")) == ["0a", "ping", "0b"]
 
 
 def test_one_failure_ends_the_others() -> None:
@@ -89,7 +97,7 @@ def test_leaving_early_leaves_nothing_behind() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: complaints.append(context))
         scripts: list[Any] = [Scripted("word " * 1_000) for _ in range(3)]
-        async with aclosing(merged(scripts)) as pieces:
+        async with aclosing(merged(scripts, Outlet(), said)) as pieces:
             async for _ in pieces:
                 break
         return len(asyncio.all_tasks())

@@ -17,8 +17,8 @@ import pytest
 
 from quire.config import CacheConfig
 from quire.engine import commands as msg
+from quire.engine import idle_work as idle_module
 from quire.engine import peer as peer_module
-from quire.engine import process as process_module
 from quire.engine.peer import ID_BITS, Peer
 from quire.engine.process import STUCK, EngineProcess, Patience
 from quire.engine.wire import Codec, receive
@@ -284,6 +284,30 @@ def test_what_was_sent_is_counted_exactly() -> None:
     right.close()
 
 
+def test_a_slow_reader_gets_all_frames_in_order() -> None:
+    """Red when a frame overtakes the rest of one that the socket had no room for."""
+    left, right = socket.socketpair()
+    peer, codec = Peer(left, lambda: None, 0), Codec[msg.Report](msg.Report)
+    padding = {f"{i}": 0.0 for i in range(3000)}
+    seen: list[float] = []
+
+    def read() -> None:
+        while len(seen) < 300 and (body := receive(right)) is not None:
+            report = codec.decode(body)
+            assert isinstance(report, msg.Beat)
+            seen.append(report.stalled_s)
+            time.sleep(0.002 if len(seen) % 50 == 0 else 0.0)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(300):
+        peer.send(msg.Beat(padding if number % 3 == 0 else {}, False, False, float(number)))
+    reader.join(10)
+    assert seen == list(map(float, range(300)))
+    peer.close()
+    right.close()
+
+
 HANGS = """
 import sys, time, threading
 from pathlib import Path
@@ -326,7 +350,7 @@ def test_a_check_gives_way_unless_overdue(
     is_overdue: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = Running(tmp_path, runs=False).process
-    seen: list[int] = []
+    idle, seen = process._idle, list[int]()
 
     def check_with_company(_: object) -> Iterator[None]:
         for number in range(3):
@@ -334,12 +358,12 @@ def test_a_check_gives_way_unless_overdue(
             process._wake.set()
             yield
 
-    monkeypatch.setattr(process_module, "check_in_slices", check_with_company)
-    late = process_module.CHECK_LATEST_S + 1 if is_overdue else 0.0
-    process._next_check = due = time.monotonic() - late
-    process._check_pages()
+    monkeypatch.setattr(idle_module, "check_in_slices", check_with_company)
+    late = idle_module.CHECK_LATEST_S + 1 if is_overdue else 0.0
+    idle.next_check = due = time.monotonic() - late
+    idle.check_pages()
     assert len(seen) == (3 if is_overdue else 1)
-    assert (process._next_check > due) == is_overdue
+    assert (idle.next_check > due) == is_overdue
 
 
 # ------------------------------------------------------------ several API processes

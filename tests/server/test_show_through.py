@@ -43,6 +43,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "plain echo": (PLAIN, ANSWER, {"echo": True}),
     "plain stop": (PLAIN, ANSWER, {"stop": ["tags"]}),
     "plain several": (PLAIN, ANSWER, {"n": 3, "temperature": 1.0, "seed": 1}),
+    "plain prompts": (PLAIN, ANSWER, {"prompt": ["Hi", "Ho", "Well"]}),
     "chat": (CHAT, ANSWER, {}),
     "chat usage": (CHAT, ANSWER, {"stream_options": {"include_usage": True}}),
     "chat counts": (CHAT, ANSWER, {"stream_options": {"continuous_usage_stats": True}}),
@@ -81,7 +82,9 @@ def settled(made: Call) -> bytes:
     return re.sub(rb'"timings":\{[^}]*\}', b'"timings":{}', body)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "several" not in case])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case not in ("plain several", "plain prompts")]
+)
 def test_bytes_do_not_depend_on_who_writes_them(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when what is passed on differs in a byte from what the reader would have written."""
     passed_on = streamed(case, burst=1)
@@ -93,20 +96,29 @@ def test_bytes_do_not_depend_on_who_writes_them(case: str, monkeypatch: pytest.M
     assert settled(streamed(case, burst=7)) == settled(read)
 
 
-def test_several_answers_reach_the_client_whole() -> None:
-    """Red when siblings that share a tap lose a token. Their order is the engine's."""
+def texts(made: Call) -> dict[int, str]:
+    """By choice; each must have ended once, with nothing behind it."""
+    found: dict[int, str] = {}
+    ended: set[int] = set()
+    assert made.body.endswith(sse.DONE) and made.body.count(sse.DONE) == 1
+    for line in made.body.split(b"\n\n"):
+        if line.startswith(b"data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                index = choice["index"]
+                assert index not in ended
+                found[index] = found.get(index, "") + choice["text"]
+                if choice["finish_reason"] is not None:
+                    ended.add(index)
+    assert ended == set(found)
+    return found
 
-    def texts(made: Call) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for line in made.body.split(b"\n\n"):
-            if line.startswith(b"data: {"):
-                for choice in json.loads(line[6:])["choices"]:
-                    index = choice["index"]
-                    found[index] = found.get(index, "") + choice["text"]
-        return found
 
+@pytest.mark.parametrize("case", ["plain several", "plain prompts"])
+def test_several_answers_reach_the_client_whole(case: str) -> None:
+    """Red when siblings that share a tap, or prompts that share a client, lose a token. Their order
+    is the engine's."""
     for burst in (1, 5, 1_000):
-        assert texts(streamed("plain several", burst)) == dict.fromkeys(range(3), ANSWER)
+        assert texts(streamed(case, burst)) == dict.fromkeys(range(3), ANSWER)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])), st.integers(0, 63))
@@ -146,9 +158,17 @@ def test_the_reader_sleeps_while_tokens_pass(monkeypatch: pytest.MonkeyPatch) ->
         num_taken = 0
         made = streamed(case, burst=1)
         assert made.num_writes > 20 and num_taken <= 3, case
+    num_taken = 0
+    assert streamed("plain prompts", burst=1).num_writes > 60 and num_taken <= 9
+    for path in (PLAIN, CHAT, MESSAGES, RESPONSES, OLLAMA):  # whole answers
+        num_taken, bench = 0, Bench()
+        bench.link.answer = ANSWER
+        body = {"max_tokens": 500} | ASKED[path] | {"stream": False}
+        assert bench.post(path, body).status_code == 200
+        assert num_taken <= 2, path
 
 
-@pytest.mark.parametrize("case", ["plain", "chat"])
+@pytest.mark.parametrize("case", ["plain", "chat", "plain prompts"])
 def test_a_client_that_stalls_gets_the_rest_in_one_write(case: str) -> None:
     """Red when bytes are lost, doubled or out of order around a write that had to wait, or when
     nobody could tell that it waits."""
@@ -176,11 +196,15 @@ def test_a_client_that_stalls_gets_the_rest_in_one_write(case: str) -> None:
         num_before = made.num_writes
         made.can_write.set()
         await made.end()
-        assert made.num_writes <= num_before + 5
+        assert made.num_writes <= num_before + (5 if case != "plain prompts" else 9)
         assert request.sending_since is None
         return made
 
-    assert settled(asyncio.run(work())) == settled(streamed(case, burst=1))
+    made = asyncio.run(work())
+    if case == "plain prompts":
+        assert texts(made) == dict.fromkeys(range(3), ANSWER)
+    else:
+        assert settled(made) == settled(streamed(case, burst=1))
 
 
 def test_a_stop_string_ends_a_stream_once() -> None:

@@ -15,7 +15,7 @@ from quire.request import Request, RequestId
 from quire.runner.feature_drafter import FeatureDrafter
 from quire.sched.scheduler import Scheduler
 from quire.spec.tree import paths_of
-from quire.step import Draft, StepPlan, TokenEvent
+from quire.step import Draft, StepPlan, TokenEvent, Took
 
 FAMILIES = ("llama", "gemma3_text", "deepseek_v3", "mixtral")  # dense, window, MLA, MoE
 TEXTS = (
@@ -184,7 +184,7 @@ class Told:
         ]
         return Draft(len(parents), tuple(tokens), tuple(parents))
 
-    def learn(self, plan: StepPlan, events: list[TokenEvent]) -> None:
+    def learn(self, plan: StepPlan, events: list[TokenEvent], took: Took) -> None:
         for event in events:
             self.num_drafted += event.num_drafted
             self.num_accepted += event.num_accepted

@@ -22,7 +22,7 @@ from quire.models.tiny import tiny_model
 from quire.params import SamplingParams
 from quire.request import RequestId
 from quire.sched.scheduler import Scheduler
-from quire.step import Draft, StepPlan, TokenEvent, Work
+from quire.step import Draft, StepPlan, TokenEvent, Took, Work
 from tests.lora.cases import write_adapter
 from tests.spec import heads
 from tests.spec.cases import TEXTS, open_tiny
@@ -135,7 +135,7 @@ class Seldom:
     def marked(self, plan: StepPlan) -> StepPlan:
         return plan
 
-    def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
+    def learn(self, plan: StepPlan, events: Sequence[TokenEvent], took: Took) -> None:
         """Nothing is learned."""
 
 

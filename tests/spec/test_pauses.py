@@ -23,7 +23,7 @@ from quire.sched.costs import StepCosts
 from quire.sched.scheduler import Scheduler
 from quire.spec.depth import Costs
 from quire.spec.speculation import Speculation
-from quire.step import Draft, StepPlan, TokenEvent
+from quire.step import Draft, StepPlan, TokenEvent, Took
 from tests.engine.test_graph_path import with_graphs
 from tests.spec import heads
 from tests.spec.cases import TEXTS, answer, everyone, open_tiny, sampling
@@ -65,7 +65,7 @@ class Pausing:
             works.append(work._replace(is_read=past[-1]))
         return replace(plan, works=tuple(works))
 
-    def learn(self, plan: StepPlan, events: Sequence[TokenEvent]) -> None:
+    def learn(self, plan: StepPlan, events: Sequence[TokenEvent], took: Took) -> None:
         self.num_drafted += sum(event.num_drafted for event in events)
 
 
@@ -179,7 +179,7 @@ def test_nothing_is_kept_where_drafts_cannot_pay(folder: Path) -> None:
     reads = runner._reads
     runner._reads = lambda works: (steps.append(reads(works) is not None), reads(works))[1]  # type: ignore[method-assign]
     steep = StepCosts.of([(1, 1.0), (4, 1.1), (64, 40.0)])
-    drafts.costs = Costs(steep, StepCosts.of([(1, 0.01)]))
+    drafts.costs, drafts.learned = Costs(steep, StepCosts.of([(1, 0.01)])), None
     drafts.restart()
     many = [(text, sampling("greedy", 1, ignore_eos=True)) for text in TEXTS * 3]
     answer(llm, many)

@@ -11,7 +11,8 @@ from quire.config import EngineArgs
 from quire.errors import NotSupported
 from quire.sched.costs import StepCosts
 from quire.sched.gap import LEAST_CHUNK, prompt_budget
-from tests.unit.case import Case, expected
+from quire.step import StepPlan
+from tests.unit.case import Case, Ready, expected
 
 COSTS = StepCosts.of([(1, 0.001), (1001, 0.101)])  # 100 us a token
 
@@ -79,3 +80,31 @@ def test_without_a_target_nothing_is_measured_or_cut() -> None:
 def test_whole_prompts_cannot_keep_a_gap() -> None:
     with pytest.raises(NotSupported, match="target_gap_ms=5 with enable_chunked_prefill=False"):
         check_args(EngineArgs(target_gap_ms=5.0, enable_chunked_prefill=False))
+
+
+class Played(Case):
+    """Steps take what `COSTS` says on a machine that is `pace` times as slow."""
+
+    pace = 1.0
+
+    def execute(self, plan: StepPlan) -> Ready:
+        self.now += self.pace * COSTS.seconds(max(1, plan.num_tokens))
+        return super().execute(plan)
+
+
+@pytest.mark.parametrize("factor", [0.25, 6.0])
+def test_a_table_that_came_out_wrong_heals(factor: float) -> None:
+    """Red when chunks stay as small, or as large, as a disturbed start says. 16 ms: 159 tokens."""
+    start = StepCosts.of([(1, 0.001), (64, 0.0073 * factor), (1001, 0.101 * factor)])
+    limits = {"max_num_batched_tokens": 512, "max_model_len": 2048, "num_pages": 4096}
+    case = Played(costs=start, target_gap_ms=16.0, **limits)
+    case.add([1] * 3, max_tokens=1000)
+    case.step()
+    chunks: list[int] = []
+    for at in range(60):
+        long = case.add([3 + at] * 600, max_tokens=2)
+        while long.num_computed < 600:
+            case.step()
+            chunks.append(case.fed().get(long.id, 0))
+    late = [chunk for chunk in chunks[-40:] if chunk not in (0, 1)]
+    assert 112 <= max(late) <= 176 and max(chunks[:3]) not in range(112, 177)

@@ -17,7 +17,7 @@ from quire.compress.files import SAID_BEFORE, files_of
 from quire.compress.source import Source
 from quire.distill.decoder import TrainableDecoder, streams
 from quire.distill.lessons import Lesson
-from quire.distill.losses import Judged, divergence, hidden_distance, spread, survival
+from quire.distill.losses import Judged, divergence_from, hidden_distance, spread, survival
 from quire.distill.pupil import Written
 from quire.distill.recipe import Schedule, Shape
 from quire.distill.teacher import Target
@@ -40,12 +40,11 @@ class Student:
         model, counts = self.trainable.model, lesson.counts
         own = streams(model, lesson.ids).final[counts]  # [rows, hidden]
         wanted = lesson.states.final[counts]
-        logits, teacher = model.logits(own), lesson.logits(wanted)
-        loss = divergence(logits, teacher)
+        loss, agreed = divergence_from(model.logits(own), lambda rows: lesson.logits(wanted[rows]))
         if self.hidden_loss:
             loss = loss + self.hidden_loss * hidden_distance(own, wanted)
-        agrees = spread(logits.argmax(-1) == teacher.argmax(-1), counts)
-        return Judged(loss, survival(agrees, counts), len(teacher))
+        agrees = spread(agreed, counts)
+        return Judged(loss, survival(agrees, counts), len(wanted))
 
     def written(self) -> Written:
         return Written(self.config, self.trainable.leaves.stored(self.dtype), self.files)

@@ -77,6 +77,17 @@ typedef struct {
     const uint16_t *super;
 } qn_scales;
 
+/* LANES of E4M3, below fp32 numbers of whole rows. Numbers of four bits over any divisor are rounded
+ * once this way: all significands were tried. */
+INLINE vf eighths_at(const int is_over, qn_scales from, int64_t at, int64_t above, int lane) {
+    const vf s = vf_mul(vf_of_e4m3(from.small + at), vf_set(256.0f));
+    const float *numbers = (const float *)from.super + above * PANEL + lane;
+    if (!is_over) return vf_mul(s, vf_load(numbers));
+    numbers += above * PANEL;
+    const vf reciprocal = vf_load(numbers + PANEL), near = vf_mul(s, reciprocal);
+    return vf_fma(vf_fma(vf_load(numbers), near, s), reciprocal, near);
+}
+
 /* LANES of them, from `lane` on: of group `at`, below super scale `above`, both counted over all
  * panels. */
 INLINE vf scales_at(const qn_weight *w, qn_scales from, int64_t at, int64_t above, int lane) {
@@ -84,6 +95,8 @@ INLINE vf scales_at(const qn_weight *w, qn_scales from, int64_t at, int64_t abov
     if (w->scale_kind == SCALES_HALF) return vf_half((const uint16_t *)from.small + i);
     if (w->scale_kind == SCALES_FLOAT) return vf_load((const float *)from.small + i);
     if (w->scale_kind == SCALES_POWER) return powers_at(from.small + i);
+    if (w->scale_kind >= SCALES_TIMES)
+        return eighths_at(w->scale_kind == SCALES_OVER, from, i, above, lane);
     const vf d = vf_half(from.super + above * PANEL + lane);
     return vf_mul(w->scale_kind == SCALES_U8 ? vf_of_u8(from.small + i)
                                              : vf_of_s8((const int8_t *)from.small + i), d);

@@ -28,7 +28,9 @@ enum {
     SCALES_U8 = 2,    /* uint8 times an fp16 for every `super` groups */
     SCALES_S8 = 3,    /* int8 times the same */
     SCALES_POWER = 4, /* uint8 e: 2^(e - 128), for tables of doubled values */
-    SCALES_PANEL = 5  /* one fp32 for all 16, of floats with scales */
+    SCALES_PANEL = 5, /* one fp32 for all 16, of floats with scales */
+    SCALES_TIMES = 6, /* E4M3 without a sign, times an fp32 for a whole row */
+    SCALES_OVER = 7   /* the same over it */
 };
 
 typedef struct {
@@ -36,7 +38,8 @@ typedef struct {
     const uint8_t *scales;        /* [panels, groups, 16] */
     const uint8_t *offsets;       /* the same, added; NULL: none */
     const uint8_t *zeros;         /* the same, uint8, of 8 bits int8; NULL: `zero` for all */
-    const uint16_t *super_scales; /* [panels, groups / super, 16] fp16 */
+    const uint16_t *super_scales; /* [panels, groups / super, 16] fp16; of SCALES_TIMES fp32, and of
+                                     SCALES_OVER less than 0, before the reciprocals */
     const uint16_t *super_offsets;
     const float *bias;            /* [outputs rounded up to panels] or NULL */
     const int8_t *table;          /* of CODES_TABLE4: 16 values for every 4 outputs, [panels, 4, 16];

@@ -1,0 +1,113 @@
+"""The place of a rank among those that hold a model: its device, and its ways to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import overload
+
+import torch
+
+from quire.config import Decision, EngineArgs, Parallel
+from quire.dist.comm import Comm
+from quire.dist.devices import Carrier, number_of, places_of
+from quire.dist.gloo import GlooComm, Meeting, Network
+from quire.dist.host import HostComm, HostLink
+from quire.dist.hush import Hush, HushedComm, HushedLink
+from quire.dist.ranks import Ranks
+from quire.dist.ring import GlooRing
+from quire.dist.stages import Link, Stage
+from quire.engine.rank_messages import Begin
+from quire.native.exchange import SharedComm
+from quire.native.library import find_library
+from quire.runner.device import pick_device
+
+CARRIED = {
+    "shared": "memory that all have mapped",
+    "gloo": "gloo",
+    "network": "gloo",
+    "nccl": "NCCL",
+}
+
+
+def rank_places(args: EngineArgs) -> tuple[str, ...]:
+    """The GPU of each rank; none where ranks are on CPUs, or where there is one alone."""
+    num_ranks = args.parallel.num_ranks
+    if num_ranks == 1 or pick_device(args.device)[0].type == "cpu":
+        return ()
+    return places_of(args.device, num_ranks, torch.cuda.device_count())
+
+
+def rank_decisions(
+    asked: Parallel, places: tuple[str, ...], carrier: Carrier
+) -> tuple[Decision, ...]:
+    """What is said of ranks on GPUs."""
+    if not places:
+        return ()
+    how, made = CARRIED[carrier.name], [Decision("ranks", ", ".join(places), str(asked))]
+    if asked.num_beside > 1:
+        way = how if carrier.name == "nccl" else f"{how}, through memory of the host"
+        made.append(Decision("between ranks", way, carrier.why))
+    if asked.pipeline_parallel_size > 1:
+        why = "a step's rows once for each stage"
+        made.append(Decision("between stages", "gloo, through memory of the host", why))
+    return (*made, Decision("steps", "kernel by kernel", "graphs are of one rank alone so far"))
+
+
+def ranks_of(begin: Begin, lives: Callable[[], bool] = lambda: True, own_host: str = "") -> Ranks:
+    """The place of a rank among those that were told the same; `lives`: whether they still do.
+    `own_host`: where others reach us, if not where they reach the first rank."""
+    asked = begin.args.parallel
+    index, rank = divmod(begin.rank, asked.num_beside)
+    at: Meeting = Path(begin.meeting)
+    if begin.comm == "network":
+        host, _, port = begin.meeting.rpartition(":")
+        at = Network(host, int(port), own_host or host)
+    device = pick_device(begin.args.device)[0]
+    if device.type == "cuda":
+        torch.cuda.set_device(number_of(begin.args.device))  # kernels are launched there
+    hush, stage = Hush(), Stage()
+    if (count := asked.pipeline_parallel_size) > 1:
+        ring: Link = GlooRing(named(at, f"-behind-{rank}"), index, count, begin.deadline_s)
+        link = HushedLink(HostLink(ring), hush) if device.type == "cuda" else ring
+        stage = Stage(index, count, link)
+    place = (rank, asked.num_beside)
+    if place[1] == 1:
+        return Ranks(stage=stage, hush=hush, sharers=begin.sharers)
+    comm = _comm(begin, named(at, f"-beside-{index}"), place, device, lives)
+    if device.type == "cuda":
+        comm = HushedComm(comm, hush)
+    has_homes, splits = asked.data_parallel_size > 1, asked.tp_reduce == "fast"
+    return Ranks(*place, comm, stage, splits, has_homes, hush, begin.sharers)
+
+
+def _comm(
+    begin: Begin,
+    meeting: Meeting,
+    place: tuple[int, int],
+    device: torch.device,
+    lives: Callable[[], bool],
+) -> Comm:
+    """As the first rank has chosen."""
+    library = find_library().library
+    if begin.comm == "nccl":
+        from quire.dist.nccl import NcclComm  # which torch has on machines with GPUs
+
+        assert isinstance(meeting, Path), f"got {meeting} for ranks of one machine"
+        return NcclComm(meeting, place, begin.deadline_s, device, lives)
+    if begin.comm == "shared" and library is not None and isinstance(meeting, Path):
+        made: Comm = SharedComm(meeting, place, begin.deadline_s, library, lives)
+    else:
+        made = GlooComm(meeting, *place, begin.deadline_s)
+    return HostComm(made) if device.type == "cuda" else made
+
+
+@overload
+def named(meeting: Path, name: str) -> Path: ...
+@overload
+def named(meeting: Meeting, name: str) -> Meeting: ...
+def named(meeting: Meeting, name: str) -> Meeting:
+    """Where some of those who meet there do."""
+    if isinstance(meeting, Path):
+        return meeting.with_name(meeting.name + name)
+    return meeting.of(name)

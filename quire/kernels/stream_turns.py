@@ -1,0 +1,195 @@
+"""Matmul of few rows by a narrow packed weight on Hopper: warpgroups take turns at one sum.
+
+Where a multiprocessor has few rows of the weight, `stream_packed.py` leaves it one warpgroup, whose
+schedulers mostly wait. Here two or three share the rows. Each unpacks a stage into its registers,
+then waits for the sum so far, which lies in shared memory, adds its products and hands the sum on.
+So the chain of matrix-unit additions is the same one, in the same order, while the groups unpack
+side by side. One more warp asks for codes and inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from quire.kernels.early import let_next_start, wait_for_last
+from quire.kernels.launch import Launcher
+from quire.kernels.stream_matmul import store_tile
+from quire.kernels.stream_packed import (
+    WIDTH,
+    StreamPacked,
+    as_operand,
+    ask_codes,
+    ask_inputs,
+    ask_rest,
+    bring_scales,
+    field_of,
+    flat_ring,
+    lanes_of,
+    make_ring,
+    own_rows,
+)
+from quire.kernels.stream_packed_configs import StreamPackedConfig
+
+WARPS = gl.constexpr(4)  # of a group
+HEIGHT = gl.constexpr(64)  # rows of the matrix instruction
+
+
+@gluon.constexpr_function
+def _as_held(block_m):
+    """Shared memory in the order of a group's registers: 16 neighbouring bytes of each thread."""
+    columns = [[0, 1 << bit] for bit in range(3, block_m.bit_length() - 1)]
+    lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
+    return gl.SharedLinearLayout([[0, 1], [8, 0], *lanes, [16, 0], [32, 0], *columns])
+
+
+@gluon.jit
+def _produce(
+    x, codes, ring, free, m_start, tile, num_steps, BYTES: gl.constexpr, EARLY: gl.constexpr
+):
+    """Fill every stage again as soon as it is free; the first round was asked for before."""
+    wait_for_last(EARLY)
+    STAGES: gl.constexpr = ring[2].shape[0]
+    for i in range(STAGES, num_steps):
+        stage = i % STAGES
+        mbarrier.wait(free.index(stage), (i // STAGES - 1) & 1)
+        ask_codes(codes, ring, tile, stage, i, BYTES)
+        ask_inputs(x, ring, m_start, stage, i)
+
+
+@gluon.jit
+def _take_turns(
+    flat, ready, free, passed, held, kept, num_steps,
+    TURN: gl.constexpr, GROUPS: gl.constexpr, FIELDS: gl.constexpr, KIND: gl.constexpr,
+    GROUP: gl.constexpr, SCALES: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr,
+    dtype: gl.constexpr,
+):  # fmt: skip
+    """Steps TURN, TURN + GROUPS ... of the sum."""
+    w_flat, x_flat = flat
+    STAGES: gl.constexpr = ready.shape[0]
+    TILE: gl.constexpr = w_flat.shape[1]
+    BLOCK_M: gl.constexpr = x_flat.shape[1]
+    of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, of_total, 2)
+    lanes: gl.constexpr = lanes_of(TILE, WARPS)
+    for i in range(TURN, num_steps, GROUPS):
+        stage = i % STAGES
+        mbarrier.wait(ready.index(stage), i // STAGES & 1)
+        weights = ()
+        for f in gl.static_range(FIELDS):
+            bytes_of = w_flat.index(stage * (FIELDS // 2) + f // 2).load(lanes)
+            weight = field_of(
+                bytes_of, kept, i * (FIELDS // 2) + f // 2, f % 2,
+                KIND, GROUP, SCALES, ZERO, ZEROS, dtype,
+            )  # fmt: skip
+            weights = weights + (as_operand(weight, operand, TILE < HEIGHT),)  # noqa: RUF005
+        mbarrier.wait(passed, (i + 1) & 1)  # the step before is in the sum
+        total = held.load(of_total)
+        for f in gl.static_range(FIELDS):
+            inputs = x_flat.index(stage * FIELDS + f).permute([1, 0])
+            total = warpgroup_mma(weights[f], inputs, total, is_async=True)
+        total = warpgroup_mma_wait(0, deps=[total])
+        held.store(total)
+        mbarrier.arrive(passed, count=1)
+        mbarrier.arrive(free.index(stage), count=1)
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr):
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(made.index(i), count=1)
+    return made
+
+
+@gluon.jit(do_not_specialize=["M"])
+def stream_turns_kernel(
+    x,  # descriptor of [M, K], a box [BLOCK_M, WIDTH]
+    codes,  # descriptor of [slabs, N / ROWS, ROWS, WIDTH] bytes, a box [1, 1, TILE, WIDTH]
+    words, bias, y, M, N, K, stride_ym,
+    KIND: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr, ZERO: gl.constexpr,
+    ZEROS: gl.constexpr, COUNT: gl.constexpr,
+    ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, M_TILES: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr,
+    EARLY: gl.constexpr, GROUPS: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    let_next_start(EARLY)
+    DTYPE: gl.constexpr = x.dtype
+    FIELDS: gl.constexpr = x.block_shape[0]  # of a stage
+    tile = gl.program_id(0) // M_TILES
+    m_start = gl.program_id(0) % M_TILES * BLOCK_M
+    ring = make_ring(x, codes, STAGES)
+    free = _barriers(STAGES)
+    passed = _barriers(1).index(0)
+    BYTES: gl.constexpr = codes.block_type.nbytes + x.block_type.nbytes
+    for i in gl.static_range(AHEAD):
+        ask_codes(codes, ring, tile, i, i, BYTES)
+    kept = bring_scales(words, tile * ROWS, N, ROWS, TILE, COUNT, num_warps)
+    of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
+    nothing = gl.zeros([HEIGHT, BLOCK_M], gl.float32, of_total)
+    held = gl.allocate_shared_memory(gl.float32, [HEIGHT, BLOCK_M], _as_held(BLOCK_M), nothing)
+    wait_for_last(EARLY)  # nothing that the chain writes was read so far
+    ask_rest((x, codes), ring, m_start, tile, AHEAD, BYTES)
+    async_copy.wait_group(0)
+    flat = flat_ring(ring)
+    num_steps = K // (FIELDS * WIDTH)
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 0, GROUPS,
+                               FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
+                (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 1, GROUPS,
+                               FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
+                (_produce, (x, codes, ring, free, m_start, tile, num_steps, BYTES, EARLY)),
+            ],
+            [4, 1],
+            [REGISTERS, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 0, GROUPS,
+                               FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
+                (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 1, GROUPS,
+                               FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
+                (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 2, GROUPS,
+                               FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
+                (_produce, (x, codes, ring, free, m_start, tile, num_steps, BYTES, EARLY)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, 24],
+        )  # fmt: skip
+    mbarrier.wait(passed, (num_steps + 1) & 1)
+    total = own_rows(held.load(of_total), TILE < HEIGHT)
+    store_tile(total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
+
+
+_launch = Launcher(stream_turns_kernel)
+
+
+class StreamTurns(StreamPacked):
+    """The same product, its sum made in turns."""
+
+    groups = 2
+    is_light = False
+
+    def __call__(self, x: Tensor, out: Tensor, config: StreamPackedConfig) -> None:
+        grid, args, options, kind = self.plan(x, out, config)
+        assert config.tile <= HEIGHT.value, f"{config=}"
+        options = {**options, "GROUPS": self.groups, "num_warps": 4}
+        options["REGISTERS"] = 104 if self.is_light else {2: 216, 3: 160}[self.groups]
+        if self.is_light:
+            options["maxnreg"] = 80
+        _launch(grid, args, options, kind)
+
+
+__all__ = ["StreamTurns"]
+assert torch
