@@ -107,7 +107,7 @@ def latent_split_attention(
             q, inputs.keys, inputs.page_table, inputs.rows, inputs.query_starts,
             inputs.context_lens,
             grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
-            inputs.rows if inputs.paths is None else inputs.paths,  # unread without trees
+            inputs.any_paths,
             out, grid.acc, grid.sums, inputs.scale * LOG2_E, table_stride, grid.max_splits,
         ),
         {

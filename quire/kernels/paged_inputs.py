@@ -41,6 +41,11 @@ class PagedInputs:
     paths: Tensor | None = None  # [tokens, 1 + depth]
 
     @property
+    def any_paths(self) -> Tensor:
+        """Unread where the width is 0."""
+        return self.rows if self.paths is None else self.paths
+
+    @property
     def path_width(self) -> int:
         return 0 if self.paths is None else self.paths.shape[1]
 

@@ -122,7 +122,7 @@ def shared_attention(q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: Pa
         (kv_heads, triton.cdiv(grid.num_tiles, grid.company), grid.max_splits),
         (
             q, inputs.keys, inputs.values, inputs.page_table, inputs.rows, inputs.context_lens,
-            inputs.rows if inputs.paths is None else inputs.paths,  # unread without trees
+            inputs.any_paths,
             grid.acc, grid.sums, inputs.state_scale, inputs.table_stride, grid.num_tiles,
             grid.max_splits,
         ),

@@ -318,7 +318,7 @@ def split_attention(
             q, inputs.keys, inputs.values, inputs.page_table, inputs.rows, inputs.query_starts,
             inputs.context_lens,
             grid.tiles if grid.tiles is not None else inputs.rows,  # unread without tiles
-            inputs.rows if inputs.paths is None else inputs.paths,  # unread without trees
+            inputs.any_paths,
             out, grid.acc, grid.sums,
             grid.sums if inputs.sinks is None else inputs.sinks,  # unread without sinks
             inputs.state_scale, inputs.table_stride, grid.num_tiles, grid.max_splits,
@@ -343,14 +343,18 @@ def split_attention(
             **early_options(),
             "num_warps": config.split.num_warps,
             "num_stages": _num_stages(grid, inputs, config),
-            # What is looked up of trees would spill: drafts are few, and programs with them.
-            "maxnreg": (inputs.paths is None and config.split.max_registers) or None,
+            "maxnreg": _most_registers(inputs, config),
         },
         (
             inputs.kind, q.dtype, alignments(q, inputs.sinks), inputs.table_stride,
             alignments(grid.acc, grid.sums),
         ),
     )  # fmt: skip
+
+
+def _most_registers(inputs: PagedInputs, config: PagedConfig) -> int | None:
+    """Of a thread; None: as many as it takes. What is looked up of trees would spill."""
+    return None if inputs.path_width else config.split.max_registers or None
 
 
 def _num_stages(grid: SplitGrid, inputs: PagedInputs, config: PagedConfig) -> int:

@@ -1,7 +1,7 @@
 """Walk each tree of drafts along those that were right: `runner/tree_walk.py` says what for.
 
-A program walks one tree, a lane to a node. It does what `spec/verify.verified_path` does on the
-host: of the drafts that follow a node, the first that equals what was drawn after it is the next.
+A program walks one tree, a lane to a node. It does what `verified_path` (`spec/verify.py`) does on
+the host: of the drafts that follow a node, the first that equals what was drawn after it is next.
 """
 
 from __future__ import annotations

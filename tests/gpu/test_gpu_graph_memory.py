@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 from quire.runner.graphs import GraphCache
 
 
-def _step(rows: Tensor, positions: Tensor, max_context: int, shares_prefix: bool) -> Tensor:
+def _step(rows: Tensor, positions: Tensor, *bounds: object) -> Tensor:
     half = rows.float() * 2
     if torch.cuda.is_current_stream_capturing() and len(rows) == 4:
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")

@@ -51,9 +51,11 @@ class UncapturedGraphs:
     def batch_bucket(self, num_seqs: int) -> int:
         return -(-num_seqs // 4) * 4
 
-    def replay(self, rows: Tensor, positions: Tensor, longest: int, shares_prefix: bool) -> Decoded:
+    def replay(
+        self, rows: Tensor, positions: Tensor, longest: int, shares_prefix: bool, nodes: None = None
+    ) -> Decoded:
         self.num_replays += 1
-        return self.step(rows, positions, longest, shares_prefix)
+        return self.step(rows, positions, longest, shares_prefix, nodes)
 
 
 def engine(folders: dict[str, str], **changes: object) -> Engine:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,9 @@ def answer(llm: LLM, asked: list[tuple[str, SamplingParams]]) -> list[object]:
     return [seen(output) for output in outputs]
 
 
+FIELDS = ("tokens", "text", "reason", "stop", "logprobs", "sum of logprobs")  # of an output
+
+
 def seen(output: RequestOutput) -> object:
     return (
         output.prompt_logprobs,
@@ -116,6 +121,29 @@ def seen(output: RequestOutput) -> object:
             for o in output.outputs
         ],
     )
+
+
+def difference(asked: list[tuple[str, SamplingParams]], got: list[Any], want: list[Any]) -> str:
+    """Where answers to `everyone` first differ, and in what; empty if nowhere."""
+    for (text, params), mine, theirs in zip(asked, got, want, strict=True):
+        where = f"{list(KINDS)[params.seed or 0]} behind {text[:16]!r}"
+        if mine[0] != theirs[0]:
+            return f"{where}: prompt logprobs"
+        for nth, (one, other) in enumerate(zip(mine[1], theirs[1], strict=True)):
+            if apart := tokens_apart(one[0], other[0]):
+                return f"{where}, output {nth}: {apart}"
+            if one != other:
+                fields = zip(FIELDS, one, other, strict=True)
+                return f"{where}, output {nth}: {[name for name, a, b in fields if a != b]}"
+    return ""
+
+
+def tokens_apart(got: Sequence[int], want: Sequence[int]) -> str:
+    """The first position at which tokens differ, and both; empty if there is none."""
+    for at, (one, other) in enumerate(zip_longest(got, want)):
+        if one != other:
+            return f"token {at} is {one} and not {other}"
+    return ""
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,17 @@ def test_a_tree_is_no_deeper_than_there_are_heads(folder: Path) -> None:
     }
     with pytest.raises(NotSupported, match="4 tokens deep, but there are 3 heads"):
         open_tiny(folder, "llama", speculative_config=config)
+
+
+def test_attention_that_reads_no_paths_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a tree is read as a chain, or the refusal hides who refuses and what to do."""
+    config = {"method": "medusa", "model": str(folder / "medusa")}
+    llm = open_tiny(folder, "llama", speculative_config=config)
+    attention = type(llm._engine.runner.backend)
+    monkeypatch.setattr(attention, "caps", replace(attention.caps, trees=False))
+    message = f"attention {attention.__name__}, which reads no paths: leave .*tree out"
+    with pytest.raises(NotSupported, match=message):
+        open_tiny(folder, "llama", speculative_config={**config, "tree": 2})
+    open_tiny(folder, "llama", speculative_config=config)  # chains are read by all
