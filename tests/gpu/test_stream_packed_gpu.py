@@ -65,7 +65,7 @@ def test_bits_are_the_dense_kernels(form: str, n: int, k: int, gated: bool) -> N
             assert torch.equal(stream(product, x[:rows], config=config), want), (rows, config)
 
 
-@pytest.mark.parametrize("form", ["int4-g128", "rtn-int4-g64", "rtn-int4-g32", "int4-g32-asym"])
+@pytest.mark.parametrize("form", ["int4-g128", "rtn-int4-g64", "rtn-int4-g32", "int4-g128-asym"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_groups_and_half_precision(form: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
