@@ -86,14 +86,14 @@ def _take_turns(
     for i in range(TURN, num_steps, GROUPS):
         stage = i % STAGES
         mbarrier.wait(ready.index(stage), i // STAGES & 1)
-        weights = ()
+        weights = gl.tuple([])
         for f in gl.static_range(FIELDS):
             bytes_of = w_flat.index(stage * (FIELDS // 2) + f // 2).load(lanes)
             weight = field_of(
                 bytes_of, kept, i * (FIELDS // 2) + f // 2, f % 2,
                 KIND, GROUP, SCALES, ZERO, ZEROS, dtype,
             )  # fmt: skip
-            weights += (as_operand(weight, operand, TILE < HEIGHT),)  # type: ignore[assignment]
+            weights += (as_operand(weight, operand, TILE < HEIGHT),)
         mbarrier.wait(passed, (i + 1) & 1)  # the step before is in the sum
         total = held.load(of_total)
         for f in gl.static_range(FIELDS):
