@@ -27,13 +27,14 @@ import triton
 from torch import Tensor
 
 from benchmarks.gpu_matmul import ROTATE_BYTES, SHARED_BYTES, become_compiler, graph_micros
-from quire.kernels import expand, grouped_packed, stream_packed
+from quire.kernels import expand, grouped_packed, stream_packed, stream_turns
 from quire.kernels import packed_matmul as packed_matmul_module
 from quire.kernels.matmul import Layouts, PreparedMatmul, matmul
 from quire.kernels.packed_matmul import packed_matmul, pick_packed
 from quire.kernels.rehearsal import outline
 from quire.kernels.route import SortedPairs
-from quire.kernels.stream_packed_configs import pick_stream_packed
+from quire.kernels.slabs import Slabs
+from quire.kernels.stream_packed_configs import stream_packed_ways
 from quire.ops.slabs_of import slabs_of
 from quire.quant.coded import Coded
 from quire.quant.load_forms import E2M1_TABLE, load_form
@@ -43,7 +44,12 @@ from quire.quant.weight import Weight
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # of Llama-3.1-8B
 ROWS = (1, 16, 32, 64, 128)
-WAYS = ("plain", "gated", "experts", "expand", "stream")
+WAYS = ("plain", "gated", "experts", "expand", "stream", "turns", "half-turns")
+STREAMED = {
+    "stream": 8,
+    "turns": 8,
+    "half-turns": 16,
+}  # and the multiprocessors that share 512 rows
 
 
 def _codes(bits: int, n: int, k: int, device: str) -> Tensor:
@@ -132,9 +138,9 @@ class Built:
 class Compiling:
     """Stands in for a launcher: compiles what it would launch."""
 
-    def __init__(self, module: Any, kernel: Any) -> None:
+    def __init__(self, module: Any, kernel: Any, name: str = "_launch") -> None:
         self.kernel, self.made = kernel, None
-        module._launch = self
+        setattr(module, name, self)
 
     def __call__(
         self, grid: object, args: tuple[object, ...], options: Mapping[str, object], kind: object
@@ -147,21 +153,14 @@ class Compiling:
 def build(form: str, rows: int, way: str) -> Built | None:
     """The kernel of a form at some rows of x, compiled for an H200; None: it is not streamed. In a
     process that calls `become_compiler` first."""
-    n, k, experts = 512, 1024, 4
+    n, k, experts = 512, 4096 if way in STREAMED else 1024, 4
     weight = FORMS[form](n, k, "cpu")
-    slabs = slabs_of(weight, way == "gated", torch.bfloat16 if way == "stream" else None)
+    slabs = slabs_of(weight, way == "gated", torch.bfloat16 if way in STREAMED else None)
     assert slabs is not None
     x = torch.empty(rows, k, dtype=torch.bfloat16)
-    if way == "stream":
-        if not slabs.form.lanes:
-            return None
-        assert slabs.scales is not None
-        compiling = Compiling(stream_packed, stream_packed.stream_packed_kernel)
-        config = pick_stream_packed(rows, (n, k), len(slabs.scales), 8)
-        stream_packed.StreamPacked(slabs, None, None)(
-            x, torch.empty(rows, n, dtype=x.dtype), config
-        )
-    elif way == "expand":
+    if way in STREAMED:
+        return build_streamed(slabs, x, way)
+    if way == "expand":
         compiling = Compiling(expand, expand._expand_kernel)
         expand.expand(slabs, torch.empty(n, k, dtype=torch.bfloat16))
     elif way == "experts":
@@ -173,6 +172,23 @@ def build(form: str, rows: int, way: str) -> Built | None:
         tile = replace(pick_packed(rows, n, 1), portion=64)
         packed_matmul(x, slabs, tile=tile, gate="silu" if way == "gated" else None)
     return inspect(compiling.made)
+
+
+def build_streamed(slabs: Slabs, x: Tensor, way: str) -> Built | None:
+    """None: such a form or as many rows of x take another kernel."""
+    if not slabs.form.lanes:
+        return None
+    assert slabs.scales is not None
+    if way == "stream":
+        compiling = Compiling(stream_packed, stream_packed.stream_packed_kernel)
+    else:
+        compiling = Compiling(stream_turns, stream_turns.stream_turns_kernel, "launch")
+    ways = stream_packed_ways(len(x), slabs.shape, len(slabs.scales), STREAMED[way])
+    configs = [config for config in ways if config.in_turns == (way != "stream")]
+    for config in configs:
+        out = torch.empty(len(x), slabs.shape[0], dtype=x.dtype)
+        stream_packed.StreamPacked(slabs, None, None)(x, out, config)
+    return inspect(compiling.made) if configs else None
 
 
 def inspect(kernel: Any) -> Built:
@@ -200,7 +216,7 @@ def compile_all(forms: list[str], rows: list[int], ways: list[str]) -> int:
     """Print a line for each; returns how many failed or spilled."""
     become_compiler()
     bad = 0
-    print(f"{'form':>16}{'rows':>6}{'way':>8}{'regs':>6}{'spill':>7}{'shared':>9}{'hgmma':>7} STS")
+    print(f"{'form':>16}{'rows':>6}{'way':>11}{'regs':>6}{'spill':>7}{'shared':>9}{'hgmma':>7} STS")
     for form in forms:
         for m in rows:
             for way in WAYS:
@@ -217,7 +233,7 @@ def compile_all(forms: list[str], rows: list[int], ways: list[str]) -> int:
                 bad += made.spilled > 0 or (made.matrix == 0 and way != "expand")
                 bad += made.shared > SHARED_BYTES
                 print(
-                    f"{form:>16}{m:>6}{way:>8}{made.registers:>6}{made.spilled:>7}"
+                    f"{form:>16}{m:>6}{way:>11}{made.registers:>6}{made.spilled:>7}"
                     f"{made.shared:>9,}{made.matrix:>7}{made.stores:>4}",
                     flush=True,
                 )

@@ -67,6 +67,7 @@ JOBS = (
     Job("codes", 80, bench("gpu_kv_cache")),
     Job("w8a8", 90, bench("gpu_w8a8", "--max-seconds", "60")),
     Job("products", 140, bench("gpu_packed", "--max-seconds", "120")),
+    Job("streamed", 60, bench("gpu_stream_packed", "--max-seconds", "45")),
 )  # fmt: skip
 
 

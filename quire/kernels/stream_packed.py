@@ -4,7 +4,8 @@ floats in the very registers that the matrix unit reads.
 The sum is that of `packed_kernel.py`, one chain of fp32 matrix-unit additions over increasing k, so
 the bits are the same. The copy engine brings codes from the slabs (`slabs.py`) and inputs; scales
 of all groups of a program's rows are brought at its start. All of a weight is asked for before the
-inputs are there, as in `stream_matmul.py`.
+inputs are there, as in `stream_matmul.py`. Few rows of a narrow weight are summed in turns
+(`stream_turns.py`).
 """
 
 from __future__ import annotations
@@ -16,198 +17,34 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels import stream_turns
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind
 from quire.kernels.packed_matmul import multiprocessors
 from quire.kernels.rehearsal import Memory
 from quire.kernels.slabs import Slabs
 from quire.kernels.stream_matmul import store_tile
-from quire.kernels.stream_packed_configs import (
-    FIELD,
-    StreamPackedConfig,
-    pick_stream_packed,
+from quire.kernels.stream_packed_configs import StreamPackedConfig, stream_packed_ways
+from quire.kernels.stream_parts import (
+    WIDTH,
+    as_operand,
+    ask_codes,
+    ask_inputs,
+    ask_rest,
+    bring_scales,
+    field_of,
+    flat_ring,
+    lanes_of,
+    make_ring,
+    own_rows,
 )
-from quire.kernels.stream_unpack import code_pairs, power_pairs
-from quire.kernels.unpack_scales import decoded
 
 __all__ = ["StreamPacked"]
-
-WIDTH = gl.constexpr(FIELD)
-
-
-@gluon.jit
-def make_ring(x, codes, STAGES: gl.constexpr):
-    """(boxes of codes, boxes of inputs, barriers), each for every stage."""
-    of_codes: gl.constexpr = [STAGES] + codes.block_shape  # noqa: RUF005 (unknown to Gluon)
-    of_inputs: gl.constexpr = [STAGES] + x.block_shape  # noqa: RUF005
-    w_tiles = gl.allocate_shared_memory(gl.uint8, of_codes, codes.layout)
-    x_tiles = gl.allocate_shared_memory(x.dtype, of_inputs, x.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ready.index(i), count=1)
-    return w_tiles, x_tiles, ready
-
-
-@gluon.jit
-def flat_ring(ring):
-    """The same memory as slabs [rows, WIDTH] of codes and fields [BLOCK_M, WIDTH] of inputs."""
-    w_tiles, x_tiles, _ = ring
-    SLABS: gl.constexpr = w_tiles.shape[0] * w_tiles.shape[1] * w_tiles.shape[2]
-    FIELDS: gl.constexpr = x_tiles.shape[0] * x_tiles.shape[1]
-    of_codes: gl.constexpr = gl.NVMMASharedLayout(64, 8)
-    of_inputs: gl.constexpr = gl.NVMMASharedLayout(128, 16)
-    w_flat = w_tiles._reinterpret(gl.uint8, [SLABS, w_tiles.shape[3], WIDTH], of_codes)
-    x_flat = x_tiles._reinterpret(x_tiles.dtype, [FIELDS, x_tiles.shape[2], WIDTH], of_inputs)
-    return w_flat, x_flat
-
-
-@gluon.jit
-def ask_codes(codes, ring, tile, stage, step, BYTES: gl.constexpr):
-    w_tiles, _, ready = ring
-    mbarrier.expect(ready.index(stage), BYTES)
-    first = step * codes.block_shape[0]
-    place = w_tiles.index(stage)
-    tma.async_copy_global_to_shared(codes, [first, tile, 0, 0], ready.index(stage), place)
-
-
-@gluon.jit
-def ask_inputs(x, ring, m_start, stage, step):
-    _, x_tiles, ready = ring
-    first = step * x.block_shape[0]
-    place = x_tiles.index(stage)
-    tma.async_copy_global_to_shared(x, [first, m_start, 0], ready.index(stage), place)
-
-
-@gluon.jit
-def ask_rest(sources, ring, m_start, tile, AHEAD: gl.constexpr, BYTES: gl.constexpr):
-    """All stages' inputs, and the codes of those that were not asked for ahead."""
-    x, codes = sources
-    STAGES: gl.constexpr = ring[2].shape[0]
-    for i in gl.static_range(STAGES):
-        if i >= AHEAD:
-            ask_codes(codes, ring, tile, i, i, BYTES)
-        ask_inputs(x, ring, m_start, i, i)
-
-
-@gluon.constexpr_function
-def _even(count):
-    """The power of two that the rows of a tile of words are."""
-    return 1 << (count - 1).bit_length()
-
-
-@gluon.jit
-def bring_scales(
-    words, n_start, N, ROWS: gl.constexpr, TILE: gl.constexpr, COUNT: gl.constexpr,
-    num_warps: gl.constexpr,
-):  # fmt: skip
-    """Shared memory [groups, TILE] to which all words of the program's rows are under way. The last
-    ones of a tile are somebody else's."""
-    ACROSS: gl.constexpr = TILE // 4 if TILE < 128 else 32  # threads that copy a row of words
-    spread: gl.constexpr = gl.BlockedLayout([1, 4], [32 // ACROSS, ACROSS], [num_warps, 1], [1, 0])
-    flat: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 1, [1, 0])
-    kept = gl.allocate_shared_memory(gl.int32, [_even(COUNT), TILE], flat)
-    group = gl.arange(0, _even(COUNT), gl.SliceLayout(1, spread))[:, None]
-    row = gl.arange(0, TILE, gl.SliceLayout(0, spread))[None, :]
-    cells = words + group * N + n_start + row
-    async_copy.async_copy_global_to_shared(kept, cells, mask=(group < COUNT) & (row < ROWS))
-    async_copy.commit_group()
-    of_row: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    return kept._reinterpret(gl.int32, [_even(COUNT), TILE], of_row)
-
-
-@gluon.jit
-def _number(kept, group, PER: gl.constexpr, layout: gl.constexpr):
-    """The bits of a group's number, for all rows."""
-    word = kept.index(group // PER).load(layout)
-    if PER > 1:
-        WIDE: gl.constexpr = 32 // PER
-        word = (word >> (group % PER * WIDE)) & ((1 << WIDE) - 1)
-    return word
-
-
-@gluon.jit
-def field_of(
-    codes, kept, slab,
-    F: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr,
-    ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
-):  # fmt: skip
-    """Field F of a slab as floats, in the order of the codes."""
-    PER: gl.constexpr = 1 if ZEROS == "u16" else 4 if SCALES == "power" else 2
-    layout: gl.constexpr = codes.type.layout
-    of_rows: gl.constexpr = gl.SliceLayout(1, layout)
-    SPANS: gl.constexpr = 1 if GROUP >= WIDTH else WIDTH // GROUP  # groups of a field
-    group = slab // (GROUP // (2 * WIDTH)) if GROUP > WIDTH else (slab * 2 + F) * SPANS
-    bits = _number(kept, group, PER, of_rows)[:, None]
-    spot = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :] // 4 % 4  # which 16 inputs
-    for i in gl.static_range(1, SPANS):
-        more = _number(kept, group + i, PER, of_rows)[:, None]
-        bits = gl.where(spot >= i * (GROUP // 16), more, bits)
-    if KIND == "e2m1":
-        scale, codes = gl.broadcast(decoded(bits, "power"), codes)
-        weight = power_pairs(codes, scale, F)
-    else:
-        scale = decoded(bits & 0xFFFF, SCALES)
-        zero = ((bits >> 16) & 0xFFFF).to(gl.float32) if ZEROS == "u16" else bits * 0.0 + ZERO
-        scale, codes = gl.broadcast(scale, codes)
-        zero, codes = gl.broadcast(zero, codes)
-        weight = code_pairs(codes, zero, scale, F, dtype, SCALES)
-    return weight
-
-
-@gluon.jit
-def _anything_like(weight):
-    """Registers that nobody wrote: for rows whose sums nobody stores."""
-    return gl.inline_asm_elementwise(
-        "// $0 stays as it is", "=r,r", [weight], dtype=weight.dtype, is_pure=True, pack=2
-    )
-
-
-@gluon.jit
-def as_operand(weight, operand: gl.constexpr, SPARSE: gl.constexpr):
-    """From the order of the codes to that of the inputs; nothing moves between registers.
-
-    SPARSE: every other eight rows of the operand are none of the weight's."""
-    ROWS: gl.constexpr = weight.shape[0]
-    parts = weight.reshape([ROWS, 4, 4, 2, 2]).permute([0, 2, 3, 1, 4])
-    tile = parts.reshape([ROWS, WIDTH])
-    if SPARSE:
-        both = gl.join(tile, _anything_like(tile)).reshape([ROWS // 8, 8, WIDTH, 2])
-        tile = both.permute([0, 3, 1, 2]).reshape([2 * ROWS, WIDTH])
-    return gl.convert_layout(tile, operand, assert_trivial=True)
-
-
-@gluon.jit
-def own_rows(total, SPARSE: gl.constexpr):
-    """[rows of the tile, BLOCK_M] of what the matrix unit summed."""
-    if SPARSE:
-        ROWS: gl.constexpr = total.shape[0] // 2
-        parts = total.reshape([ROWS // 8, 2, 8, total.shape[1]]).permute([0, 2, 3, 1])
-        own, _ = parts.split()
-        total = own.reshape([ROWS, own.shape[2]])
-    return total
-
-
-@gluon.constexpr_function
-def lanes_of(rows, num_warps):
-    """Which thread reads which bytes of a tile: 16 neighbouring ones of one row, or of two that are
-    eight rows apart where there are as many."""
-    is_sparse = rows < 16 * num_warps
-    high = 8 if is_sparse else 16
-    regs = [[0, 1], [0, 2], [0, 4], [0, 8]] + ([] if is_sparse else [[8, 0]])
-    warps = [[high << bit, 0] for bit in range(num_warps.bit_length() - 1)]
-    return gl.DistributedLinearLayout(
-        reg_bases=regs,
-        lane_bases=[[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]],
-        warp_bases=warps,
-        block_bases=[],
-        shape=[rows, 64],
-    )
 
 
 @gluon.jit
@@ -293,13 +130,18 @@ class StreamPacked:
 
     def __call__(self, x: Tensor, out: Tensor, config: StreamPackedConfig) -> None:
         """x [m, k] -> out [m, n], gated [m, n / 2]. An fp32 `out` [m, n] gets the sums, ungated."""
-        _launch(*self.plan(x, out, config))
+        launch = stream_turns.launch if config.in_turns else _launch
+        launch(*self._plan(x, out, config))
 
     def pick(self, m: int) -> StreamPackedConfig:
-        units = multiprocessors(self.words.device)
-        return pick_stream_packed(m, self.slabs.shape, len(self.words), units)
+        return self.ways(m)[0]
 
-    def plan(
+    def ways(self, m: int) -> tuple[StreamPackedConfig, ...]:
+        """To multiply m rows: one for each kernel that can, what is picked first."""
+        units = multiprocessors(self.words.device)
+        return stream_packed_ways(m, self.slabs.shape, len(self.words), units)
+
+    def _plan(
         self, x: Tensor, out: Tensor, config: StreamPackedConfig
     ) -> tuple[tuple[int, int, int], tuple[object, ...], dict[str, object], tuple[object, ...]]:
         """What `Launcher` takes."""
@@ -331,7 +173,7 @@ class StreamPacked:
                 "HAS_BIAS": self.bias is not None,
                 "GATE": gate or "",
                 **early_options(),
-                "num_warps": max(4, config.tile // 16),
+                "num_warps": 4 if config.in_turns else max(4, config.tile // 16),
             },
             (
                 *(x.dtype, out.dtype, None if self.bias is None else self.bias.dtype),

@@ -1,16 +1,17 @@
-"""Matmul of few rows by a narrow packed weight on Hopper: warpgroups take turns at one sum.
+"""Matmul of few rows by a narrow packed weight on Hopper: two warpgroups take turns at one sum.
 
 Where a multiprocessor has few rows of the weight, `stream_packed.py` leaves it one warpgroup, whose
-schedulers mostly wait. Here two or three share the rows. Each unpacks a stage into its registers,
+schedulers mostly wait. Here two share the rows. Each unpacks every other stage into its registers,
 then waits for the sum so far, which lies in shared memory, adds its products and hands the sum on.
 So the chain of matrix-unit additions is the same one, in the same order, while the groups unpack
 side by side. One more warp asks for codes and inputs.
+
+There cannot be more than two: a barrier tells a phase from the next one and no more, and of three
+groups one could wait for a phase while the phase two before it is the last that is over.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -23,9 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from quire.kernels.early import let_next_start, wait_for_last
 from quire.kernels.launch import Launcher
 from quire.kernels.stream_matmul import store_tile
-from quire.kernels.stream_packed import (
+from quire.kernels.stream_parts import (
     WIDTH,
-    StreamPacked,
     as_operand,
     ask_codes,
     ask_inputs,
@@ -37,10 +37,14 @@ from quire.kernels.stream_packed import (
     make_ring,
     own_rows,
 )
-from quire.kernels.stream_packed_configs import StreamPackedConfig
+
+__all__ = ["launch"]
 
 WARPS = gl.constexpr(4)  # of a group
 HEIGHT = gl.constexpr(64)  # rows of the matrix instruction
+GROUPS = gl.constexpr(2)
+REGISTERS = gl.constexpr(216)  # of a thread of the second group; the first gets the rest
+FEW_REGISTERS = gl.constexpr(24)  # of a thread that only asks
 
 
 @gluon.constexpr_function
@@ -68,9 +72,8 @@ def _produce(
 @gluon.jit
 def _take_turns(
     flat, ready, free, passed, held, kept, num_steps,
-    TURN: gl.constexpr, GROUPS: gl.constexpr, FIELDS: gl.constexpr, KIND: gl.constexpr,
-    GROUP: gl.constexpr, SCALES: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr,
-    dtype: gl.constexpr,
+    TURN: gl.constexpr, FIELDS: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr,
+    SCALES: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
     """Steps TURN, TURN + GROUPS ... of the sum."""
     w_flat, x_flat = flat
@@ -83,14 +86,14 @@ def _take_turns(
     for i in range(TURN, num_steps, GROUPS):
         stage = i % STAGES
         mbarrier.wait(ready.index(stage), i // STAGES & 1)
-        weights = ()
+        weights = gl.tuple([])
         for f in gl.static_range(FIELDS):
             bytes_of = w_flat.index(stage * (FIELDS // 2) + f // 2).load(lanes)
             weight = field_of(
                 bytes_of, kept, i * (FIELDS // 2) + f // 2, f % 2,
                 KIND, GROUP, SCALES, ZERO, ZEROS, dtype,
             )  # fmt: skip
-            weights = weights + (as_operand(weight, operand, TILE < HEIGHT),)  # noqa: RUF005
+            weights += (as_operand(weight, operand, TILE < HEIGHT),)
         mbarrier.wait(passed, (i + 1) & 1)  # the step before is in the sum
         total = held.load(of_total)
         for f in gl.static_range(FIELDS):
@@ -119,7 +122,7 @@ def stream_turns_kernel(
     ZEROS: gl.constexpr, COUNT: gl.constexpr,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, M_TILES: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr,
-    EARLY: gl.constexpr, GROUPS: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    EARLY: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     DTYPE: gl.constexpr = x.dtype
@@ -141,55 +144,20 @@ def stream_turns_kernel(
     async_copy.wait_group(0)
     flat = flat_ring(ring)
     num_steps = K // (FIELDS * WIDTH)
-    if GROUPS == 2:
-        gl.warp_specialize(
-            [
-                (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 0, GROUPS,
-                               FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
-                (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 1, GROUPS,
-                               FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
-                (_produce, (x, codes, ring, free, m_start, tile, num_steps, BYTES, EARLY)),
-            ],
-            [4, 1],
-            [REGISTERS, 24],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 0, GROUPS,
-                               FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
-                (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 1, GROUPS,
-                               FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
-                (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 2, GROUPS,
-                               FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
-                (_produce, (x, codes, ring, free, m_start, tile, num_steps, BYTES, EARLY)),
-            ],
-            [4, 4, 1],
-            [REGISTERS, REGISTERS, 24],
-        )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 0,
+                           FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
+            (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 1,
+                           FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
+            (_produce, (x, codes, ring, free, m_start, tile, num_steps, BYTES, EARLY)),
+        ],
+        [WARPS, 1],
+        [REGISTERS, FEW_REGISTERS],
+    )  # fmt: skip
     mbarrier.wait(passed, (num_steps + 1) & 1)
     total = own_rows(held.load(of_total), TILE < HEIGHT)
     store_tile(total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
 
 
-_launch = Launcher(stream_turns_kernel)
-
-
-class StreamTurns(StreamPacked):
-    """The same product, its sum made in turns."""
-
-    groups = 2
-    is_light = False
-
-    def __call__(self, x: Tensor, out: Tensor, config: StreamPackedConfig) -> None:
-        grid, args, options, kind = self.plan(x, out, config)
-        assert config.tile <= HEIGHT.value, f"{config=}"
-        options = {**options, "GROUPS": self.groups, "num_warps": 4}
-        options["REGISTERS"] = 104 if self.is_light else {2: 216, 3: 160}[self.groups]
-        if self.is_light:
-            options["maxnreg"] = 80
-        _launch(grid, args, options, kind)
-
-
-__all__ = ["StreamTurns"]
-assert torch
+launch = Launcher(stream_turns_kernel)

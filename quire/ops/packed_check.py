@@ -7,7 +7,7 @@ or an error keeps the form expanded, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -51,17 +51,24 @@ def _difference(weight: Weight, gate: str | None, dtype: torch.dtype, streams: b
     for rows in _ROWS:
         x = torch.randn(rows, dense.shape[1], generator=random, device=dense.device).to(dtype)
         want = matmul(x, dense, gate=gate)
-        if not torch.equal(_product(x, slabs, gate), want):
-            return f"products of {rows} rows differ"
+        for way, product in _products(x, slabs, gate):
+            if not torch.equal(product, want):
+                return f"products of {rows} rows{way} differ"
     return None
 
 
-def _product(x: torch.Tensor, slabs: Slabs, gate: str | None) -> torch.Tensor:
+def _products(
+    x: torch.Tensor, slabs: Slabs, gate: str | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of every kernel that can: which one the engine takes depends on the whole weight's rows."""
     if not slabs.form.lanes:
-        return packed_matmul(x, slabs, gate=gate)
+        yield "", packed_matmul(x, slabs, gate=gate)
+        return
     from quire.kernels.stream_packed import StreamPacked
 
-    return stream(StreamPacked(slabs, None, gate), x)
+    product = StreamPacked(slabs, None, gate)
+    for config in product.ways(len(x)):
+        yield " in turns" if config.in_turns else "", stream(product, x, config=config)
 
 
 def _few_rows(num_rows: int, paired: bool) -> slice | torch.Tensor:

@@ -23,6 +23,7 @@ from quire.nn.ops import SumKernel
 
 if TYPE_CHECKING:
     from quire.kernels.stream_packed import StreamPacked
+    from quire.kernels.stream_packed_configs import StreamPackedConfig
 
 # Rows from which a weight is expanded. A tile takes 128 rows, so two tiles unpack twice, while an
 # expansion reads the codes once and moves four bytes a weight. Not measured on a GPU yet.
@@ -97,8 +98,14 @@ def _streamed(slabs: Slabs, bias: Tensor | None, gate: str | None) -> StreamPack
     return StreamPacked(slabs, bias, gate)
 
 
-def stream(product: StreamPacked, x: Tensor, out: Tensor | None = None) -> Tensor:
-    """[m, k] -> [m, n], gated [m, n / 2]. An fp32 `out` [m, n] gets the sums, ungated."""
+def stream(
+    product: StreamPacked,
+    x: Tensor,
+    out: Tensor | None = None,
+    config: StreamPackedConfig | None = None,
+) -> Tensor:
+    """[m, k] -> [m, n], gated [m, n / 2]. An fp32 `out` [m, n] gets the sums, ungated. `config`:
+    None takes what is picked."""
     m, n = len(x), product.slabs.shape[0]
     if out is None:
         out = torch.empty(m, n // 2 if product.gate else n, dtype=x.dtype, device=x.device)
@@ -108,7 +115,7 @@ def stream(product: StreamPacked, x: Tensor, out: Tensor | None = None) -> Tenso
             if x.is_contiguous() and x.data_ptr() % 16 == 0
             else x.clone(memory_format=torch.contiguous_format)
         )
-        product(x, out, product.pick(m))
+        product(x, out, config or product.pick(m))
     return out
 
 

@@ -1,4 +1,5 @@
-"""Streamed products of four-bit weights have the bits of the dense kernel on the expanded weight.
+"""Streamed products of four-bit weights have the bits of the dense kernel on the expanded weight,
+by every kernel that can multiply them.
 
 Inputs have a wide spread of magnitudes, so that two orders of summation do round differently.
 """
@@ -24,8 +25,12 @@ from quire.ops.slabs_of import slabs_of
 from quire.quant.load_forms import load_form
 
 STREAMED = ("int4-g128", "int4-g128-asym", "mxfp4", "Q4_0")
-ROWS = (1, 7, 16, 33, 65, 200)
-SHAPES = ((512, 1024), (1000, 1536), (28672, 512), (4096, 3072))
+ROWS = (1, 7, 16, 23, 32, 33, 65, 200)
+# Outputs, inputs, and whether there is a gate. All but the widest are summed in turns as well.
+SHAPES = (
+    (512, 1024, False), (1000, 1536, False), (28672, 512, True), (4096, 3072, False),
+    (6144, 1024, True), (8 * 131, 512, False),
+)  # fmt: skip
 
 
 def _spread(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -44,10 +49,9 @@ def _slabs(form: str, n: int, k: int, gated: bool, dtype: torch.dtype) -> tuple[
 
 
 @pytest.mark.parametrize("form", STREAMED)
-@pytest.mark.parametrize("n,k", SHAPES)
-def test_bits_are_the_dense_kernels(form: str, n: int, k: int) -> None:
+@pytest.mark.parametrize("n,k,gated", SHAPES)
+def test_bits_are_the_dense_kernels(form: str, n: int, k: int, gated: bool) -> None:
     torch.manual_seed(n)
-    gated = n == 28672
     slabs, dense = _slabs(form, n, k, gated, torch.bfloat16)
     assert torch.equal(expand(slabs, torch.empty_like(dense)), dense)
     gate = "silu" if gated else None
@@ -55,17 +59,44 @@ def test_bits_are_the_dense_kernels(form: str, n: int, k: int) -> None:
     product = StreamPacked(slabs, bias, gate)
     for rows in ROWS:
         want = matmul(x[:rows], dense, bias, gate=gate)
-        assert torch.equal(stream(product, x[:rows]), want), f"{rows} rows {product.pick(rows)}"
+        ways = product.ways(rows)
+        assert len(ways) == (2 if rows <= 32 and n < 28672 else 1)
+        for config in ways:
+            assert torch.equal(stream(product, x[:rows], config=config), want), (rows, config)
 
 
-@pytest.mark.parametrize("form", ["int4-g128", "rtn-int4-g64", "rtn-int4-g32"])
+@pytest.mark.parametrize("form", ["int4-g128", "rtn-int4-g64", "rtn-int4-g32", "int4-g128-asym"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_groups_and_half_precision(form: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     slabs, dense = _slabs(form, 384, 768, False, dtype)
     x, product = _spread(40, 768, dtype=dtype), StreamPacked(slabs, None, None)
-    for rows in (1, 40):
-        assert torch.equal(stream(product, x[:rows]), matmul(x[:rows], dense)), rows
+    for rows in (1, 27, 40):
+        want = matmul(x[:rows], dense)
+        for config in product.ways(rows):
+            assert torch.equal(stream(product, x[:rows], config=config), want), (rows, config)
+
+
+def test_fp32_sums() -> None:
+    torch.manual_seed(2)
+    slabs, dense = _slabs("int4-g128", 1024, 2048, False, torch.bfloat16)
+    x, product = _spread(20, 2048), StreamPacked(slabs, None, None)
+    want = matmul(x, dense, None, torch.empty(20, 1024, device="cuda"))
+    for config in product.ways(20):
+        out = torch.empty(20, 1024, device="cuda")
+        assert torch.equal(stream(product, x, out, config), want), config
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+def test_sums_in_turns_never_miss_a_turn(rows: int) -> None:
+    """Red when a group now and then adds before the other one has handed the sum on."""
+    torch.manual_seed(3)
+    slabs, dense = _slabs("int4-g128", 4096, 14336, False, torch.bfloat16)
+    x, product = _spread(rows, 14336), StreamPacked(slabs, None, None)
+    assert product.pick(rows).in_turns
+    want = matmul(x, dense)
+    wrong = sum((stream(product, x) != want).sum() for _ in range(300))
+    assert int(wrong) == 0
 
 
 def test_a_view_that_the_copy_engine_cannot_read() -> None:

@@ -33,6 +33,12 @@ def test_int4_is_unpacked_in_registers() -> None:
     assert (int(spilled), int(stores)) == (0, 0)
 
 
+def test_sums_in_turns_build() -> None:
+    """Red when a group that takes turns does not build, spills, or misses the matrix unit."""
+    _, *lines = compiled("--forms", "int4-g128", "--rows", "32", "--ways", "turns").splitlines()
+    assert [line.split()[:3] for line in lines] == [["int4-g128", "32", "turns"]]
+
+
 def test_experts_of_eight_bits_build() -> None:
     """Red when the grouped W8A8 kernel does not build, spills, or misses the matrix unit."""
     lines = compiled("--forms", "fp8-blocks", "--tokens", "32", module="gpu_experts").splitlines()

@@ -5,7 +5,9 @@ Whole numbers as inputs and powers of two as scales: every order of sums is exac
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from torch import Tensor
 
 from quire.engine.gpu_weights import packed_decisions
 from quire.kernels.expand import Scratch, embed_packed, expand
-from quire.kernels.matmul import Layouts
+from quire.kernels.matmul import Layouts, matmul
+from quire.kernels.slabs import Slabs
 from quire.ops import eight_bit_linear, packed_check
 from quire.ops.cuda_ops import CudaOps
 from quire.ops.eight_bit_linear import EightBitLinear, difference
@@ -24,6 +27,7 @@ from quire.ops.packed_forms import PackedForms, PackedTable
 from quire.ops.packed_linear import EXPAND_ROWS, PackedLinear
 from quire.ops.slabs_of import joined, slabs_of
 from quire.quant.coded import Coded
+from quire.quant.load_forms import load_form
 from quire.quant.scaled import Scaled
 from quire.quant.weight import Dense, Inputs, Weight
 from tests.native.weights import FORMS, groups
@@ -139,6 +143,34 @@ def test_the_check_finds_a_wrong_bit_and_an_error(monkeypatch: pytest.MonkeyPatc
     assert packed_check.why_not(weight, None, dtype) == "products of 17 rows differ"
     monkeypatch.setattr(packed_check, "packed_matmul", lambda *a, **b: 1 // 0)
     assert "ZeroDivisionError" in str(packed_check.why_not(weight, None, dtype))
+
+
+def test_the_check_asks_every_streamed_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a kernel that the weight's few rows would not take is used unchecked."""
+    ways = [SimpleNamespace(in_turns=True), SimpleNamespace(in_turns=False)]
+    wrong: list[SimpleNamespace] = []
+
+    class Product:
+        def __init__(self, slabs: Slabs, bias: None, gate: str | None) -> None:
+            self.slabs, self.gate = slabs, gate
+
+        def ways(self, m: int) -> list[SimpleNamespace]:
+            return ways if m <= 32 else ways[1:]
+
+        def __call__(self, x: Tensor, out: Tensor, config: SimpleNamespace) -> None:
+            dense = expand(self.slabs, torch.empty(self.slabs.shape, dtype=x.dtype))
+            out.copy_(matmul(x, dense, gate=self.gate)).add_(float(config in wrong))
+
+    module = SimpleNamespace(StreamPacked=Product)
+    monkeypatch.setitem(sys.modules, "quire.kernels.stream_packed", module)
+    monkeypatch.setattr(packed_check, "_ROWS", (16, 33))
+    weight = load_form("rtn-int4-g128").of(torch.randn(64, 256))
+    assert weight is not None
+    assert packed_check.why_not(weight, None, torch.float16, streams=True) is None
+    for way, said in zip(ways, (" in turns", ""), strict=True):
+        wrong[:] = [way]
+        why = packed_check.why_not(weight, None, torch.float16, streams=True)
+        assert why == f"products of 16 rows{said} differ"
 
 
 def test_embedding_and_head_are_one_packed_weight() -> None:
