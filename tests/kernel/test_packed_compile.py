@@ -35,7 +35,9 @@ def test_int4_is_unpacked_in_registers() -> None:
 
 def test_experts_of_eight_bits_build() -> None:
     """Red when the grouped W8A8 kernel does not build, spills, or misses the matrix unit."""
-    lines = compiled("--forms", "fp8-blocks", "--tokens", "32,2048", module="gpu_experts").splitlines()
+    lines = compiled(
+        "--forms", "fp8-blocks", "--tokens", "32,2048", module="gpu_experts"
+    ).splitlines()
     assert len(lines) == 5 and all(line.split()[0] == "fp8-blocks" for line in lines[1:])
 
 
