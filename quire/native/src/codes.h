@@ -92,7 +92,7 @@ INLINE qn_scales offsets_of(const qn_weight *w) {
 /* LANES numbers below 16 from one half of their bytes. */
 INLINE vf nibbles_at(const uint8_t *p, const int is_high) {
     const vi pairs = vi_of_u8(p);
-    return vf_add(is_high ? vf_high4(pairs) : vf_low4(pairs), vf_set(7.5f));
+    return vf_of_vi(is_high ? vi_shr(pairs, 4) : vi_and(pairs, vi_set(15)));
 }
 
 /* LANES of E4M3, below fp32 numbers of whole rows. Numbers of four bits over any divisor are rounded
