@@ -62,6 +62,11 @@ def verdicts_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Verdict]:
     }
 
 
+def spared_of(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Modules that a pass left plain, with what their outputs would have lost."""
+    return {name: lost for one in records for name, lost in one.get("spared", {}).items()}
+
+
 def mean_error(verdicts: Mapping[str, Verdict]) -> float:
     return statistics.fmean(v.error for v in verdicts.values()) if verdicts else 0.0
 
@@ -105,6 +110,16 @@ def remarks(verdicts: Mapping[str, Verdict]) -> list[str]:
             f" calibrated: {_some(names)}; give more calibration text"
         )
     return found
+
+
+def spared_remarks(spared: Mapping[str, float]) -> list[str]:
+    if not spared:
+        return []
+    worst = sorted(spared, key=lambda name: -spared[name])
+    return [
+        f"{len(spared)} projections stay as they are, since eight bits cost their outputs too much"
+        f" on the calibration text: {_some([f'{name} ({spared[name]:.2e})' for name in worst])}"
+    ]
 
 
 def _some(names: list[str]) -> str:

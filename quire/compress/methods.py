@@ -17,8 +17,9 @@ QUANTISERS = Registry(
         "smoothquant": "quire.compress.passes.smoothquant:SmoothQuant",
         "gptq": "quire.compress.passes.gptq:Gptq",
         "awq": "quire.compress.passes.awq:Awq",
-        "fp8": "quire.compress.passes.fp8:Fp8",
-        "gptq-fp8": "quire.compress.passes.gptq_fp8:GptqFp8",
+        "fp8": "quire.compress.passes.gptq_fp8:GptqFp8",
+        "gptq-fp8": "quire.compress.passes.gptq_fp8:GptqFp8",  # what it was called before
+        "rtn-fp8": "quire.compress.passes.fp8:Fp8",
         "nf4": "quire.compress.passes.nf4:Nf4",
         "codebook": "quire.compress.passes.codebook:CodebookPass",
         "mxfp4": "quire.compress.passes.fp4:Mxfp4",

@@ -27,6 +27,8 @@ from quire.compress.judge import (
     record,
     remarks,
     share_of_zeros,
+    spared_of,
+    spared_remarks,
     verdicts_of,
 )
 from quire.compress.methods import pass_of
@@ -90,8 +92,8 @@ def new_stream(job: Job, source: Source) -> Stream:
     if source.tokenizer is None:
         raise NotSupported(
             f"--method {job.recipe.method} calibrates on text, and {source.path} has no tokenizer;"
-            " take rtn, nf4, mxfp4, nvfp4 or fp8, or magnitude with --no-reconstruct, which need"
-            " no text"
+            " take rtn, nf4, mxfp4, nvfp4 or rtn-fp8, or magnitude with --no-reconstruct, which"
+            " need no text"
         )
     if job.calibration.length > source.spec.max_positions:
         raise NotSupported(
@@ -146,6 +148,7 @@ class Run:
         if self.has_head:
             self._head(self.num_layers + 1)
         verdicts = verdicts_of(self.output.records.values())
+        spared = spared_of(self.output.records.values())
         size = sum(r["bytes"] for r in self.output.records.values())
         report: dict[str, Any] = {
             **self._asked(),
@@ -153,11 +156,12 @@ class Run:
             "seconds": time.perf_counter() - begun,
             "mean_error": mean_error(verdicts),
             "zeros": share_of_zeros(verdicts, self.modules),
-            "remarks": remarks(verdicts),
-            "kept": sorted(self.kept),
+            "remarks": [*remarks(verdicts), *spared_remarks(spared)],
+            "kept": sorted({*self.kept, *spared}),
             "projections": record(verdicts),
         }
-        config = config_of(self.source, self.said)
+        plain = tuple(sorted({*self._plain_modules(), *spared}))
+        config = config_of(self.source, self.work.said(Kept(plain, self.has_head)))
         self.output.finish(config, files_of(self.source), report)
         return report
 
@@ -195,13 +199,16 @@ class Run:
             self.dense.load(layer, self.source.checkpoint, self.source.names)
             Reconstruction(self.stream, self.dense).fit(layer, block, self._chosen(block), seen)
             self.dense.unload(layer)
-        self._write(shard, block, seen)
+        spared = self.work.spared(self._chosen(block), block, seen)
+        block.kept = block.kept.union(spared)
+        self._write(shard, block, seen, spared)
 
     def _act(self, block: BlockTensors, seen: dict[str, Seen]) -> None:
         self.work.act(self._chosen(block), block, seen)
 
     def _chosen(self, block: BlockTensors) -> list[Matrix]:
-        return [matrix for matrix in block.matrices if matrix.module in self.modules]
+        chosen = self.modules.keys() - block.kept
+        return [matrix for matrix in block.matrices if matrix.module in chosen]
 
     def _head(self, shard: int) -> None:
         is_done = shard in self.output.records
@@ -215,10 +222,16 @@ class Run:
                 seen["head"] = self.stream.observe_head(norm, added, self.work.needs)
             head = self.source.head(self.job.device)
             self._act(head, seen)
-            self._write(shard, head, seen)
+            self._write(shard, head, seen, {})
         self._tell(shard, "head", is_done)
 
-    def _write(self, shard: int, block: BlockTensors, seen: Mapping[str, Seen]) -> None:
+    def _write(
+        self,
+        shard: int,
+        block: BlockTensors,
+        seen: Mapping[str, Seen],
+        spared: Mapping[str, float],
+    ) -> None:
         tensors: dict[str, Tensor] = {}
         packed = {matrix.name: matrix for matrix in self._chosen(block)}
         for matrix in packed.values():
@@ -233,7 +246,7 @@ class Run:
         for name, matrix in packed.items():
             near = written.read(name).to(self.job.device, torch.float32)
             verdicts[matrix.module] = judge(block.tensors[name], near, seen.get(matrix.site))
-        self.output.note(shard, size, tensors, {"verdicts": record(verdicts)})
+        self.output.note(shard, size, tensors, {"verdicts": record(verdicts), "spared": spared})
 
     def _outer(self) -> dict[str, Tensor]:
         """What is in no block and stays plain."""

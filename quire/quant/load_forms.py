@@ -2,8 +2,8 @@
 
 Nothing is calibrated: scales follow from the largest number of a row, a group or a block. `rtn-...`
 are whole numbers (`rtn.py`); here are a row's int8, eight-bit floats, and two kinds of four bits.
-Embeddings and heads are worth eight bits in all of them, and inputs as they are. `sparse24` leaves
-weights out instead (`zeroed.py`).
+Embeddings and heads are worth eight bits in all of them, whole numbers of them, and inputs as they
+are. `sparse24` leaves weights out instead (`zeroed.py`).
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ class Float8Rows:
         codes = (weight / _nonzero(scales)).clamp_(-E4M3_MOST, E4M3_MOST).to(torch.float8_e4m3fn)
         return Scaled(codes, scales, (1, weight.shape[1]), self.inputs)
 
-    def for_heads(self) -> Float8Rows:
-        return Float8Rows()
+    def for_heads(self) -> Int8Rows:
+        """E4M3 is for products with inputs of E4M3, which heads do not have."""
+        return Int8Rows()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from tests.compress.models import CPU, hidden, run, small
 REFUSED = {"GPT2LMHeadModel", "GptOssForCausalLM", "BitNetForCausalLM"}  # see `Source.check_layout`
 # Squared error of what the blocks make of a text: random weights are the hardest there are.
 CLOSE = {"rtn": 0.2, "gptq": 0.3, "awq": 0.2, "nf4": 0.2, "codebook": 0.2, "mxfp4": 0.3}
-CLOSE |= {"nvfp4": 0.2, "smoothquant": 2e-3, "fp8": 1e-2, "gptq-fp8": 3e-2}
+CLOSE |= {"nvfp4": 0.2, "smoothquant": 2e-3, "rtn-fp8": 1e-2}
+CLOSE |= dict.fromkeys(("fp8", "gptq-fp8"), 3e-2)
 
 
 def error_of(model: Path, out: Path) -> float:

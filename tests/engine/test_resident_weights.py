@@ -15,7 +15,7 @@ SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1024}
 SMALL = {"device": "cpu", "num_threads": 1, "max_model_len": 64, "kv_cache_memory": 1 << 22}
 # Bits of a weight with its share of scales: of the layers (256 to 512 inputs), and of heads.
 BITS = {
-    "fp8": (8 + 32 / 256, 8 + 32 / 256),
+    "fp8": (8 + 32 / 256, 8 + 16 / 256),
     "int8": (8 + 16 / 256, 8 + 16 / 256),
     "nf4": (4 + 32 / 64, 8 + 16 / 32),
     "mxfp4": (4 + 8 / 32, 8 + 16 / 32),

@@ -121,6 +121,16 @@ def test_heads_get_eight_bits(name: str) -> None:
         assert made is not None and made.num_bytes >= 4 * 64
 
 
+def test_heads_beside_floats_are_whole_numbers() -> None:
+    """Red when a head beside `fp8` is off by more than its bytes must cost."""
+    head = Wish(form=load_form("fp8", on_gpu=True)).form_of("head.weight")
+    given = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    floats, whole = load_form("fp8").of(given), head.of(given) if head else None
+    assert floats is not None and whole is not None and whole.num_bytes <= floats.num_bytes
+    moved = [(made.dequantize() - given).square().sum() for made in (floats, whole)]
+    assert moved[1] < moved[0] / 5
+
+
 def test_the_larger_two_of_every_four_stay() -> None:
     """Red when another weight is left out than the smallest, one that stays is changed, or a head
     loses any."""

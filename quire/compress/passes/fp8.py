@@ -1,4 +1,4 @@
-"""FP8: weights as eight-bit floats (E4M3), one scale an output.
+"""FP8: weights as the nearest eight-bit floats (E4M3), one scale an output.
 
 Inputs are rounded token by token when the model runs, or with one scale that calibration found.
 """

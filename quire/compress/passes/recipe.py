@@ -1,8 +1,9 @@
 """Recipe: what a user asks for. Pass: what a method does with one block.
 
 A pass says what it must know of inputs (`needs`), may move scales between products (`fold`), may
-put other weights in the place of some (`act`), and turns one matrix into the tensors that are
-stored for it (`pack`). `compress/methods.py` lists them.
+put other weights in the place of some (`act`), may leave some as they are that would lose too much
+(`spared`), and turns one matrix into the tensors that are stored for it (`pack`).
+`compress/methods.py` lists them.
 """
 
 from __future__ import annotations
@@ -115,6 +116,12 @@ class Pass(ABC):
     def act(self, matrices: Sequence[Matrix], block: BlockTensors, seen: dict[str, Seen]) -> None:
         """Put weights into `block.changed` that take the place of these matrices'."""
         return
+
+    def spared(
+        self, matrices: Sequence[Matrix], block: BlockTensors, seen: dict[str, Seen]
+    ) -> dict[str, float]:
+        """Modules that are to stay plain, with what their outputs would lose otherwise."""
+        return {}
 
     @abstractmethod
     def pack(self, matrix: Matrix, block: BlockTensors, seen: Seen | None) -> dict[str, Tensor]:
