@@ -47,8 +47,7 @@ def _grouped_eight_bit_kernel(
     GROUP: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr, IS_INT: tl.constexpr,
     NUM: tl.constexpr, PAD: tl.constexpr, TOP_K: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEP: tl.constexpr, GROUP_M: tl.constexpr,
-    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr,
-    SPREAD: tl.constexpr,
+    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     tile, n_start = own_tile(tiles_m, N, BLOCK_N, GROUP_M)
     expert, row, num_rows = own_rows(counts, tile, NUM, PAD, BLOCK_M)
@@ -75,16 +74,12 @@ def _grouped_eight_bit_kernel(
     w_scales = scales + scale_row(place, N * NUM, ROWS, False)
 
     tl.assume(K > 0)
-    if SPREAD:
-        total = eight_bit_sum(
-            x_rows, w_rows, x_scales + row + offs_m, w_scales, live, K, scale_stride,
-            GROUP, STEP, IS_INT, EVEN_K, BLOCK_M, BLOCK_N, x_stride,
-        )  # fmt: skip
-    else:
-        total = eight_bit_sum(
-            x_rows, w_rows, x_scales + from_rows * num_groups, w_scales, live, K, scale_stride,
-            GROUP, STEP, IS_INT, EVEN_K, BLOCK_M, BLOCK_N, None,
-        )  # fmt: skip
+    # A pointer first, then its neighbours: so addresses are one and small steps from it.
+    own_scales = x_scales + row + offs_m if SPREAD else x_scales + from_rows * num_groups
+    total = eight_bit_sum(
+        x_rows, w_rows, own_scales, w_scales, live, K, scale_stride,
+        GROUP, STEP, IS_INT, EVEN_K, BLOCK_M, BLOCK_N, x_stride, SPREAD,
+    )  # fmt: skip
     if HAS_BIAS:
         total += tl.load(bias + expert * N + within).to(tl.float32)[None, :]
     rounded = gate_pairs(total.to(y.dtype.element_ty), GATE)
