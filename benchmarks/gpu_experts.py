@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.gpu_matmul import SHARED_BYTES, become_compiler, graph_micros
 from benchmarks.gpu_packed import Compiling, inspect
-from quire.kernels import grouped_eight_bit
+from quire.kernels import grouped_eight_bit, spread_scales
 from quire.kernels.eight_bit_matmul import EightBitTile, eight_bit_matmul
 from quire.kernels.grouped_eight_bit import TILES, multiply_eight_bit, pick_grouped_eight_bit
 from quire.kernels.grouped_matmul import GroupTile
@@ -230,6 +230,7 @@ def run(args: argparse.Namespace) -> int:
 def compiled(forms: list[str], tiles: tuple[GroupTile, ...]) -> Iterator[tuple[str, bool]]:
     """A line for each kernel, and whether it is what it should be."""
     become_compiler()
+    Compiling(spread_scales, spread_scales._spread_kernel)
     num, n, k = 4, 512, 1024
     for form in forms:
         for tile in tiles:

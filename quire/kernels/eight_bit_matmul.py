@@ -45,9 +45,12 @@ def eight_bit_sum(
     x_scales, scales,  # the first scale of each row
     live, K, scale_stride,
     GROUP: tl.constexpr, STEP: tl.constexpr, IS_INT: tl.constexpr, EVEN_K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, x_stride=0,
+    SPREAD: tl.constexpr = False,
 ):  # fmt: skip
-    """[BLOCK_M, BLOCK_N] in fp32, times all scales. `live`: the rows of x that there are."""
+    """[BLOCK_M, BLOCK_N] in fp32, times all scales. `live`: the rows of x that there are.
+    `SPREAD`: scales of a group lie together, with some to read behind those of the last row, and
+    `x_stride` from one group to the next; else those of a row do."""
     inside = live[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if IS_INT:
@@ -58,12 +61,16 @@ def eight_bit_sum(
         total = whole.to(tl.float32)
     else:
         for k in tl.range(0, K, STEP):
+            if GROUP > 0:  # asked for before the product: memory answers while it runs
+                group = k // GROUP
+                if SPREAD:
+                    x_scale = tl.load(x_scales + group * x_stride)
+                else:
+                    x_scale = tl.load(x_scales + group, mask=live, other=0)
+                w_scale = tl.load(scales + group * scale_stride)
             x_tile, w_tile = _tiles(x_rows, w_rows, k, inside, K, 0.0, EVEN_K, STEP)
             part = tl.dot(w_tile, x_tile.T, tl.zeros([BLOCK_N, BLOCK_M], tl.float32))
             if GROUP > 0:
-                group = k // GROUP
-                x_scale = tl.load(x_scales + group, mask=live, other=0)
-                w_scale = tl.load(scales + group * scale_stride)
                 part = part * (w_scale[:, None] * x_scale[None, :])
             total = total + part
     if GROUP == 0:

@@ -18,6 +18,7 @@ from quire.kernels.grouped_matmul import GroupTile, max_tiles, own_rows, own_til
 from quire.kernels.launch import Launcher, alignments, ceil_div, pad_to_power
 from quire.kernels.round_inputs import RoundedRows
 from quire.kernels.route import SortedPairs
+from quire.kernels.spread_scales import spread_scales
 
 __all__ = ["TILES", "multiply_eight_bit", "pick_grouped_eight_bit"]
 
@@ -29,6 +30,8 @@ TILES = (
     GroupTile(64, 64, CHAIN, 4, 4),
     GroupTile(64, 128, CHAIN, 4, 8),
 )
+_SPREAD_FROM = 64  # rows of a tile: their scales would take half a program's registers
+_REGISTERS = 65536  # of a multiprocessor
 
 
 def pick_grouped_eight_bit(num_pairs: int, num_experts: int) -> GroupTile:
@@ -37,14 +40,14 @@ def pick_grouped_eight_bit(num_pairs: int, num_experts: int) -> GroupTile:
     return TILES[sum(mean > limit for limit in _LIMITS)]
 
 
-@triton.jit(do_not_specialize=["tiles_m"])
+@triton.jit(do_not_specialize=["tiles_m", "x_stride"])
 def _grouped_eight_bit_kernel(
     x, x_scales, codes, scales, bias, y, pairs, counts,
-    tiles_m, N, K, num_groups, scale_stride,
+    tiles_m, N, K, num_groups, scale_stride, x_stride,
     GROUP: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr, IS_INT: tl.constexpr,
     NUM: tl.constexpr, PAD: tl.constexpr, TOP_K: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEP: tl.constexpr, GROUP_M: tl.constexpr,
-    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr,
+    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     tile, n_start = own_tile(tiles_m, N, BLOCK_N, GROUP_M)
     expert, row, num_rows = own_rows(counts, tile, NUM, PAD, BLOCK_M)
@@ -71,9 +74,11 @@ def _grouped_eight_bit_kernel(
     w_scales = scales + scale_row(place, N * NUM, ROWS, False)
 
     tl.assume(K > 0)
+    # A pointer first, then its neighbours: so addresses are one and small steps from it.
+    own_scales = x_scales + row + offs_m if SPREAD else x_scales + from_rows * num_groups
     total = eight_bit_sum(
-        x_rows, w_rows, x_scales + from_rows * num_groups, w_scales, live, K, scale_stride,
-        GROUP, STEP, IS_INT, EVEN_K, BLOCK_M, BLOCK_N,
+        x_rows, w_rows, own_scales, w_scales, live, K, scale_stride,
+        GROUP, STEP, IS_INT, EVEN_K, BLOCK_M, BLOCK_N, x_stride, SPREAD,
     )  # fmt: skip
     if HAS_BIAS:
         total += tl.load(bias + expert * N + within).to(tl.float32)[None, :]
@@ -109,36 +114,53 @@ def multiply_eight_bit(
         return y
     tile = tile or pick_grouped_eight_bit(num_pairs, num_experts)
     tiles_m = max_tiles(num_pairs, num_experts, tile.block_m)
+    is_spread = weight.group > 0 and tile.block_m >= _SPREAD_FROM
+    scales = spread_scales(x.scales, pairs, tile.block_m, is_gather) if is_spread else x.scales
     _launch(
         (tiles_m * ceil_div(n, tile.block_n), 1, 1),
         (
-            *(x.codes, x.scales, weight.codes, weight.scales, bias, y, pairs.pairs, pairs.counts),
-            *(tiles_m, n, k, num_groups, weight.scales.shape[1]),
+            *(x.codes, scales, weight.codes, weight.scales, bias, y, pairs.pairs, pairs.counts),
+            *(tiles_m, n, k, num_groups, weight.scales.shape[1], scales.shape[1]),
         ),
         {
-            "GROUP": weight.group,
-            "ROWS": weight.rows,
-            "PAIRED": weight.paired,
-            "IS_INT": weight.is_int,
-            "NUM": num_experts,
-            "PAD": pad_to_power(num_experts),
-            "TOP_K": pairs.top_k,
+            **_constants(weight, pairs, tile),
             "GATHER": is_gather,
-            "BLOCK_M": tile.block_m,
-            "BLOCK_N": tile.block_n,
-            "STEP": CHAIN,
-            "GROUP_M": tile.group_m,
-            "EVEN_K": k % CHAIN == 0,
             "HAS_BIAS": bias is not None,
             "GATE": gate or "",
-            "num_warps": tile.num_warps,
-            "num_stages": tile.num_stages,
-            "enable_fp_fusion": False,  # as in `eight_bit_matmul.py`
+            "SPREAD": is_spread,
         },
         (
             *(x.codes.dtype, dtype, None if bias is None else bias.dtype, n, k, num_groups),
             weight.scales.shape[1],
-            alignments(x.codes, x.scales, weight.codes, weight.scales, bias, y),
+            alignments(x.codes, scales, weight.codes, weight.scales, bias, y),
         ),
     )
     return y
+
+
+def _constants(weight: EightBitWeight, pairs: SortedPairs, tile: GroupTile) -> dict[str, object]:
+    num_experts = pairs.counts.numel()
+    return {
+        "GROUP": weight.group,
+        "ROWS": weight.rows,
+        "PAIRED": weight.paired,
+        "IS_INT": weight.is_int,
+        "NUM": num_experts,
+        "PAD": pad_to_power(num_experts),
+        "TOP_K": pairs.top_k,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "STEP": CHAIN,
+        "GROUP_M": tile.group_m,
+        "EVEN_K": weight.shape[1] % CHAIN == 0,
+        "maxnreg": _most_registers(tile),
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+        "enable_fp_fusion": False,  # as in `eight_bit_matmul.py`
+    }
+
+
+def _most_registers(tile: GroupTile) -> int | None:
+    """Of a thread, so that two programs of eight warps share a multiprocessor; None: no limit."""
+    is_pair = tile.num_warps == 8 and tile.block_m * tile.block_n <= 64 * 128
+    return _REGISTERS // (2 * 32 * tile.num_warps) if is_pair else None

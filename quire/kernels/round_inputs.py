@@ -22,6 +22,9 @@ __all__ = ["RoundedRows", "Rounding", "round_inputs"]
 SMALLEST = 1e-5  # the least maximum of a row that is assumed, so that nothing divides by zero
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _MOST_BLOCK = 16384
+# Groups of one program where there are many: a hundred thousand programs of a warp each start
+# slower than they work.
+_GROUPS, _MANY = 16, 2048
 
 
 class RoundedRows(NamedTuple):
@@ -88,7 +91,29 @@ def _round_kernel(
             tl.store(codes + row * K + columns, code, mask=columns < end)
 
 
+@triton.jit(do_not_specialize=["num_scales"])
+def _round_groups_kernel(
+    x, codes, scales, K, stride_x, num_groups, group, num_scales,
+    MOST: tl.constexpr, SMALLEST: tl.constexpr, IS_INT: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """As `_round_kernel` does one by one, GROUPS of them, of any rows."""
+    wait_for_inputs(EARLY)
+    places = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    rows, begin = (places // num_groups).to(tl.int64), places % num_groups * group
+    own = tl.arange(0, BLOCK)[None, :]
+    columns = begin[:, None] + own
+    is_one = places < num_scales
+    inside = is_one[:, None] & (own < group) & (columns < K)
+    some = tl.load(x + rows[:, None] * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
+    step, times = scale_of(tl.max(tl.abs(some), 1), MOST, SMALLEST)
+    tl.store(scales + places, step, mask=is_one)
+    code = eight_bits(some * times[:, None], MOST, IS_INT)
+    tl.store(codes + rows[:, None] * K + columns, code, mask=inside)
+
+
 _launch = Launcher(_round_kernel)
+_launch_groups = Launcher(_round_groups_kernel)
 
 
 def round_inputs(x: Tensor, rounding: Rounding) -> RoundedRows:
@@ -101,13 +126,32 @@ def round_inputs(x: Tensor, rounding: Rounding) -> RoundedRows:
     scales = torch.empty(m, num_groups, dtype=torch.float32, device=x.device)
     if m == 0:
         return RoundedRows(codes, scales)
+    kind = (
+        *(x.dtype, int_kind(k), int_kind(x.stride(0)), int_kind(num_groups), int_kind(group)),
+        alignments(x, codes, scales),
+    )
+    common = {"MOST": MOST[dtype], "SMALLEST": SMALLEST, "IS_INT": dtype == torch.int8}
+    if rounding.scale is None and block * _GROUPS <= _MOST_BLOCK and m * num_groups >= _MANY:
+        count = m * num_groups
+        _launch_groups(
+            (ceil_div(count, _GROUPS), 1, 1),
+            (x, codes, scales, k, x.stride(0), num_groups, group, count),
+            {
+                **common,
+                "GROUPS": _GROUPS,
+                "BLOCK": block,
+                **early_options(),
+                "num_warps": max(1, min(16, block * _GROUPS // 512)),
+                "enable_fp_fusion": False,
+            },
+            kind,
+        )
+        return RoundedRows(codes, scales)
     _launch(
         (m, num_groups, 1),
         (x, codes, scales, k, x.stride(0), num_groups, group, rounding.scale or 1.0),
         {
-            "MOST": MOST[dtype],
-            "SMALLEST": SMALLEST,
-            "IS_INT": dtype == torch.int8,
+            **common,
             "HAS_SCALE": rounding.scale is not None,
             "IS_ONE": group <= block,
             "BLOCK": block,
@@ -115,9 +159,6 @@ def round_inputs(x: Tensor, rounding: Rounding) -> RoundedRows:
             "num_warps": max(1, min(16, block // 512)),
             "enable_fp_fusion": False,  # products are rounded before they are made whole
         },
-        (
-            *(x.dtype, int_kind(k), int_kind(x.stride(0)), int_kind(num_groups), int_kind(group)),
-            alignments(x, codes, scales),
-        ),
+        kind,
     )
     return RoundedRows(codes, scales)

@@ -3,7 +3,7 @@
 A code's sign and its three other bits, moved to where bf16 has its sign, the low bits of its
 exponent and the top of its fraction, are the number that the form's doubled table holds, times
 2**-127. One fused multiply-add brings that back and multiplies with the scale: the factor of both
-is 2**(e - 1) for a scale of 2**(e - 128), which bf16 has for e up to 128 (`slabs_of.py` looks).
+is 2**(e - 1) for a scale of 2**(e - 128), which bf16 has for e up to 128 (`ops/slabs_of.py` looks).
 
 A thread has four neighbouring bytes in a register. They become the high bytes of four halves, so
 that the sign of the upper codes already lies where it should.

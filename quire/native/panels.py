@@ -31,7 +31,7 @@ FLOAT_CODES = {torch.float32: 100, torch.float16: 101, torch.bfloat16: 102}
 FLOAT_NAMES = {code: str(dtype).removeprefix("torch.") for dtype, code in FLOAT_CODES.items()}
 TABLE_CODES = 40
 HALF_SCALES, FLOAT_SCALES, U8_SCALES, S8_SCALES, POWER_SCALES = range(5)
-TIMES_SCALES, OVER_SCALES = 6, 7
+TIMES_SCALES, OVER_SCALES, PAIR_SCALES = 6, 7, 8
 
 # Bits, block, and what a group has besides its scale.
 KINDS = {(2, 32, ""), (4, 16, ""), (4, 32, ""), (5, 32, ""), (6, 16, ""), (8, 32, "")}
@@ -136,10 +136,11 @@ def pack_floats(weight: Tensor, bias: Tensor | None = None) -> Panels:
 def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
     assert coded.offsets is None or coded.zero == 0, "an offset takes the place of a zero"
     table = _tables(coded) if _has_table(coded) else None
+    kind, scales, offsets = _scales(coded)
     tensors = (
         _planes(coded),
-        _by_panel(coded.scales),
-        _by_panel(coded.offsets),
+        _by_panel(scales),
+        _by_panel(offsets),
         _by_panel(coded.zeros),
         _by_panel(_super_scales(coded)),
         _by_panel(coded.super_offsets),
@@ -149,7 +150,7 @@ def pack_codes(coded: Coded, bias: Tensor | None = None) -> Panels:
     )
     bits = coded.bits if table is None else TABLE_CODES
     size = coded.scales.shape[1] if coded.eighths else coded.super_size
-    shape = (*coded.shape, bits, coded.block, coded.zero, _scale_kind(coded), size)
+    shape = (*coded.shape, bits, coded.block, coded.zero, kind, size)
     rules = (coded.share, 1 if coded.inputs == "int8-row" else 2)
     return Panels.of(tensors, (*shape, *rules))
 
@@ -218,6 +219,13 @@ def _super_scales(coded: Coded) -> Tensor | None:
         assert above is not None
         return torch.cat((-above, 1 / above), 1)
     return above
+
+
+def _scales(coded: Coded) -> tuple[int, Tensor, Tensor | None]:
+    """Their kind, and scales and offsets as they are kept."""
+    if coded.offsets is not None and coded.can_pair:
+        return PAIR_SCALES, coded.scales | coded.offsets << 4, None
+    return _scale_kind(coded), coded.scales, coded.offsets
 
 
 def _scale_kind(coded: Coded) -> int:

@@ -182,12 +182,12 @@ def _scales(weight: Coded, form: SlabForm) -> tuple[SlabForm, dict[str, Tensor]]
             made["supers"] = pack_numbers(weight.super_scales.float(), supers)
     if offsets is not None and offsets.dtype == torch.float16:
         return replace(form, offsets="f16"), {"scales": pack_pairs(scales, offsets, groups)}
-    if offsets is not None and _are_nibbles(scales, offsets):
+    if offsets is not None and weight.can_pair:
         form = replace(form, scales="u4", offsets="u4")
         return form, {**made, "scales": pack_numbers(scales | offsets << 4, groups)}
     if form.bits == 3 and weight.super_scales is not None and _has_six_bits(scales):
         return replace(form, scales="s6"), {**made, "scales": pack_six_bits(scales, groups)}
-    can_pair = scales.element_size() == 2 and form.group >= _PAIRED
+    can_pair = scales.element_size() == 2 and form.group >= _PAIRED and form.bits > 3
     if can_pair and zeros is not None and zeros.dtype == torch.uint8:
         words = pack_pairs(scales, zeros.short(), groups)
         return replace(form, zeros="u16"), {"scales": words}
@@ -198,12 +198,6 @@ def _scales(weight: Coded, form: SlabForm) -> tuple[SlabForm, dict[str, Tensor]]
         form = replace(form, zeros=KINDS[zeros.dtype])
         made["zeros"] = pack_numbers(zeros, groups)
     return form, made
-
-
-def _are_nibbles(scales: Tensor, offsets: Tensor) -> bool:
-    """Whether scale and offset share a byte, as Q2_K has them."""
-    pair = (scales, offsets)
-    return all(t.dtype == torch.uint8 for t in pair) and all(int(t.max()) < 16 for t in pair)
 
 
 def _has_six_bits(scales: Tensor) -> bool:

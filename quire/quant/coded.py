@@ -53,6 +53,12 @@ class Coded:
         return self.codes.shape[0], self.codes.shape[1]
 
     @property
+    def can_pair(self) -> bool:
+        """Whether a scale and its offset fit into one byte, as Q2_K has them."""
+        pair = (self.scales, self.offsets)
+        return all(t is not None and t.dtype == torch.uint8 and int(t.max()) < 16 for t in pair)
+
+    @property
     def num_bytes(self) -> int:
         """Codes lie one to a byte here, and are counted in their bits."""
         others = [t for name, t in self._tensors().items() if name not in ("codes", "tables")]

@@ -281,7 +281,7 @@ def _mxfp4(packed: _Packed) -> Coded:
 
 
 def _ternary(codes: Tensor, halves: Tensor) -> Coded:
-    return Coded(codes, 2, 32, halves.repeat_interleave(8, dim=1), zero=1)
+    return Coded(codes, 2, 32, halves, zero=1, share=8)
 
 
 def _tq1_0_codes(blocks: _Bytes) -> _Planes:

@@ -54,6 +54,22 @@ def test_groups_of_a_row_have_scales_of_their_own() -> None:
     assert ((codes.float() * wide - x.float()).abs() <= wide * 0.501).all()
 
 
+@pytest.mark.parametrize("num_in", [384, 320])
+@pytest.mark.parametrize("dtype", [torch.int8, E4M3])
+def test_many_groups_are_rounded_as_few(
+    dtype: torch.dtype, num_in: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a program of several groups takes another row's inputs, or forgets the last ones."""
+    torch.manual_seed(5)
+    wide = torch.randn(7, num_in + 16).bfloat16() * torch.randn(7, 1).exp().bfloat16()
+    x = wide[:, :num_in]  # rows with others between them
+    want = round_inputs(x, Rounding(dtype, 128))
+    monkeypatch.setattr("quire.kernels.round_inputs._MANY", 1)
+    got = round_inputs(x, Rounding(dtype, 128))
+    assert torch.equal(got.codes.view(torch.uint8), want.codes.view(torch.uint8))
+    assert torch.equal(got.scales, want.scales)
+
+
 def _exact(x: RoundedRows, weight: Coded, bias: Tensor) -> Tensor:
     codes = weight.codes.view(torch.int8).double()
     total = (x.codes.double() @ codes.T).float()

@@ -79,12 +79,13 @@ def test_bits_are_the_dense_products(form: str, is_gather: bool, act: str | None
     experts = torch.tensor([[0, 2], [2, 0], [2, 1], [0, 1], [2, 0]], dtype=torch.int32)
     pairs = sort_pairs(experts, NUM, None)
     x = round_inputs(torch.randn(5 if is_gather else 10, IN), made.rounding)
-    got = multiply_eight_bit(
-        *(x, made.weight, pairs, made.bias, torch.float16),
-        is_gather=is_gather,
-        gate=act,
-        tile=SMALL,
-    )
+
+    def product(tile: GroupTile) -> Tensor:
+        arguments = (x, made.weight, pairs, made.bias, torch.float16)
+        return multiply_eight_bit(*arguments, is_gather=is_gather, gate=act, tile=tile)
+
+    got = product(SMALL)
+    assert torch.equal(product(replace(TILES[-1], num_stages=2)), got)
     assert made.bias is not None
     for place, pair in enumerate(pairs.pairs.tolist()):
         number = int(experts.flatten()[pair])

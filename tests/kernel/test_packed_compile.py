@@ -41,8 +41,10 @@ def test_sums_in_turns_build() -> None:
 
 def test_experts_of_eight_bits_build() -> None:
     """Red when the grouped W8A8 kernel does not build, spills, or misses the matrix unit."""
-    lines = compiled("--forms", "fp8-blocks", "--tokens", "32", module="gpu_experts").splitlines()
-    assert len(lines) == 3 and all(line.split()[0] == "fp8-blocks" for line in lines[1:])
+    lines = compiled(
+        "--forms", "fp8-blocks", "--tokens", "32,2048", module="gpu_experts"
+    ).splitlines()
+    assert len(lines) == 5 and all(line.split()[0] == "fp8-blocks" for line in lines[1:])
 
 
 @pytest.mark.skipif(not LONG, reason="some minutes; QUIRE_LONG_TESTS=1 runs it")

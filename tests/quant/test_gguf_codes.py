@@ -80,7 +80,8 @@ def test_form_is_one_that_kernels_know(name: str) -> None:
     assert got.codes.dtype == torch.uint8
     assert int(got.codes.max()) < 1 << got.bits
     num_blocks = got.shape[1] // got.block
-    assert got.scales.shape == (6, num_blocks)
+    assert got.share == (8 if name.startswith("TQ") else 1)
+    assert got.scales.shape == (6, num_blocks // got.share)
     assert got.super_size == super_size
     assert (got.super_scales is None) == (super_size == 1)
     for tensor in (got.super_scales, got.super_offsets):

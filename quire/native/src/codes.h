@@ -75,7 +75,25 @@ static inline vf powers_at(const uint8_t *from) {
 typedef struct {
     const uint8_t *small;
     const uint16_t *super;
+    int is_high; /* of SCALES_PAIRS: the offset */
 } qn_scales;
+
+INLINE qn_scales scales_of(const qn_weight *w) {
+    return (qn_scales){w->scales, w->super_scales, 0};
+}
+INLINE int has_offsets(const qn_weight *w) {
+    return w->offsets || w->scale_kind == SCALES_PAIRS;
+}
+INLINE qn_scales offsets_of(const qn_weight *w) {
+    const int is_pair = w->scale_kind == SCALES_PAIRS;
+    return (qn_scales){is_pair ? w->scales : w->offsets, w->super_offsets, is_pair};
+}
+
+/* LANES numbers below 16 from one half of their bytes. */
+INLINE vf nibbles_at(const uint8_t *p, const int is_high) {
+    const vi pairs = vi_of_u8(p);
+    return vf_of_vi(is_high ? vi_shr(pairs, 4) : vi_and(pairs, vi_set(15)));
+}
 
 /* LANES of E4M3, below fp32 numbers of whole rows. Numbers of four bits over any divisor are rounded
  * once this way: all significands were tried. */
@@ -95,9 +113,10 @@ INLINE vf scales_at(const qn_weight *w, qn_scales from, int64_t at, int64_t abov
     if (w->scale_kind == SCALES_HALF) return vf_half((const uint16_t *)from.small + i);
     if (w->scale_kind == SCALES_FLOAT) return vf_load((const float *)from.small + i);
     if (w->scale_kind == SCALES_POWER) return powers_at(from.small + i);
-    if (w->scale_kind >= SCALES_TIMES)
+    if (w->scale_kind == SCALES_TIMES || w->scale_kind == SCALES_OVER)
         return eighths_at(w->scale_kind == SCALES_OVER, from, i, above, lane);
     const vf d = vf_half(from.super + above * PANEL + lane);
+    if (w->scale_kind == SCALES_PAIRS) return vf_mul(nibbles_at(from.small + i, from.is_high), d);
     return vf_mul(w->scale_kind == SCALES_U8 ? vf_of_u8(from.small + i)
                                              : vf_of_s8((const int8_t *)from.small + i), d);
 }

@@ -53,12 +53,12 @@ void KERNEL(expand_row)(const qn_weight *w, int64_t row, float *out) {
         const int64_t at = (panel * blocks + b) / w->share; /* the group: shares fill panels */
         const uint8_t *codes = w->codes + (panel * blocks + b) * bytes;
         const int zero = w->zeros ? zero_of(w, at, lane) : w->zero;
-        const float scale = scale_of(w, (qn_scales){w->scales, w->super_scales}, at, lane);
+        const float scale = scale_of(w, scales_of(w), at, lane);
         float offset = 0.0f;
-        if (w->offsets) offset = scale_of(w, (qn_scales){w->offsets, w->super_offsets}, at, lane);
+        if (has_offsets(w)) offset = scale_of(w, offsets_of(w), at, lane);
         for (int i = 0; i < w->block; i++) {
             const float value = scale * (float)(code_at(w, panel, codes, i, lane) - zero);
-            out[b * w->block + i] = w->offsets ? value + offset : value;
+            out[b * w->block + i] = has_offsets(w) ? value + offset : value;
         }
     }
 }

@@ -39,7 +39,7 @@ static char *matrix_room_of(size_t bytes) {
 INLINE void unpack_as(const qn_weight *w, int64_t panel, const int bits, const int block,
                       int8_t *into) {
     const int blocks = w->num_in / block;
-    const int zero = bits == CODES_TABLE4 || w->offsets ? 0 : w->zero; /* as in tile */
+    const int zero = bits == CODES_TABLE4 || has_offsets(w) ? 0 : w->zero; /* as in tile */
     const uint8_t *from = w->codes + panel * blocks * block_bytes(bits, block);
     for (int b = 0; b < blocks; b++, from += block_bytes(bits, block), into += block * PANEL) {
         for (int j = 0; j < block / 4; j++)
@@ -155,9 +155,9 @@ INLINE void matrix_tile(const qn_weight *w, const qn_operand *x, const open_pane
 
 static void matrix_rows(const qn_weight *w, const qn_operand *x, const open_panel *panels,
                         int num_panels, int64_t row, float *acc) {
-    if (w->block == 32 && w->offsets) matrix_tile(w, x, panels, num_panels, row, 32, 1, acc);
+    if (w->block == 32 && has_offsets(w)) matrix_tile(w, x, panels, num_panels, row, 32, 1, acc);
     else if (w->block == 32) matrix_tile(w, x, panels, num_panels, row, 32, 0, acc);
-    else if (w->offsets) matrix_tile(w, x, panels, num_panels, row, 16, 1, acc);
+    else if (has_offsets(w)) matrix_tile(w, x, panels, num_panels, row, 16, 1, acc);
     else matrix_tile(w, x, panels, num_panels, row, 16, 0, acc);
 }
 
@@ -187,10 +187,9 @@ static void matrix_panels(const qn_weight *w, const qn_operand *x, int64_t begin
             panels[i].scales = (float *)(at + codes_size);
             panels[i].offsets = (float *)(at + codes_size + scales_size);
             panels[i].codes = unpack(w, panel + i, (int8_t *)at);
-            open_scales(w, (qn_scales){w->scales, w->super_scales}, panel + i, panels[i].scales);
-            if (w->offsets)
-                open_scales(w, (qn_scales){w->offsets, w->super_offsets}, panel + i,
-                            panels[i].offsets);
+            open_scales(w, scales_of(w), panel + i, panels[i].scales);
+            if (has_offsets(w))
+                open_scales(w, offsets_of(w), panel + i, panels[i].offsets);
         }
         for (int64_t row = 0; row < rows; row += MATRIX_ROWS) {
             matrix_rows(w, x, panels, (int)count, row, acc);

@@ -21,7 +21,7 @@ INLINE void tile(const qn_weight *w, const int8_t *x, int64_t panel, const int l
     const int has_zero = !has_offset && (!signed8 || DOT8_BIAS); /* offsets: zero is 0 */
     const int32_t zero = signed8 ? DOT8_BIAS : w->zero;
     const vb table = bits == CODES_TABLE4 ? tables_at(w, panel, lane) : vb_set(0);
-    const qn_scales small = {w->scales, w->super_scales}, added = {w->offsets, w->super_offsets};
+    const qn_scales small = scales_of(w), added = offsets_of(w);
     const int64_t blocks = w->num_in / block, groups = blocks / w->share;
     const int64_t ahead = AHEAD / size * scale_bytes(w) / w->share;
     int64_t group = panel * groups, above = panel * (groups / w->super); /* of this block */
@@ -32,7 +32,7 @@ INLINE void tile(const qn_weight *w, const int8_t *x, int64_t panel, const int l
         const uint8_t *codes = w->codes + at * size + 4 * lane;
         for (int i = 0; i < size; i += 64) __builtin_prefetch(codes + AHEAD + i);
         __builtin_prefetch(w->scales + group * scale_bytes(w) + ahead);
-        if (has_offset) __builtin_prefetch(w->offsets + group * scale_bytes(w) + ahead);
+        if (has_offset) __builtin_prefetch(added.small + group * scale_bytes(w) + ahead);
         /* Before the sums: behind a branch, compilers put each row's sums into a chain of its own. */
         const vf scale = scales_at(w, small, group, above, lane);
         const vf offset = has_offset ? scales_at(w, added, group, above, lane) : scale;
@@ -122,7 +122,7 @@ static const tile_kind *const KINDS[] = {
     &u4_32o,    &u4_32z,    &u5_32,     &u5_32o, &u6_16, &s8_32,  &s8_32z, &t4_16, &t4_32};
 
 static const tile_kind *kind_of(const qn_weight *w) {
-    const int added = w->zeros ? ZEROS : w->offsets ? OFFSETS : NOTHING;
+    const int added = w->zeros ? ZEROS : has_offsets(w) ? OFFSETS : NOTHING;
     for (unsigned i = 0; i < sizeof KINDS / sizeof *KINDS; i++)
         if (KINDS[i]->bits == w->bits && KINDS[i]->block == w->block && KINDS[i]->added == added &&
             KINDS[i]->planes >= w->planes)

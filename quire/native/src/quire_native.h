@@ -30,13 +30,14 @@ enum {
     SCALES_POWER = 4, /* uint8 e: 2^(e - 128), for tables of doubled values */
     SCALES_PANEL = 5, /* one fp32 for all 16, of floats with scales */
     SCALES_TIMES = 6, /* E4M3 without a sign, times an fp32 for a whole row */
-    SCALES_OVER = 7   /* the same over it */
+    SCALES_OVER = 7,  /* the same over it */
+    SCALES_PAIRS = 8  /* a scale below 16 and, in the high bits, an offset, as SCALES_U8 */
 };
 
 typedef struct {
     const uint8_t *codes;
     const uint8_t *scales;        /* [panels, groups, 16] */
-    const uint8_t *offsets;       /* the same, added; NULL: none */
+    const uint8_t *offsets;       /* the same, added; NULL: none, or those of SCALES_PAIRS */
     const uint8_t *zeros;         /* the same, uint8, of 8 bits int8; NULL: `zero` for all */
     const uint16_t *super_scales; /* [panels, groups / super, 16] fp16; of SCALES_TIMES fp32, and of
                                      SCALES_OVER less than 0, before the reciprocals */
