@@ -4,8 +4,8 @@
     python -m benchmarks.gpu_distil --text FILE --model MODEL --layers 2 --device cpu --minutes 1
 
 The model is shrunk by depth, writes answers for `--answer-share` of the time, and what is left of
-`--minutes` goes to training, of as many steps as fit: a few that move no weight are timed first. All
-of it is `quire shrink`'s and `quire distill`'s own doing. Then the original, the shrunk and the
+`--minutes` goes to training, of as many steps as fit: a few that move no weight are timed first.
+All of it is `quire shrink`'s and `quire distill`'s own doing. Then the original, the shrunk and the
 distilled model read one text, on a GPU with plain weights and no graphs, which prompts do not use.
 Prints a JSON line of what was learned, then one of everything, should the time end between them.
 `--parts` joins the files of a folder, in the order of their names.
@@ -89,7 +89,9 @@ def joined(parts: Path, folder: Path) -> str:
 
 def shrink(model: str, layers: int, folder: Path, device: torch.device) -> dict[str, Any]:
     recipe = Shrinking(method="shrink", layers=layers)
-    return compress(ShrinkJob(model, folder, recipe, SHRINK_TEXT, (), device), lambda progress: None)
+    return compress(
+        ShrinkJob(model, folder, recipe, SHRINK_TEXT, (), device), lambda progress: None
+    )
 
 
 @dataclass

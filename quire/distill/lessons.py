@@ -77,5 +77,5 @@ class Lessons:
             row[len(answer.prompt) - 1 : len(answer.ids) - 1] = True
         states = self.teacher.read({name: answer.ids for name, answer in named.items()})
         rows = counts.flatten().nonzero().flatten()
-        on_device = (tensor.to(target.device) for tensor in (ids, counts, rows))
-        return Lesson(*on_device, states, target.logits)
+        ids, counts, rows = (tensor.to(target.device) for tensor in (ids, counts, rows))
+        return Lesson(ids, counts, rows, states, target.logits)
