@@ -4,10 +4,11 @@
     python -m benchmarks.gpu_distil --text FILE --model MODEL --layers 2 --device cpu --minutes 1
 
 The model is shrunk by depth, writes answers for `--answer-share` of the time, and what is left of
-`--minutes` goes to training, whose steps are counted by how long the first few take. All of it is
-`quire shrink`'s and `quire distill`'s own doing: the answers of a run that was stopped, and a run
-that goes on with them. Then the original, the shrunk and the distilled model read one text.
-Prints one JSON line. `--parts` joins the files of a folder, in the order of their names.
+`--minutes` goes to training, of as many steps as fit: a few that move no weight are timed first.
+All of it is `quire shrink`'s and `quire distill`'s own doing. Then the original, the shrunk and the
+distilled model read one text, on a GPU with plain weights and no graphs, which prompts do not use.
+Prints a JSON line of what was learned, then one of everything, should the time end between them.
+`--parts` joins the files of a folder, in the order of their names.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from quire.compress.pipeline import Job as ShrinkJob
 from quire.compress.pipeline import compress
 from quire.distill.answers import Answer, collect, prompts_of
 from quire.distill.engines import engine_for, let_go
-from quire.distill.loop import Job, Progress, distil
+from quire.distill.loop import Job, Progress, Room, Run, finish, prepare
 from quire.distill.prompts import digest
 from quire.distill.recipe import Corpus, Recipe, Schedule, Shape
 from quire.distill.state import Desk
@@ -45,8 +46,11 @@ from quire.runner.device import pick_device
 
 ANSWERS = "answers.jsonl"
 MOST = 1 << 20  # answers; the time is over long before
-PILOT_STEPS, PILOT_WARM = 12, 4  # steps that are timed, and those before them
-WRITING_S = 12.0  # for the state and the weights at the end
+PILOT_STEPS, PILOT_WARM = 6, 3  # before the first step, and those of them that are not timed
+STANDING_STILL = 1e-30  # a learning rate that is less than a weight's last bit
+WRITING_S = 5.0  # for the state and the weights at the end
+WARMUP_SHARE = 8  # at most one of so many steps
+SHRINK_TEXT = Calibration(16, 512)  # layers are ranked by how they turn the stream: that is plenty
 
 
 class TimeIsUp(Exception):
@@ -84,8 +88,10 @@ def joined(parts: Path, folder: Path) -> str:
 
 
 def shrink(model: str, layers: int, folder: Path, device: torch.device) -> dict[str, Any]:
-    recipe, text = Shrinking(method="shrink", layers=layers), Calibration(64, 512)
-    return compress(ShrinkJob(model, folder, recipe, text, (), device), lambda progress: None)
+    recipe = Shrinking(method="shrink", layers=layers)
+    return compress(
+        ShrinkJob(model, folder, recipe, SHRINK_TEXT, (), device), lambda progress: None
+    )
 
 
 @dataclass
@@ -144,20 +150,24 @@ class Stopwatch:
         return (self.marks[-1] - self.marks[warm - 1]) / (len(self.marks) - warm)
 
 
-def train(recipe: Recipe, out: Path, answers: Path, device: torch.device, watch: Stopwatch) -> Any:
-    """`quire distill` going on with answers that are there."""
+def room_of(recipe: Recipe, out: Path, answers: Path, device: torch.device) -> Room:
+    """As `quire distill` finds it that goes on with answers that are there."""
     prompts = digest(prompts_of(recipe.corpus))
     desk = Desk.open(out, {**recipe.asked(), "prompts": prompts})
     shutil.copy(answers, desk.folder / ANSWERS)
-    report = None
-    with suppress(TimeIsUp):
-        report = distil(Job(recipe, out, device), watch)
-    let_go(device)
-    return report
+    return prepare(Job(recipe, out, device), lambda progress: None)
+
+
+def rescheduled(room: Room, **changes: Any) -> Room:
+    recipe = room.job.recipe
+    recipe = replace(recipe, schedule=replace(recipe.schedule, **changes))
+    return replace(room, job=replace(room.job, recipe=recipe))
 
 
 def judge(original: str, arms: dict[str, Path], text: Path, args: argparse.Namespace) -> Any:
-    options = {"device": args.device}
+    options: dict[str, Any] = {"device": args.device}
+    if pick_device(args.device)[0].type == "cuda":
+        options |= {"dtype": "bfloat16", "enforce_eager": True}
     work = Work(HeldOut.file(text), args.window, args.eval_tokens, {}, options)
     found = [Arm(name, str(folder)) for name, folder in arms.items()]
     outcomes = evaluated(found, Arm("original", original), work, lambda said: None)
@@ -185,23 +195,29 @@ class Lesson:
     device: torch.device
     clock: Clock
 
-    def pilot(self) -> tuple[float, float]:
-        """Seconds before the first step, and of a step."""
-        begun, watch = time.monotonic(), Stopwatch(PILOT_STEPS)
-        with self.clock.phase("pilot"):
-            self._train(PILOT_STEPS + 1, "pilot", watch)
-        return watch.marks[0] - begun, watch.seconds_a_step(PILOT_WARM)
-
     def learn(self, seconds: float) -> tuple[Any, Stopwatch]:
-        start_s, step_s = self.pilot()
-        left = seconds - self.clock.phases["pilot"] - start_s - WRITING_S
+        begun, out = self.clock.seconds, self.folder / "out"
+        with self.clock.phase("loading"):
+            room = room_of(self.recipe, out, self.folder / ANSWERS, self.device)
+        with self.clock.phase("pilot"):
+            step_s = self.seconds_a_step(room)
+        left = seconds - (self.clock.seconds - begun) - WRITING_S
+        steps = max(PILOT_STEPS, int(left / step_s))
+        warmup = min(self.recipe.schedule.warmup, steps // WARMUP_SHARE)
+        room = rescheduled(room, steps=steps, warmup=warmup)
         with self.clock.phase("training"):
-            report = self._train(max(PILOT_STEPS, int(left / step_s)), "out", watch := Stopwatch())
+            report = Run(room, watch := Stopwatch()).all()
+        with self.clock.phase("writing"):
+            finish(room, report)
         return report, watch
 
-    def _train(self, steps: int, name: str, watch: Stopwatch) -> Any:
-        recipe = replace(self.recipe, schedule=replace(self.recipe.schedule, steps=steps))
-        return train(recipe, self.folder / name, self.folder / ANSWERS, self.device, watch)
+    def seconds_a_step(self, room: Room) -> float:
+        """Of steps that do all there is to do and leave the weights where they are."""
+        watch = Stopwatch(PILOT_STEPS)
+        still = rescheduled(room, steps=PILOT_STEPS + 1, learning_rate=STANDING_STILL)
+        with suppress(TimeIsUp):  # one step before the last, which would be saved
+            Run(still, watch).all()
+        return watch.seconds_a_step(PILOT_WARM)
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -226,7 +242,9 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     lesson = Lesson(recipe, folder, device, clock)
     report, watch = lesson.learn(limit - (clock.seconds - begun))
     distilled_s = clock.seconds - begun
+    let_go(device)
     trained = figures(answers, asking, watch, report)
+    print(json.dumps({"what": "learned", **trained, "phases_s": clock.phases}), flush=True)
     with clock.phase("evaluation"):
         arms = {"shrunk": folder / "shrunk", "distilled": folder / "out"}
         rows = judge(model, arms, args.text, args)

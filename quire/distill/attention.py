@@ -7,14 +7,14 @@ plan between its `prepare` and its `run`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.attn.backend import AttnCaps, AttnSpec, HeadTransform, LayerCache
-from quire.attn.heads import rotation_at, split_heads
+from quire.attn.heads import Rotation, rotation_at, split_heads
 from quire.forward import Batch
 
 NO_CACHE = LayerCache(torch.empty(0), torch.empty(0))
@@ -27,6 +27,7 @@ class GraphPlan:
     positions: Tensor  # [seqs * length]
     keys: Tensor | None = None  # [tokens, kv heads, dim] of the layer that was prepared last
     values: Tensor | None = None
+    _rotations: dict[int, Rotation] = field(default_factory=dict)  # by table: most layers share one
 
     @staticmethod
     def of(ids: Tensor) -> GraphPlan:
@@ -34,6 +35,11 @@ class GraphPlan:
         num_seqs, length = ids.shape
         positions = torch.arange(length, device=ids.device).repeat(num_seqs)
         return GraphPlan(num_seqs, length, positions)
+
+    def rotation(self, heads: HeadTransform) -> Rotation:
+        if (table := id(heads.cos)) not in self._rotations:  # which outlives the plan
+            self._rotations[table] = rotation_at(heads, self.positions)
+        return self._rotations[table]
 
     def by_head(self, x: Tensor) -> Tensor:
         """[tokens, heads, dim] -> [seqs, heads, length, dim]"""
@@ -61,9 +67,7 @@ class GraphAttention:
         self, qkv: Tensor, heads: HeadTransform, cache: LayerCache, plan: object, spec: AttnSpec
     ) -> Tensor:
         assert isinstance(plan, GraphPlan)
-        q, plan.keys, plan.values = split_heads(
-            qkv, heads, rotation_at(heads, plan.positions), spec
-        )
+        q, plan.keys, plan.values = split_heads(qkv, heads, plan.rotation(heads), spec)
         return q
 
     def run(

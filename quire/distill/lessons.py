@@ -23,6 +23,7 @@ HELD_OUT = 24  # answers at most, or a tenth of all
 class Lesson:
     ids: Tensor  # [seqs, length] int64, padded behind
     counts: Tensor  # [seqs, length] bool: the token after this one was written by the target
+    rows: Tensor  # [rows] where that is so, in the flattened batch: found without a wait for a GPU
     states: States  # the teacher's, [seqs, length, ...]
     logits: Callable[[Tensor], Tensor]  # the teacher's, of rows of its final states
 
@@ -75,4 +76,6 @@ class Lessons:
         for row, answer in zip(counts, chosen, strict=True):
             row[len(answer.prompt) - 1 : len(answer.ids) - 1] = True
         states = self.teacher.read({name: answer.ids for name, answer in named.items()})
-        return Lesson(ids.to(target.device), counts.to(target.device), states, target.logits)
+        rows = counts.flatten().nonzero().flatten()
+        ids, counts, rows = (tensor.to(target.device) for tensor in (ids, counts, rows))
+        return Lesson(ids, counts, rows, states, target.logits)

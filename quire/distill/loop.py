@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from quire.compress.output import Output
 from quire.compress.safetensors_file import write_tensors
@@ -64,9 +65,34 @@ class Progress:
 Listen = Callable[[Progress], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """All that a pupil learns with: it is there before the first step, for as many as are asked."""
+
+    job: Job
+    desk: Desk
+    pupil: Pupil
+    teacher: Teacher
+    answers: Sequence[Answer]
+
+
 def distil(job: Job, listen: Listen) -> dict[str, Any]:
     """Trains the pupil, writes it and returns the report. Raises QuireError."""
     begun = time.perf_counter()
+    room = prepare(job, listen)
+    report = Run(room, listen).all() | {"seconds": time.perf_counter() - begun}
+    finish(room, report)
+    return report
+
+
+def finish(room: Room, report: Mapping[str, Any]) -> None:
+    """Writes the pupil as it is."""
+    write(room.job.out, room.pupil, report)
+    shutil.rmtree(room.desk.folder / "states", ignore_errors=True)
+
+
+def prepare(job: Job, listen: Listen) -> Room:
+    """Answers are written, or read where they are there; target and pupil are loaded."""
     KINDS.check(job.recipe.shape.kind)
     prompts = digest(prompts_of(job.recipe.corpus))
     desk = Desk.open(job.out, {**job.recipe.asked(), "prompts": prompts})
@@ -88,11 +114,7 @@ def distil(job: Job, listen: Listen) -> dict[str, Any]:
         target, job.recipe.shape, job.recipe.schedule, answers
     )
     teacher = _teacher(job, target, pupil.taps, desk.folder / "states")
-    run = Run(job, desk, pupil, teacher, answers, listen)
-    report = run.all() | {"seconds": time.perf_counter() - begun}
-    write(job.out, pupil, report)
-    shutil.rmtree(desk.folder / "states", ignore_errors=True)
-    return report
+    return Room(job, desk, pupil, teacher, answers)
 
 
 def _engine(job: Job, model: str) -> LLM:
@@ -107,20 +129,13 @@ def _teacher(job: Job, target: Target, taps: tuple[int, ...], folder: Path) -> T
 
 
 class Run:
-    def __init__(
-        self,
-        job: Job,
-        desk: Desk,
-        pupil: Pupil,
-        teacher: Teacher,
-        answers: Sequence[Answer],
-        listen: Listen,
-    ) -> None:
+    def __init__(self, room: Room, listen: Listen) -> None:
+        job, desk, pupil, answers = room.job, room.desk, room.pupil, room.answers
         self.schedule, self.recipe, self.device = job.recipe.schedule, job.recipe, job.device
         self.desk, self.pupil, self.listen = desk, pupil, listen
         corpus, write_own = job.recipe.corpus, self._own_engine
         own = OwnAnswers(answers, corpus, self.schedule, desk.folder, write_own, job.device)
-        self.lessons = Lessons(answers, own, teacher, self.schedule.batch, self.schedule.seed)
+        self.lessons = Lessons(answers, own, room.teacher, self.schedule.batch, self.schedule.seed)
         self.job = job
         self.optimiser = Optimiser(pupil.leaves(), self.schedule)
         self.history: list[dict[str, Any]] = []
@@ -175,21 +190,28 @@ class Run:
         return made | {f"accepted_{i + 1}": float(share) for i, share in enumerate(survived)}
 
     def _step(self, number: int) -> dict[str, Any]:
-        loss, survived, rows = 0.0, 0.0, 0
+        told, rows = list[Tensor](), 0
         for micro in range(self.schedule.accumulate):
             lesson = self.lessons.of_step(number * self.schedule.accumulate + micro)
             judged = self._judge(lesson)
-            value = float(judged.loss.detach())
-            self._check(value, number, "loss")
             (judged.loss / self.schedule.accumulate).backward()
-            loss += value / self.schedule.accumulate
-            survived += float(judged.survived.sum())
+            told += [judged.loss.detach(), judged.survived.sum()]
             rows += judged.num_rows
-        rate = self.optimiser.rate(number)
-        norm = self.optimiser.step(number)
+        told.append(self.optimiser.clip())
+        # The only wait for the device in a step: numbers are asked for once, all together.
+        *found, norm = torch.stack([value.double() for value in told]).tolist()
+        losses, survived = found[::2], found[1::2]
+        for value in losses:
+            self._check(value, number, "loss")
         self._check(norm, number, "gradient")
-        accepted = survived / max(1, rows)
-        return {"step": number + 1, "loss": loss, "accepted": accepted, "rate": rate, "norm": norm}
+        self.optimiser.step(number)
+        return {
+            "step": number + 1,
+            "loss": sum(value / self.schedule.accumulate for value in losses),
+            "accepted": sum(survived) / max(1, rows),
+            "rate": self.optimiser.rate(number),
+            "norm": norm,
+        }
 
     def _judge(self, lesson: Lesson) -> Judged:
         with torch.autocast(self.device.type, torch.bfloat16, self.device.type == "cuda"):

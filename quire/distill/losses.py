@@ -105,10 +105,15 @@ def survival(agrees: Tensor, counts: Tensor, depth: int = DEPTH) -> Tensor:
     return torch.stack(found)
 
 
-def spread(values: Tensor, counts: Tensor) -> Tensor:
+def taken(values: Tensor, rows: Tensor) -> Tensor:
+    """[seqs, length, ...] -> [rows, ...] of the positions that count."""
+    return values.flatten(0, 1).index_select(0, rows)
+
+
+def spread(values: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
     """[rows] of the positions that count -> [seqs, length], False elsewhere."""
     made = torch.zeros_like(counts)
-    made[counts] = values
+    made.view(-1)[rows] = values
     return made
 
 

@@ -38,15 +38,16 @@ class Optimiser:
         along = (step - warmup) / max(1, steps - warmup)
         return top * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, along))))
 
-    def step(self, number: int) -> float:
-        """One step down the gradients, which are cleared; returns their norm before clipping."""
+    def clip(self) -> Tensor:
+        """The gradients are clipped; returns their norm before, still on the device."""
+        return torch.nn.utils.clip_grad_norm_(list(self.leaves.values()), self.schedule.clip)
+
+    def step(self, number: int) -> None:
+        """One step down the gradients, which are cleared."""
         for group in self._adam.param_groups:
             group["lr"] = self.rate(number)
-        norm = torch.nn.utils.clip_grad_norm_(list(self.leaves.values()), self.schedule.clip)
-        if math.isfinite(norm):
-            self._adam.step()
+        self._adam.step()
         self._adam.zero_grad(set_to_none=True)
-        return float(norm)
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights and moments; `restore` takes them back."""

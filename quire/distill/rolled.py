@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.attn.backend import AttnSpec, HeadTransform, LayerCache
+from quire.attn.heads import Rotation, rotation_at
 from quire.distill.attention import GraphAttention, GraphPlan
 
 
@@ -26,6 +27,10 @@ class RolledPlan(GraphPlan):
     def of(ids: Tensor) -> RolledPlan:
         plain = GraphPlan.of(ids)
         return RolledPlan(plain.num_seqs, plain.length, plain.positions)
+
+    def rotation(self, heads: HeadTransform) -> Rotation:
+        """Every roll is a position ahead of the one before: none is kept."""
+        return rotation_at(heads, self.positions)
 
 
 class RolledAttention(GraphAttention):

@@ -79,7 +79,8 @@ class Target:
         """[rows, hidden] -> [rows, vocab] in fp32."""
         with torch.inference_mode():
             made = self.model.logits(final.to(self.device, self.model.dtype))
-        return made.float().clone()  # autograd may keep it, which it may not of inference tensors
+        # A copy in any case: autograd may keep it, which it may not of inference tensors.
+        return made.to(torch.float32, copy=True)
 
 
 def padded(rows: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -20,7 +20,15 @@ from torch import Tensor
 from quire.compress.source import HEAD
 from quire.distill.leaves import LeafOps, Leaves
 from quire.distill.lessons import Lesson
-from quire.distill.losses import Judged, bent, divergence, hidden_distance, spread, survival
+from quire.distill.losses import (
+    Judged,
+    bent,
+    divergence,
+    hidden_distance,
+    spread,
+    survival,
+    taken,
+)
 from quire.distill.pupil import Written
 from quire.distill.recipe import Schedule, Shape
 from quire.distill.teacher import Target
@@ -45,15 +53,15 @@ class EarlyExit:
         return self.own.tensors
 
     def judge(self, lesson: Lesson) -> Judged:
-        counts, spec = lesson.counts, self.spec
-        own, _ = self.adapter(lesson.states.taps[counts][:, 0], None)  # [rows, hidden]
-        wanted = lesson.states.final[counts]
+        states, at, spec = lesson.states, lesson.rows, self.spec
+        own, _ = self.adapter(taken(states.taps, at)[:, 0], None)  # [rows, hidden]
+        wanted = taken(states.final, at)
         logits = bent(F.linear(own, self.head), spec)
         loss = divergence(logits, lesson.logits(wanted))
         if self.hidden_loss:
             loss = loss + self.hidden_loss * hidden_distance(own, wanted)
-        agrees = spread(logits.argmax(-1) == lesson.states.best[counts], counts)
-        return Judged(loss, survival(agrees, counts), len(wanted))
+        agrees = spread(logits.argmax(-1) == taken(states.best, at), at, lesson.counts)
+        return Judged(loss, survival(agrees, lesson.counts), len(wanted))
 
     def written(self) -> Written:
         config: dict[str, Any] = {

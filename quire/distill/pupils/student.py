@@ -17,7 +17,14 @@ from quire.compress.files import SAID_BEFORE, files_of
 from quire.compress.source import Source
 from quire.distill.decoder import TrainableDecoder, streams
 from quire.distill.lessons import Lesson
-from quire.distill.losses import Judged, divergence_from, hidden_distance, spread, survival
+from quire.distill.losses import (
+    Judged,
+    divergence_from,
+    hidden_distance,
+    spread,
+    survival,
+    taken,
+)
 from quire.distill.pupil import Written
 from quire.distill.recipe import Schedule, Shape
 from quire.distill.teacher import Target
@@ -37,14 +44,14 @@ class Student:
         return self.trainable.leaves.tensors
 
     def judge(self, lesson: Lesson) -> Judged:
-        model, counts = self.trainable.model, lesson.counts
-        own = streams(model, lesson.ids).final[counts]  # [rows, hidden]
-        wanted = lesson.states.final[counts]
+        model, at = self.trainable.model, lesson.rows
+        own = taken(streams(model, lesson.ids).final, at)  # [rows, hidden]
+        wanted = taken(lesson.states.final, at)
         loss, agreed = divergence_from(model.logits(own), lambda rows: lesson.logits(wanted[rows]))
         if self.hidden_loss:
             loss = loss + self.hidden_loss * hidden_distance(own, wanted)
-        agrees = spread(agreed, counts)
-        return Judged(loss, survival(agrees, counts), len(wanted))
+        agrees = spread(agreed, at, lesson.counts)
+        return Judged(loss, survival(agrees, lesson.counts), len(wanted))
 
     def written(self) -> Written:
         return Written(self.config, self.trainable.leaves.stored(self.dtype), self.files)
