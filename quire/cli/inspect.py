@@ -1,7 +1,6 @@
 """quire inspect: what a model is and what the engine would decide for it. Loads no weights.
 
-Pages that fit are an estimate here: the real count comes after the weights are in and, on a GPU,
-after the largest step has run (`engine/build.py`).
+Pages that fit, and what each of several ranks has, are estimates of `room_plan.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.engine_flags import add_engine_flags, add_model, engine_args
 from quire.cli.parser import VerbParser, positive
 from quire.cli.show import print_json, print_table
-from quire.errors import BadRequest, OutOfMemory
+from quire.errors import BadRequest
 
 if TYPE_CHECKING:
     import torch
@@ -77,12 +76,12 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     import torch
 
     from quire.cli.layer_plan import bandwidth_of, decode_rates
+    from quire.cli.room_plan import Wanted, room_decisions
     from quire.cli.weight_forms import PLAIN, by_part, step_weights
     from quire.engine.cache_form import cache_decisions, cache_wish, plain_form
     from quire.engine.cpu_path import CpuPath
-    from quire.engine.pool_size import max_inflight
+    from quire.engine.rank_places import threads_shared
     from quire.engine.tier_parts import planned_tiers
-    from quire.kv.groups import PageNeeds, layer_groups
     from quire.load.fit import check_fit
     from quire.models.kv_cache import cache_of
     from quire.models.plan import plan_of
@@ -96,13 +95,14 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     longest = config.sched.max_model_len
     if context is not None and context > longest:
         raise BadRequest(f"got --context {context}, want at most max_model_len={longest}")
-    windows = layer_groups(spec.windows, spec.num_layers).windows
-    needs = PageNeeds(config.cache.page_size, windows, max_inflight(config.sched, device))
+    args = threads_shared(args)
     cpu = CpuPath.of(args, device)
     held, keeps = _held(args, opened, spec, cpu, (device, dtype))
     has_codes = cpu.keeps_packed and any(one.form not in PLAIN for one in held)
     plain = plain_form(torch.float16 if has_codes else dtype)
     kept = cache_wish(args, config.cache, opened.checkpoint, spec)
+    wanted = Wanted(args, config, spec, device, plain, kept)
+    needs = wanted.needs()
     cache = cache_of(spec, plain, kept, config.cache.page_size)
     plan = plan_of(spec, cache, context or longest, needs)
     facts = [*_model_facts(spec, opened, plan), *_tokenizer_facts(opened.tokenizer)]
@@ -113,8 +113,7 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     rates = decode_rates(spec, context or longest, step, cache, bandwidth)
     decisions = [*config.decisions, *cpu.kernel_decisions(), *cache_decisions(cache)]
     decisions += [*_pack_decisions(args, opened, cpu, device), *planned_tiers(args, cache)]
-    num_homes = args.parallel.data_parallel_size
-    decisions.append(_cache_decision(config, device, plan, weights, needs, num_homes))
+    decisions += room_decisions(wanted, weights)
     forms = by_part(held)
     return Inspection(facts, context or longest, plan, forms, bandwidth, rates, decisions)
 
@@ -361,39 +360,6 @@ def _pack_decisions(
     if packs.is_found:
         return [Decision("packed weights", "mapped", str(packs.path))]
     return [Decision("packed weights", "packed at the start", "no pack in the cache folder")]
-
-
-def _cache_decision(
-    config: EngineConfig,
-    device: torch.device,
-    plan: ModelPlan,
-    weights: int,
-    needs: PageNeeds,
-    num_homes: int,
-) -> Decision:
-    from quire.config import Decision
-    from quire.memory.sizing import Room, cpu_cache_bytes, num_pages, on_each
-    from quire.runner.device import free_memory, total_memory
-
-    free = free_memory(device)
-    size, sched = config.cache.page_size, config.sched
-    if device.type == "cuda":
-        used = total_memory(device) - free
-        usable = int(total_memory(device) * config.gpu_memory_utilization) - used
-        room = Room(total_memory(device), usable, weights, 0, config.kv_cache_memory)
-    else:
-        one_request = (needs.of(sched.max_model_len) + 1) * plan.page_bytes
-        usable = cpu_cache_bytes(free - weights, one_request)
-        room = Room(total_memory(device), usable, 0, 0, config.kv_cache_memory)
-    lens = (size, sched.max_model_len, sched.max_num_seqs)
-    try:
-        pages = num_pages(room, plan.page_bytes, *lens, needs) - 1
-    except OutOfMemory as error:
-        return Decision("kv cache", "does not fit", str(error))
-    value = f"about {pages} pages of {size}"
-    if len(plan.groups) == 1:
-        value += f" = {pages * size} tokens"
-    return Decision("kv cache", value + on_each(num_homes), room.describe())
 
 
 def _shown(value: Any) -> str:

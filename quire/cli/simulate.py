@@ -179,7 +179,7 @@ def _show_costs(engine: SimEngine) -> None:
     costs = engine.costs
     print(f"costs: {costs.label}{', ' if costs.source else ''}{costs.source}")
     if costs.engine.ranks * costs.engine.stages > 1:
-        print("Quire's ranks run on CPUs today: several GPUs that hold one model are a forecast")
+        print("No run of Quire's ranks on several GPUs is known: what they would do is a forecast")
     print()
 
 

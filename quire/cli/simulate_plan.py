@@ -181,7 +181,7 @@ def _show(question: Question, found: Plan) -> None:
     for one in found.refused:
         print(f"{one.layout} of {one.device} was not tried: {one.why}")
     if any(one.option.layout.num_devices > 1 for one in found.answers):
-        print("Quire's ranks run on CPUs today: several GPUs that hold one model are a forecast")
+        print("No run of Quire's ranks on several GPUs is known: what they would do is a forecast")
     print()
 
 

@@ -25,12 +25,17 @@ from quire.dist.ranks import Ranks
 from quire.engine import rank_messages as msg
 from quire.engine.model_digest import model_digest
 from quire.engine.rank_nodes import await_nodes
-from quire.engine.rank_places import named, rank_decisions, rank_places, ranks_of
-from quire.engine.usable_cpus import usable_cpus
+from quire.engine.rank_places import (
+    host_carrier,
+    named,
+    rank_decisions,
+    rank_places,
+    ranks_of,
+    threads_shared,
+)
 from quire.engine.wire import is_readable, receive
 from quire.errors import RankLost
 from quire.native.exchange import make_memory
-from quire.native.library import find_library
 from quire.obs.log import log_event
 from quire.step import StepPlan
 
@@ -57,10 +62,8 @@ class RankGroup:
         None: this one alone. Raises RankLost when another one does not come."""
         self.size, self.deadline_s = size, deadline_s
         self._nodes = nodes if nodes is not None and nodes.nnodes > 1 else None
-        if self._nodes is not None:
-            comm = "network"
-        elif comm == "auto":
-            comm = "gloo" if find_library().library is None else "shared"
+        if comm == "auto" or self._nodes is not None:
+            comm = host_carrier(self._nodes or Parallel())
         self.comm = comm  # through memory of the host
         self._carrier = comm  # of the model there is
         self._places: tuple[str, ...] = ()  # GPUs of its ranks, if they are on GPUs
@@ -84,9 +87,7 @@ class RankGroup:
         if not self._are_here:
             self.await_all(msg.Here, START_S)
             self._are_here = True
-        if args.num_threads is None:
-            here = self.size // (1 if self._nodes is None else self._nodes.nnodes)
-            args = replace(args, num_threads=max(1, usable_cpus() // here))
+        args = threads_shared(args)
         self._shares_first = args.parallel.num_beside - 1
         self.num_models, self.has_model = self.num_models + 1, True
         self._places = rank_places(args)

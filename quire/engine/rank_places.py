@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
@@ -18,6 +19,7 @@ from quire.dist.ranks import Ranks
 from quire.dist.ring import GlooRing
 from quire.dist.stages import Link, Stage
 from quire.engine.rank_messages import Begin
+from quire.engine.usable_cpus import usable_cpus
 from quire.native.exchange import SharedComm
 from quire.native.library import find_library
 from quire.runner.device import pick_device
@@ -28,6 +30,21 @@ CARRIED = {
     "network": "gloo",
     "nccl": "NCCL",
 }
+
+
+def threads_shared(args: EngineArgs) -> EngineArgs:
+    """With the threads that each rank of this machine has, where nobody says how many."""
+    num_here = args.parallel.num_ranks // args.parallel.nnodes
+    if args.num_threads is not None or num_here == 1:
+        return args
+    return replace(args, num_threads=max(1, usable_cpus() // num_here))
+
+
+def host_carrier(nodes: Parallel) -> str:
+    """How processes on these machines talk through memory of the host."""
+    if nodes.nnodes > 1:
+        return "network"
+    return "gloo" if find_library().library is None else "shared"
 
 
 def rank_places(args: EngineArgs) -> tuple[str, ...]:

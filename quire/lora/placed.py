@@ -123,9 +123,9 @@ def check_model(model: Decoder) -> None:
         )
     if model.device.type == "cuda" and model.ranks.has_homes:
         raise NotSupported(
-            f"got an adapter on GPUs with data_parallel_size={model.ranks.size}: ranks with requests"
-            " of their own add low-rank terms on CPUs only so far; use tensor_parallel_size, or"
-            " merge the adapter into the model"
+            f"got an adapter on GPUs with data_parallel_size={model.ranks.size}: ranks that have"
+            " requests of their own add low-rank terms on CPUs only; use tensor_parallel_size,"
+            " or merge the adapter into the model"
         )
     if model.device.type == "cpu" and model.dtype != torch.float32:
         raise NotSupported(

@@ -28,8 +28,8 @@ MIN_STEPS = 16  # to know the pace
 class CostsInUse:
     def __init__(self, start: StepCosts) -> None:
         self.start = start = _finer(start)  # as it was measured
-        self.now = start  # with the pace of the machine: what a step of a size takes these seconds
-        self.steady = start  # without: what sizes take beside each other
+        self._now = self._steady = start
+        self._told_at = [0, 0]  # the step up to which each of them counts
         self.num_steps = 0
         self._pace = 0.0
         self._errors = [0.0] * len(start.tokens)
@@ -38,6 +38,20 @@ class CostsInUse:
         self._sized_at: dict[int, int] = {}  # the last step of exactly this size
         self._other_at = -CLOSE  # the last step of another size than the one before it
         self._last_size = 0
+
+    @property
+    def now(self) -> StepCosts:
+        """With the pace of the machine: what a step of a size takes these seconds."""
+        if self._told_at[0] != self.num_steps:  # few steps are asked about
+            self._now, self._told_at[0] = _news(self._now, self._table(self._pace)), self.num_steps
+        return self._now
+
+    @property
+    def steady(self) -> StepCosts:
+        """Without: what sizes take beside each other."""
+        if self._told_at[1] != self.num_steps:
+            self._steady, self._told_at[1] = _news(self._steady, self._table(0.0)), self.num_steps
+        return self._steady
 
     def learn(self, num_tokens: int, seconds: float) -> None:
         """What a step took."""
@@ -55,7 +69,6 @@ class CostsInUse:
         for at, share in shares:
             self._seen[at] = share + (self._seen[at] if self._is_fresh(at) else 0.0)
             self._seen_at[at] = self.num_steps
-        self._publish()
 
     def is_known(self, num_tokens: int) -> bool:
         """Whether a step of this size has been seen lately."""
@@ -94,10 +107,6 @@ class CostsInUse:
 
     def _is_confirmed(self, at: int) -> bool:
         return self._seen[at] >= CONFIRMED and self._is_fresh(at)
-
-    def _publish(self) -> None:
-        self.steady = _news(self.steady, self._table(0.0))
-        self.now = _news(self.now, self._table(self._pace))
 
     def _table(self, pace: float) -> StepCosts:
         start = self.start

@@ -79,6 +79,6 @@ def test_what_ranks_cannot_do_is_said(changes: dict[str, Any], way_out: str) -> 
 def test_more_ranks_than_experts_are_refused() -> None:
     """Red when ranks start of which some would have no expert."""
     args = args_of({"device": "cpu", "data_parallel_size": 5})
-    with pytest.raises(NotSupported, match="data_parallel_size=5 for 4 experts.*use fewer"):
+    with pytest.raises(NotSupported, match=r"data_parallel_size=5 for 4 experts.*use fewer"):
         resolve(args, spec_of(tiny_config("mixtral")))
     resolve(args, spec_of(tiny_config("llama")))

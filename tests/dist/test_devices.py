@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from quire.args_check import check_args
+from quire.cli.inspect import inspect
+from quire.config import Decision
 from quire.dist.devices import carrier_of, places_of
 from quire.dist.host import HostLink
 from quire.dist.ring import GlooRing
@@ -18,6 +20,7 @@ from quire.engine.rank_places import rank_decisions, rank_places
 from quire.errors import NotSupported
 from quire.flat_args import args_of
 from quire.models.registry import spec_of
+from quire.models.tiny import tiny_model
 from quire.models.tiny_configs import tiny_config
 from quire.resolve import resolve
 
@@ -27,7 +30,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As far as names and numbers of devices go."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 34, 1 << 34))
     yield
 
@@ -126,3 +129,22 @@ def test_stages_through_memory_of_the_host(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         for came in pool.map(pass_round, range(2)):
             assert came.view(torch.int16).equal(rows.view(torch.int16))
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_are_told_before_a_start(tmp_path: Path) -> None:
+    """Red when ranks that share a GPU are each promised all of it, or nobody says who has which."""
+    folder = tiny_model("qwen3", tmp_path)
+
+    def told(device: str) -> dict[str, Decision]:
+        args = args_of({"model": str(folder), "device": device, "tensor_parallel_size": 2})
+        return {made.what: made for made in inspect(args).decisions}
+
+    apart, shared = told("cuda"), told("cuda:0,cuda:0")
+    assert apart["ranks"].value == "cuda:0, cuda:1" and apart["between ranks"].value == "NCCL"
+    assert shared["ranks"].value == "cuda:0, cuda:0"
+    # 0.9 of 16 GiB
+    assert apart["kv cache"].why.startswith("14.40 GiB usable of 16.00 GiB")
+    assert shared["kv cache"].why.startswith("7.20 GiB usable of 16.00 GiB")
+    with pytest.raises(NotSupported, match="cuda:2 is not there"):
+        told("cuda:0,cuda:2")

@@ -40,7 +40,7 @@ def judged(llm: LLM, reference: Reference) -> tuple[TokenScores, Any]:
 def test_scores_are_those_of_one_rank(
     family: str, stages: int, args: dict[str, Any], group: RankGroup, tmp_path: Path
 ) -> None:
-    """Red when ranks disagree about who reads a prompt, or a reference needs a model that has gone."""
+    """Red when ranks disagree about who reads a prompt, or a reference needs a model that left."""
     folder = tiny_model(family, tmp_path / "one", hidden_size=64)
     other = tiny_model(family, tmp_path / "other", seed=5, hidden_size=64)
     one = alone(other, **args | SIZES)

@@ -161,9 +161,7 @@ def test_a_model_that_drafts_stays_on_the_first_rank(
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_adapters_are_shared_out(
-    stages: int, group: RankGroup, tmp_path: Path
-) -> None:
+def test_adapters_are_shared_out(stages: int, group: RankGroup, tmp_path: Path) -> None:
     """Red when a rank adds what another rank's outputs get, or misses that an adapter came."""
     folder = tiny_model("qwen3", tmp_path / "model", num_hidden_layers=2, hidden_size=64)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -185,9 +183,7 @@ def test_adapters_are_shared_out(
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_random_weights_are_shared_out(
-    stages: int, group: RankGroup, tmp_path: Path
-) -> None:
+def test_random_weights_are_shared_out(stages: int, group: RankGroup, tmp_path: Path) -> None:
     """Red when ranks draw other random weights than one rank does."""
     folder = tiny_model("qwen2_moe", tmp_path)
     args = {"load_format": "dummy", "seed": 4}

@@ -54,7 +54,9 @@ def test_each_stage_reads_its_own_bytes(family: str, tmp_path: Path) -> None:
         load_weights(model, watched, names_of(checkpoint.config, spec))  # type: ignore[arg-type]
         reads.append(watched.was_read)
     assert not reads[0] & reads[1]
-    assert reads[0] | reads[1] == set(checkpoint.names()) - ({"lm_head.weight"} if spec.tied else set())
+    assert reads[0] | reads[1] == set(checkpoint.names()) - (
+        {"lm_head.weight"} if spec.tied else set()
+    )
 
 
 def test_steps_are_under_way_at_once(group: RankGroup, tmp_path: Path) -> None:

@@ -1,8 +1,13 @@
-"""Two ranks on one GPU give the bits of one: what NCCL would carry goes through the host here."""
+"""Two ranks on one GPU give the bits of one: what NCCL would carry goes through the host here.
+
+Most of the time goes into kernels that are compiled for the first time, so cases share models, what
+one rank answers, and the processes; those that cover most come first.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -11,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
@@ -22,7 +26,6 @@ from quire.errors import RankLost
 from quire.lora.request import LoRARequest
 from quire.models.tiny import tiny_model
 from tests.dist.group import PARAMS, PROMPTS, alone, answers, model_on, said
-from tests.lora.cases import write_adapter
 
 ON_ONE: dict[str, Any] = {"device": "cuda:0,cuda:0"}
 # Pages that the GPU's kernels take.
@@ -33,6 +36,7 @@ MEMORY: dict[str, Any] = {
     "max_model_len": 256,
 }
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 64}
+CODED = WIDE | {"head_dim": 32}
 # Wide enough for kernels that stream their weights.
 LARGE = {
     "hidden_size": 1024,
@@ -40,106 +44,127 @@ LARGE = {
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
     "head_dim": 64,
-    "num_hidden_layers": 2,
 }
 LATENT = WIDE | {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 32}
 # Prompts in chunks, whose last layer leaves out what nothing is drawn after.
 LONG = [[2 + i * 7 % 90 for i in range(230)], [9, 8] * 60, [4, 5, 6]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1, ignore_eos=True)
-SIDE_BY_SIDE: dict[str, Any] = {}
-STAGES: dict[str, Any] = {"pipeline_parallel_size": 2}
-HOMES: dict[str, Any] = {"data_parallel_size": 2}
 
-# how ranks share the model, family, what differs from its tiny member, arguments of the engine
-CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {
-    "dense": (SIDE_BY_SIDE, "qwen3", WIDE, {}),
-    "experts": (SIDE_BY_SIDE, "qwen2_moe", WIDE, {}),
-    "packed experts": (SIDE_BY_SIDE, "qwen3_moe", WIDE, {"quantization": "mxfp4"}),
-    "int4": (SIDE_BY_SIDE, "llama", WIDE, {"quantization": "rtn-int4-g32"}),
-    "fp8 and a coded cache": (
-        *(SIDE_BY_SIDE, "qwen3", WIDE | {"head_dim": 32}),
-        {"quantization": "fp8", "kv_cache_dtype": "int8"},
-    ),
-    "large": (SIDE_BY_SIDE, "llama", LARGE, {}),
-    "large, int4": (SIDE_BY_SIDE, "llama", LARGE, {"quantization": "rtn-int4-g128"}),
-    "large, fp8": (SIDE_BY_SIDE, "llama", LARGE, {"quantization": "fp8"}),
-    "latents": (SIDE_BY_SIDE, "deepseek_v3", LATENT, {}),
-    "stages": (STAGES, "gemma3_text", WIDE, {}),
-    "stages, packed experts": (STAGES, "qwen3_moe", WIDE, {"quantization": "int8"}),
-    "homes, latents": (HOMES, "deepseek_v3", LATENT, {}),
-    "homes, experts": (HOMES, "qwen2_moe", WIDE, {}),
+SHARED_OUT: dict[str, dict[str, int]] = {
+    "beside": {},
+    "stages": {"pipeline_parallel_size": 2},
+    "homes": {"data_parallel_size": 2},
 }
+# family, what differs from its tiny member, arguments of the engine
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "dense": ("qwen3", WIDE, {}),
+    "int4": ("llama", WIDE, {"quantization": "rtn-int4-g32"}),
+    "int4, coded cache": (
+        *("llama", CODED),
+        {"quantization": "rtn-int4-g32", "kv_cache_dtype": "int8"},
+    ),
+    "fp8, coded cache": ("qwen3", CODED, {"quantization": "fp8", "kv_cache_dtype": "int8"}),
+    "experts": ("qwen2_moe", WIDE, {}),
+    "experts of mxfp4": ("qwen3_moe", WIDE, {"quantization": "mxfp4"}),
+    "experts of int8": ("qwen3_moe", WIDE, {"quantization": "int8"}),
+    "latents": ("deepseek_v3", LATENT, {}),
+    "windows": ("gemma3_text", WIDE, {}),
+    "large": ("llama", LARGE, {}),
+    "large of int4": ("llama", LARGE, {"quantization": "rtn-int4-g128"}),
+    "large of fp8": ("llama", LARGE, {"quantization": "fp8"}),
+}
+FIRST = [
+    ("dense", "beside"),
+    ("dense", "stages"),
+    ("int4, coded cache", "beside"),
+    ("experts", "beside"),
+    ("experts", "homes"),
+]
+THEN = [
+    ("int4", "beside"),
+    ("experts of mxfp4", "beside"),
+    ("experts of int8", "stages"),
+    ("latents", "homes"),
+    ("latents", "beside"),
+    ("fp8, coded cache", "beside"),
+    ("windows", "stages"),
+    ("large of int4", "beside"),
+    ("large", "beside"),
+    ("large of fp8", "beside"),
+]
+
+
+class Bench:
+    """What cases share."""
+
+    def __init__(self, folder: Path) -> None:
+        # They import what they need side by side, while one rank answers.
+        self.group, self.doomed = RankGroup(2), RankGroup(2)
+        self._folder = folder
+        self._said: dict[str, list[list[object]]] = {}
+
+    def model(self, name: str) -> Path:
+        folder = self._folder / name.replace(", ", "-").replace(" ", "-")
+        return folder if folder.exists() else tiny_model(MODELS[name][0], folder, **MODELS[name][1])
+
+    def expected(self, name: str) -> list[list[object]]:
+        """What one rank answers; steps that replay graphs have the same bits, and compile more."""
+        if name not in self._said:
+            args = MODELS[name][2] | MEMORY
+            one = alone(self.model(name), device="cuda", enforce_eager=True, **args)
+            self._said[name] = everything(one)
+        return self._said[name]
+
+    def close(self) -> None:
+        self.group.close()
+        self.doomed.close()
+
+
+def everything(llm: LLM) -> list[list[object]]:
+    return [answers(llm), answers(llm, LONG, [GREEDY] * 3)]
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[RankGroup]:
-    made = RankGroup(2)
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    made = Bench(tmp_path_factory.mktemp("models"))
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_two_ranks_give_the_bits_of_one(name: str, group: RankGroup, tmp_path: Path) -> None:
-    """Red when a kernel's bits depend on how many outputs it computes, when a share of a packed
-    weight is not the right one, or when what goes through the host comes back otherwise."""
-    how, family, changes, args = CASES[name]
-    folder = tiny_model(family, tmp_path, **changes)
-    one = alone(folder, device="cuda", **args, **MEMORY)
-    expected, of_long = answers(one), answers(one, LONG, [GREEDY] * 3)
-    with model_on(group, folder, **args, **how, **ON_ONE, **MEMORY) as llm:
-        assert answers(llm) == expected
-        assert answers(llm, LONG, [GREEDY] * 3) == of_long
-        assert answers(llm) == expected  # from cached pages
+def check_bits(bench: Bench, name: str, how: str) -> None:
+    expected, args = bench.expected(name), MODELS[name][2] | SHARED_OUT[how] | ON_ONE | MEMORY
+    with model_on(bench.group, bench.model(name), **args) as llm:
+        assert everything(llm) == expected
+        assert answers(llm) == expected[0]  # from cached pages
         made = {decision.what: decision.value for decision in llm.decisions}
         assert made["ranks"] == "cuda:0, cuda:0" and made["steps"] == "kernel by kernel"
 
 
-@pytest.mark.parametrize("how", [SIDE_BY_SIDE, STAGES], ids=["side by side", "stages"])
+@pytest.mark.parametrize(("name", "how"), FIRST, ids=map(" ".join, FIRST))
+def test_two_ranks_give_the_bits_of_one(name: str, how: str, bench: Bench) -> None:
+    """Red when a kernel's bits depend on how many outputs it computes, when a share of a packed
+    weight is not the right one, or when what goes through the host comes back otherwise."""
+    check_bits(bench, name, how)
+
+
+@pytest.mark.parametrize("how", ["beside", "stages"])
 def test_a_model_that_drafts_stays_on_the_first_rank(
-    how: dict[str, Any], group: RankGroup, tmp_path: Path
+    how: str, bench: Bench, tmp_path: Path
 ) -> None:
     """Red when ranks behind the first verify other drafts than the first one made."""
-    folder = tiny_model("qwen2", tmp_path / "target", num_hidden_layers=2, **WIDE)
-    draft = tiny_model("llama", tmp_path / "draft", seed=3, num_hidden_layers=2, **WIDE)
+    draft = tiny_model("qwen3", tmp_path, seed=3, **WIDE)
     drafts = {"method": "draft_model", "model": str(draft), "adaptive": False}
     args: dict[str, Any] = {"speculative_config": drafts | {"num_speculative_tokens": 3}}
-    expected = answers(alone(folder, device="cuda", **MEMORY))
-    with model_on(group, folder, **args, **how, **ON_ONE, **MEMORY) as llm:
-        assert answers(llm) == expected
+    args |= SHARED_OUT[how] | ON_ONE | MEMORY
+    with model_on(bench.group, bench.model("dense"), **args) as llm:
+        assert answers(llm) == bench.expected("dense")[0]
         assert llm.stats().num_drafted_tokens > 0
 
 
-def test_adapters_are_shared_out(group: RankGroup, tmp_path: Path) -> None:
-    """Red when a rank adds what another rank's outputs get."""
-    folder = tiny_model("qwen3", tmp_path / "model", num_hidden_layers=2, **WIDE)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    first = str(write_adapter(tmp_path / "first", theirs, seed=0))
-    asked = [LoRARequest("first"), None, None, LoRARequest("first")]
-
-    def adapted(llm: LLM) -> list[object]:
-        made = llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=asked)
-        return [said(output) for output in made]
-
-    args = {"lora": {"first": first}, **MEMORY}
-    expected = adapted(alone(folder, device="cuda", **args))
-    with model_on(group, folder, **args, **ON_ONE) as llm:
-        assert adapted(llm) == expected
-
-
-def test_ranks_share_the_memory_of_their_card(group: RankGroup, tmp_path: Path) -> None:
-    """Red when each of them takes what was meant for all."""
-    folder = tiny_model("llama", tmp_path, **WIDE)
-    sizes = {"page_size": 16, "max_model_len": 512, "gpu_memory_utilization": 0.3}
-    with model_on(group, folder, **ON_ONE, **sizes) as llm:
-        total = torch.cuda.mem_get_info()[1]
-        assert 0.02 * total < 2 * llm._engine.runner.pool.data.nbytes < 0.3 * total
-
-
-def test_a_killed_rank_ends_its_group(tmp_path: Path) -> None:
+def test_a_killed_rank_ends_its_group(bench: Bench) -> None:
     """Red when the first rank waits for one that is dead, or a process is left behind."""
-    group = RankGroup(2, deadline_s=10.0)
-    long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    with model_on(group, tiny_model("llama", tmp_path, **WIDE), **ON_ONE, **MEMORY) as llm:
+    group, long = bench.doomed, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    with model_on(group, bench.model("dense"), **ON_ONE, **MEMORY) as llm:
         stream = llm.stream([5, 6, 7], long)
         next(stream)
         (other,) = group._others
@@ -149,3 +174,41 @@ def test_a_killed_rank_ends_its_group(tmp_path: Path) -> None:
             list(stream)
         assert time.monotonic() - begun < 20.0
         assert other.process.poll() is not None
+
+
+def test_adapters_are_shared_out(bench: Bench, tmp_path: Path) -> None:
+    """Red when a rank adds what another rank's outputs get."""
+    import transformers  # which takes seconds
+
+    from tests.lora.cases import write_adapter
+
+    folder = bench.model("dense")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    first = str(write_adapter(tmp_path, theirs, seed=0))
+    asked = [LoRARequest("first"), None, None, LoRARequest("first")]
+
+    def adapted(llm: LLM) -> list[object]:
+        made = llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=asked)
+        return [said(output) for output in made]
+
+    args: dict[str, Any] = {"lora": {"first": first}, **MEMORY}
+    expected = adapted(alone(folder, device="cuda", enforce_eager=True, **args))
+    with model_on(bench.group, folder, **args, **ON_ONE) as llm:
+        assert adapted(llm) == expected
+
+
+def test_ranks_share_the_memory_of_their_card(bench: Bench) -> None:
+    """Red when each of them takes what was meant for all."""
+    sizes = {name: size for name, size in MEMORY.items() if name != "kv_cache_memory"}
+    with model_on(bench.group, bench.model("dense"), **ON_ONE, **sizes) as llm:
+        why = next(made.why for made in llm.decisions if made.what == "kv cache")
+        found = re.match(r"([\d.]+) GiB usable of ([\d.]+) GiB", why)
+        assert found is not None, why
+        usable, total = map(float, found.groups())
+        assert 0 < 2 * usable < llm._engine.config.gpu_memory_utilization * total
+
+
+@pytest.mark.parametrize(("name", "how"), THEN, ids=map(" ".join, THEN))
+def test_and_so_do_other_models(name: str, how: str, bench: Bench) -> None:
+    """Red when kernels of other forms, or of larger weights, have other bits for a share."""
+    check_bits(bench, name, how)
