@@ -1,9 +1,10 @@
 """GPTQ to eight-bit floats (E4M3): one scale an output, and errors spread as GPTQ spreads them.
 
-The file is that of `compress/passes/fp8.py`. Rounding to nearest leaves each product an error of its
-own; here inputs are rounded one after the other, from the most to the least active, and those to
-come make up for what is lost (`compress/hessian.py`). The Hessian is damped as AWQ's is: with less, other text loses
-more than by rounding. No group of inputs has a scale, so the order leaves no trace.
+The file is that of `compress/passes/fp8.py`. Rounding to nearest leaves each product an error of
+its own; here inputs are rounded one after the other, from the most to the least active, and those
+to come make up for what is lost (`compress/hessian.py`). The Hessian is damped as AWQ's is: with
+less, other text loses more than by rounding. No group of inputs has a scale, so the order leaves no
+trace.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class SmoothQuant(Folding):
     def spared(
         self, matrices: Sequence[Matrix], block: BlockTensors, seen: dict[str, Seen]
     ) -> dict[str, float]:
-        """Of products whose inputs are rounded: those of experts are not."""
+        """Experts are not judged: those of a layer run as one product, in one form."""
         found: dict[str, float] = {}
         for site in dict.fromkeys(matrix.site for matrix in matrices):
             if site.startswith("experts.") or site not in seen or not len(seen[site].rows):
