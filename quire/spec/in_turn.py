@@ -1,7 +1,7 @@
 """InTurn: several proposers, the first that expects enough wins, or else who expects most.
 
-What a grammar leaves no choice about comes first, then hints, then what the text had before. A model
-beside texts is not one of them (`source.py`).
+What a grammar leaves no choice about comes first, then hints, then what the text had before. A
+model beside texts is not one of them (`source.py`).
 """
 
 from __future__ import annotations
