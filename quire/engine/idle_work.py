@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from quire.kv.check import check_in_slices
@@ -43,17 +44,18 @@ class IdleWork:
             self.check_pages()
         if self._ahead is None or self._woken.wait(QUIET_S):
             return
-        before = None if self._late is None else self._late.seen
-        try:
-            is_more = self._ahead.step()
-        except RuntimeError as error:  # no memory, say: whoever needs such a step will be told
-            log_event("ahead_failed", severity=logging.WARNING, error=" ".join(str(error).split()))
-            is_more = False
+        with nullcontext() if self._late is None else self._late.awaited_by_nobody():
+            is_more = self._step_ahead(self._ahead)
         if not is_more:
             self._ahead = None
             log_event("ahead_done")
-        if self._late is not None and before is not None:
-            self._late.pardon(before)
+
+    def _step_ahead(self, ahead: Ahead) -> bool:
+        try:
+            return ahead.step()
+        except RuntimeError as error:  # no memory, say: whoever needs such a step will be told
+            log_event("ahead_failed", severity=logging.WARNING, error=" ".join(str(error).split()))
+            return False
 
     def check_pages(self) -> None:
         """Check the page bookkeeping; stop when a command arrives and begin again when idle.

@@ -78,15 +78,18 @@ class Ahead:
                 yield self._plan([(start, size)])
 
     def _mixed(self, bucket: int) -> Iterator[StepPlan]:
-        """One prompt among decodes, whose number is in this bucket, in steps of all sizes."""
+        """Prompts among decodes, whose number is in this bucket, in steps of all sizes."""
         graphs, rows = self._runner.mixed_graphs, self._runner.rows
         num_singles = bucket * mixed_graphs.SINGLES + (1 if rows.max_rows > 1 else 0)
         for size in graphs.sizes if graphs is not None else ():
-            prompt = min(size - num_singles, rows.max_len)
-            lens = [prompt, *[1] * (size - prompt)]
-            if prompt > 1 and size <= self._most and len(lens) <= rows.max_rows:
+            longest = min(size - num_singles, rows.max_len)
+            if longest <= 1 or size > self._most:
+                continue
+            whole, rest = divmod(size - num_singles, longest)
+            lens = [longest] * whole + [rest] * (rest > 0) + [1] * num_singles
+            if len(lens) <= rows.max_rows:
                 assert graphs is not None
-                graphs.size_for(lens, prompt)  # likewise
+                graphs.size_for(lens, longest)  # likewise
                 yield self._plan([(0, num) for num in lens])
 
     def _plan(self, fed: list[tuple[int, int]], shares_prefix: bool = False) -> StepPlan:

@@ -38,17 +38,18 @@ Made = TypeVar("Made")
 
 
 class GraphMemory:
-    """Memory that graphs share of which only one runs at a time; counts what was captured."""
+    """Memory that graphs share of which only one runs at a time."""
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
-        self.num_captured = 0
+        self.tell: Callable[[object], None] | None = None  # what was captured, by its key
 
     def capture(
-        self, first: Callable[[], object], step: Callable[[], Made]
+        self, first: Callable[[], object], step: Callable[[], Made], key: object
     ) -> tuple[torch.cuda.CUDAGraph, Made]:
         """`first` runs before, and compiles and sizes what `step` needs."""
-        self.num_captured += 1
+        if self.tell is not None:
+            self.tell(key)
         run_aside(first)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.handle, capture_error_mode=CAPTURE_MODE):
@@ -156,6 +157,7 @@ class GraphCache:
         graph, made = self.memory.capture(
             lambda: self.step(spare, zeros, *bounds, alone),
             lambda: self.step(rows, positions, *bounds, nodes),
+            ("decodes", len(rows), *bounds),
         )
         return Captured(graph, rows, positions, nodes, made)
 

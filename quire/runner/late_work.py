@@ -6,6 +6,9 @@ there is neither.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from quire.obs.log import log_event
 from quire.runner.drafter import ModelDrafter
 from quire.runner.graphs import GraphMemory
@@ -15,35 +18,36 @@ from quire.runner.runner import ModelRunner
 class LateWork:
     def __init__(self, runner: ModelRunner) -> None:
         """Counts from now on."""
-        self.num_compiled = 0
-        self._memories = _memories(runner)
-        self._num_captured_before = self._num_captured
+        self.num_compiled = self.num_captured = 0
+        self._is_awaited = True
+        for memory in _memories(runner):
+            memory.tell = self.captured
         if runner.model.device.type == "cuda":
             from quire.kernels.compiles import tell_compiles
 
             tell_compiles(self.compiled)
 
     def as_dict(self) -> dict[str, float]:
-        num_captured = self._num_captured - self._num_captured_before
-        return {"num_late_compiles": self.num_compiled, "num_late_captures": num_captured}
+        return {"num_late_compiles": self.num_compiled, "num_late_captures": self.num_captured}
 
-    @property
-    def seen(self) -> tuple[int, int]:
-        """(compiled, captured) so far."""
-        return self.num_compiled, self._num_captured
-
-    def pardon(self, since: tuple[int, int]) -> None:
-        """Nobody waited for what was done since `seen` was this."""
-        self.num_compiled = since[0]
-        self._num_captured_before += self._num_captured - since[1]
-
-    @property
-    def _num_captured(self) -> int:
-        return sum(memory.num_captured for memory in self._memories)
+    @contextmanager
+    def awaited_by_nobody(self) -> Iterator[None]:
+        """What is done within is not late."""
+        self._is_awaited = False
+        try:
+            yield
+        finally:
+            self._is_awaited = True
 
     def compiled(self, kernel: str) -> None:
-        self.num_compiled += 1
-        log_event("kernel_compiled", kernel=kernel)
+        self.num_compiled += self._is_awaited
+        if self._is_awaited:
+            log_event("late_compile", kernel=kernel)
+
+    def captured(self, key: object) -> None:
+        self.num_captured += self._is_awaited
+        if self._is_awaited:
+            log_event("late_capture", graph=str(key))
 
 
 def _memories(runner: ModelRunner) -> list[GraphMemory]:

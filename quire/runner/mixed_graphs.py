@@ -122,5 +122,6 @@ class MixedGraphs:
 
     def _capture(self, inputs: Inputs, num_singles: int) -> Captured:
         step = partial(self.step, inputs, num_singles)
-        graph, queries = self.decodes.memory.capture(step, step)  # the replay writes it once more
+        key = ("mixed", len(inputs["positions"]), num_singles)
+        graph, queries = self.decodes.memory.capture(step, step, key)  # replays write it once more
         return Captured(graph, inputs, queries)

@@ -87,5 +87,6 @@ class PromptGraphs:
 
     def _capture(self, inputs: Inputs, bound: int) -> CapturedPrompt:
         step = partial(self.step, inputs, bound)
-        graph, logits = self.decodes.memory.capture(step, step)  # the replay writes it once more
+        key = ("prompt", len(inputs["positions"]), bound)
+        graph, logits = self.decodes.memory.capture(step, step, key)  # replays write it once more
         return CapturedPrompt(graph, inputs, logits)

@@ -19,18 +19,18 @@ from quire.runner.prompt_graphs import PromptGraphs
 from quire.runner.runner import ModelRunner
 from quire.step import StepPlan
 
-MAX_LEN, MOST = 9216, 8192
+MOST = 8192  # tokens of a step
 
 
 class Played:
     """A runner that notes which graph each step asks for."""
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, max_len: int) -> None:
         nothing: Any = None
-        self.graphs = GraphCache(nothing, max_rows, MAX_LEN, spare_row=max_rows)
+        self.graphs = GraphCache(nothing, max_rows, max_len, spare_row=max_rows)
         self.prompt_graphs = PromptGraphs(nothing, self.graphs, fewest=5)
         self.mixed_graphs = MixedGraphs(nothing, self.graphs, 600 << 20)
-        self.rows = SimpleNamespace(max_rows=max_rows, max_len=MAX_LEN)
+        self.rows = SimpleNamespace(max_rows=max_rows, max_len=max_len)
         self.pool = SimpleNamespace(groups=SimpleNamespace(windows=(None, 64)))
         self.spec = SimpleNamespace(page_size=16)
         self.plans: list[StepPlan] = []
@@ -58,8 +58,8 @@ class Played:
         return self.mixed_graphs.size_for(lens, longest)
 
 
-def ran(max_rows: int) -> Played:
-    runner = Played(max_rows)
+def ran(max_rows: int, max_len: int = 9216) -> Played:
+    runner = Played(max_rows, max_len)
     ahead = Ahead(cast(ModelRunner, runner), MOST)
     while ahead.step():
         pass
@@ -71,16 +71,19 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
 
+@pytest.mark.parametrize("max_len", [2048, 9216])
 @pytest.mark.parametrize("max_rows", [1, 40, 512])
-def test_traffic_asks_for_nothing_else(max_rows: int) -> None:
+def test_traffic_asks_for_nothing_else(max_rows: int, max_len: int) -> None:
     """Red when a size, a bound of contexts or a number of decodes beside prompts is forgotten."""
-    runner, rng = ran(max_rows), random.Random(0)
+    runner, rng = ran(max_rows, max_len), random.Random(0)
     for _ in range(2000):
         count = min(max_rows, int(2 ** rng.uniform(0, 9.1)))
-        fed = [(int(2 ** rng.uniform(0, 13)), 1) for _ in range(count)]
+        starts = [int(rng.uniform(0, 1) ** 3 * (max_len - 1)) for _ in range(count)]
+        fed = [(start, 1) for start in starts]
         shares = count >= 8 and max(start for start, _ in fed) >= 512 and rng.random() < 0.3
         for at in range(0 if shares else min(count, rng.choice([0, 0, 1, MOST_PROMPTS]))):
-            fed[at] = (rng.choice([0, 0, fed[at][0]]), int(2 ** rng.uniform(1, 11.9)))
+            start = rng.choice([0, 0, starts[at]])
+            fed[at] = (start, min(int(2 ** rng.uniform(1, 11.9)), max_len - start))
         key = runner.key(fed, shares)
         assert key is None or key in runner.keys, (fed, key)
 
@@ -102,4 +105,4 @@ def test_nobody_else_is_written_to() -> None:
         for work in plan.works:
             for position in (work.start, work.start + work.num_tokens - 1):
                 assert {(work.row, position // 16, group) for group in (0, 1)} <= named
-            assert work.start + work.num_tokens <= MAX_LEN
+            assert work.start + work.num_tokens <= 9216
