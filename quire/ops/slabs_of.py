@@ -206,7 +206,7 @@ def _has_six_bits(scales: Tensor) -> bool:
 
 
 def _power_kind(exponents: Tensor, form: SlabForm) -> str:
-    """Powers up to 2**0 are factors of a quicker way to unpack (`unpack_e2m1.py`)."""
+    """Powers up to 2**0 are factors of a quicker way to unpack (`kernels/unpack_e2m1.py`)."""
     is_low = form.kind == "e2m1" and not form.lanes and int(exponents.max()) <= 128
     return "power128" if is_low else "power"
 
