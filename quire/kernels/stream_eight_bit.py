@@ -125,9 +125,8 @@ def stream_eight_bit_kernel(
     x_scales, scales, bias, y, M, N, K, num_groups, scale_stride,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, BANDS: gl.constexpr,
     M_TILES: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, GROUP: gl.constexpr,
-    SHARED: gl.constexpr,  # weight rows with one scale
-    PAIRED: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, EARLY: gl.constexpr,
-    num_warps: gl.constexpr,
+    SHARED: gl.constexpr, PAIRED: gl.constexpr,  # how many weight rows have one scale
+    HAS_BIAS: gl.constexpr, GATE: gl.constexpr, EARLY: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     tile = gl.program_id(0) // M_TILES  # programs of one weight tile are neighbours: L2 shares it
@@ -138,7 +137,6 @@ def stream_eight_bit_kernel(
     OF_REST: gl.constexpr = w_rest.block_type.nbytes if HAS_REST else 0
     BYTES: gl.constexpr = (w.block_type.nbytes + OF_REST) * BANDS + x.block_type.nbytes
     _begin(x, (w, w_rest), ring, tile, m_start, STAGES, AHEAD, BANDS, BYTES, EARLY)
-
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_M, 32])
     IS_INT: gl.constexpr = x.dtype == gl.int8
     SUM: gl.constexpr = gl.int32 if IS_INT else gl.float32
@@ -146,13 +144,12 @@ def stream_eight_bit_kernel(
     nothing = (gl.zeros([TILE, BLOCK_M], SUM, of_total),)
     row = gl.arange(0, TILE, gl.SliceLayout(1, of_total))
     m = m_start + gl.arange(0, BLOCK_M, gl.SliceLayout(0, of_total))
-    n = tile * ROWS + row
     # Rows of others read our last one's scale: never stored.
     of_scale = scale_row(tile * ROWS + gl.minimum(row, ROWS - 1), N, SHARED, PAIRED)
     place = (of_scale, m, m < M, scale_stride, num_groups)
     if GROUP == 0:  # asked for now, needed at the end
         x_scale = gl.load(x_scales + m, mask=m < M, other=0.0)
-        w_scale = gl.load(scales + n, mask=row < ROWS, other=0.0)
+        w_scale = gl.load(scales + tile * ROWS + row, mask=row < ROWS, other=0.0)
     both = (x_tiles, ring[3])
     for i in range(K // BLOCK_K):
         stage = i % STAGES
@@ -171,8 +168,8 @@ def stream_eight_bit_kernel(
     total = total.to(gl.float32)
     if GROUP == 0:
         total = (total * w_scale[:, None]) * x_scale[None, :]
-    stride_ym = N if GATE == "" else N // 2
-    store_tile(total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
+    stride_y = N if GATE == "" else N // 2
+    store_tile(total, y, bias, m_start, tile * ROWS, M, stride_y, ROWS, HAS_BIAS, GATE, num_warps)
 
 
 _launch = Launcher(stream_eight_bit_kernel)
