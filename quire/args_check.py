@@ -66,7 +66,8 @@ def check_args(args: EngineArgs) -> None:
     _number("gpu_memory_utilization", args.gpu_memory_utilization, 1.0)
     _number("priority_aging_s", args.priority_aging_s, MAX_AGING_S)
     _number("batch_wait_ms", args.batch_wait_ms, MAX_WAIT_MS, may_be_zero=True)
-    _number("target_gap_ms", args.target_gap_ms, MAX_WAIT_MS, may_be_zero=True)
+    if args.target_gap_ms is not None:
+        _number("target_gap_ms", args.target_gap_ms, MAX_WAIT_MS, may_be_zero=True)
     if args.target_gap_ms and not args.enable_chunked_prefill:
         raise NotSupported(
             f"got target_gap_ms={args.target_gap_ms:g} with enable_chunked_prefill=False: steps"

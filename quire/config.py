@@ -93,7 +93,7 @@ class EngineArgs:
     priority_aging_s: float = 30.0
     batch_wait_ms: float = 0.0
     batch_wait_tokens: int = 0
-    target_gap_ms: float = 0.0
+    target_gap_ms: float | None = 0.0  # None: what suits a server here
     seed: int | None = 0  # of requests without one of their own; None: each draws afresh
     skip_tokenizer_init: bool = False
     enforce_eager: bool = False

@@ -26,6 +26,17 @@ CPU_SEQS, CUDA_SEQS, LARGE_CUDA_SEQS = 32, 256, 512
 LARGE_CUDA = 64 << 30  # bytes: cards whose cache holds that many requests of usual length
 CPU_TOKENS, CUDA_TOKENS = 512, 8192
 DEFAULT_CPU_LEN = 8192
+SERVED_GAP_MS = 50.0  # between tokens of a stream while others bring prompts
+
+
+def target_gap(args: EngineArgs, device: torch.device) -> float:
+    """A server on a GPU keeps steps short while others decode. On a CPU prompts are read in small
+    steps anyway, and measuring what they take would be a good part of its start."""
+    if args.target_gap_ms is not None:
+        return args.target_gap_ms
+    is_alone = args.parallel.num_ranks == 1
+    may = device.type == "cuda" and args.enable_chunked_prefill and is_alone
+    return SERVED_GAP_MS if may else 0.0
 
 
 def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.device, torch.dtype]:
@@ -71,7 +82,7 @@ def resolve(args: EngineArgs, spec: ModelSpec) -> tuple[EngineConfig, torch.devi
             batch_wait_ms=args.batch_wait_ms,
             batch_wait_tokens=args.batch_wait_tokens,
             chunked_prefill=args.enable_chunked_prefill,
-            target_gap_ms=args.target_gap_ms,
+            target_gap_ms=target_gap(args, device),
             waits_for_draws=args.parallel.pipeline_parallel_size > 1,
         ),
         cache=_cache(args, spec, device.type, decide),

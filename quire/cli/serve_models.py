@@ -108,7 +108,13 @@ def engine_fields(args: Namespace, download: bool) -> dict[str, Any]:
 
 def _engine(args: Namespace, download: bool) -> EngineArgs:
     make = engine_args if download else checked_args
-    return _hinted(args, make(args, seed=args.engine_seed, **adapter_options(args)))
+    more = {"seed": args.engine_seed, **_served(args), **adapter_options(args)}
+    return _hinted(args, make(args, **more))
+
+
+def _served(args: Namespace) -> dict[str, Any]:
+    """What a server does otherwise than a program, unless a flag says how."""
+    return {} if "target_gap_ms" in engine_options(args) else {"target_gap_ms": None}
 
 
 def _hinted(args: Namespace, engine: EngineArgs) -> EngineArgs:
@@ -127,7 +133,7 @@ def model_settings(args: Namespace, wanted: Wanted, download: bool) -> ModelSett
     from quire.load.recommended import recommended_sampling
     from quire.server.settings import ModelSettings
 
-    options = engine_options(args) | {"seed": args.engine_seed} | wanted.options
+    options = engine_options(args) | _served(args) | {"seed": args.engine_seed} | wanted.options
     model = str(fetch(wanted.model)) if download else wanted.model
     try:
         engine = _hinted(args, args_of({"model": model, **options}))

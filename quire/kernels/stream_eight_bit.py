@@ -120,7 +120,7 @@ def _add_floats(
 
 @gluon.jit(do_not_specialize=["M"])
 def stream_eight_bit_kernel(
-    x, w, w_rest,  # descriptors of [M, K], a box [BLOCK_M, BANDS * BAND], and of [N / ROWS, ROWS, K]
+    x, w, w_rest,  # descriptors of [M, K], boxes [BLOCK_M, BANDS * BAND], and [N / ROWS, ROWS, K]
     x_scales, scales, bias, y, M, N, K, num_groups, scale_stride,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, BANDS: gl.constexpr,
     M_TILES: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, GROUP: gl.constexpr,

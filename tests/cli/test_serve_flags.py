@@ -19,6 +19,14 @@ def settings(*words: str, download: bool = False) -> ServeSettings:
     return made
 
 
+def test_a_server_takes_the_gap_that_suits_it() -> None:
+    """Red when a flag is not heard, or several models keep to what programs do."""
+    assert settings("m").engine.target_gap_ms is None
+    assert settings("m", "--target-gap-ms", "0").engine.target_gap_ms == 0.0
+    both = [model.engine.target_gap_ms for model in settings("a", "b").models]
+    assert both == [None, None]
+
+
 ENGINE_FLAGS = [
     (["--max-num-seqs", "100000000"], "got max_num_seqs=100000000, want a whole number from 1 to"),
     (["--threads", "99999"], "got num_threads=99999, want a whole number from 1 to"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.args_check import check_args
 from quire.config import EngineArgs
 from quire.errors import NotSupported
+from quire.resolve import SERVED_GAP_MS, target_gap
 from quire.sched.costs import StepCosts
 from quire.sched.gap import LEAST_CHUNK, prompt_budget
 from quire.step import StepPlan
@@ -80,6 +82,18 @@ def test_without_a_target_nothing_is_measured_or_cut() -> None:
 def test_whole_prompts_cannot_keep_a_gap() -> None:
     with pytest.raises(NotSupported, match="target_gap_ms=5 with enable_chunked_prefill=False"):
         check_args(EngineArgs(target_gap_ms=5.0, enable_chunked_prefill=False))
+
+
+def test_what_suits_a_server() -> None:
+    """Red when programs or CPUs get a target that nobody asked for, or a server on a GPU none."""
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    served = EngineArgs(target_gap_ms=None)
+    whole = EngineArgs(target_gap_ms=None, enable_chunked_prefill=False)
+    check_args(whole)
+    assert target_gap(served, gpu) == SERVED_GAP_MS
+    assert [target_gap(args, gpu) for args in (EngineArgs(), whole)] == [0.0, 0.0]
+    assert target_gap(served, cpu) == 0.0
+    assert target_gap(EngineArgs(target_gap_ms=7.0), gpu) == 7.0
 
 
 class Played(Case):
