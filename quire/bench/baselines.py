@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from quire.config import SchedConfig
 from quire.request import NOT_RUNNING, Request, RequestId
+from quire.sched.costs_in_use import CostsInUse
 from quire.sched.finish import finish_of
 from quire.sched.leftover import Leftover
 from quire.sched.scheduler import NO_DRAFTS
@@ -63,6 +64,7 @@ class ContiguousScheduler:
         self._num_reserved = 0  # rows
         self.counts = Counts()  # nobody is ever preempted
         self.clock, self.leftover = time.monotonic, Leftover(SchedConfig())  # all are waited for
+        self.costs: CostsInUse | None = None  # no step keeps a time
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)

@@ -18,6 +18,7 @@ from quire.request import Request
 from quire.runner.gather import decode_batches
 from quire.runner.graphs import Decoded
 from quire.runner.runner import ModelRunner
+from quire.runner.trees import Nodes
 from tests.hf import VOCAB, tiny_engine, tiny_model
 
 PROMPTS = [[(7 * i + j) % (VOCAB - 3) + 3 for j in range(n)] for i, n in enumerate((3, 9, 14, 22))]
@@ -35,7 +36,15 @@ class EagerGraphs:
     def batch_bucket(self, num_tokens: int) -> int:
         return -(-num_tokens // 4) * 4
 
-    def replay(self, rows: Tensor, positions: Tensor, longest: int, shares_prefix: bool) -> Decoded:
+    def replay(
+        self,
+        rows: Tensor,
+        positions: Tensor,
+        longest: int,
+        shares_prefix: bool = False,
+        nodes: Nodes | None = None,
+    ) -> Decoded:
+        assert nodes is None, "trees have graphs of their own"
         assert rows.shape[0] % 4 == 0 and int(positions.max()) < longest
         self.num_replays += 1
         runner = self.runner
