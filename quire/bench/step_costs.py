@@ -76,7 +76,7 @@ def measure_costs(
         note(f"{kind.decodes} decodes at {kind.context}, {kind.chunk} at {kind.start}:"
              f" {seconds * 1e3:.2f} ms")  # fmt: skip
     probe.forget()
-    return fit(facts_of(engine, model), loads, times, *host_costs(engine, clock))
+    return fit(facts_of(engine, model), loads, times, *host_costs(engine, clock), by_form=True)
 
 
 def kinds(engine: Engine) -> Iterator[Kind]:
@@ -192,29 +192,46 @@ def fit(
     times: Sequence[float],
     host_s: float = 0.0,
     host_work_s: float = 0.0,
+    *,
+    by_form: bool = False,
 ) -> CostTable:
-    """Least squares of relative errors, no coefficient below zero."""
-    knots = sorted({load.tokens for load in loads})
+    """Least squares of relative errors, no coefficient below zero. `by_form`: steps with a part of
+    a prompt get a base of their own, if there are such and others; what drawing takes is in these
+    bases then, since decodes draw as many tokens as they feed."""
+    forms = [by_form and load.pairs > 0 for load in loads]
+    if all(forms):
+        forms = [False] * len(loads)
+    knots = sorted({(form, load.tokens) for form, load in zip(forms, loads, strict=True)})
     wanted = np.asarray(times)
-    rows = np.asarray([_row(load, knots) for load in loads]) / wanted[:, None]
-    found = _non_negative(rows, np.ones(len(loads)))
+    made = [
+        _row((form, load.tokens), load, knots, draws=not by_form)
+        for form, load in zip(forms, loads, strict=True)
+    ]
+    found = _non_negative(np.asarray(made) / wanted[:, None], np.ones(len(loads)))
     context_s, pair_s, sample_s = found[len(knots) :].tolist()
-    base = StepCosts.of(zip(knots, found[: len(knots)].tolist(), strict=True))  # never falling
+    bases = found[: len(knots)].tolist()
+    decodes, prompts = (
+        [(tokens, base) for (form, tokens), base in zip(knots, bases, strict=True) if form == which]
+        for which in (False, True)
+    )
+    base = StepCosts.of(decodes)  # never falling
     table = CostTable(
         facts, base.tokens, base.times, context_s, pair_s, sample_s, host_s, host_work_s
     )
+    if prompts:
+        own = StepCosts.of(prompts)
+        table = msgspec.structs.replace(table, prompt_tokens=own.tokens, prompt_times=own.times)
     pairs = zip(loads, times, strict=True)
     points = tuple(Point(load, seconds, table.seconds(load)) for load, seconds in pairs)
     return msgspec.structs.replace(table, points=points)
 
 
-def _row(load: Load, knots: Sequence[int]) -> list[float]:
+def _row(
+    own: tuple[bool, int], load: Load, knots: Sequence[tuple[bool, int]], draws: bool
+) -> list[float]:
     """One where a step's size is a knot, then what the slopes are for."""
-    return [float(load.tokens == knot) for knot in knots] + [
-        float(load.context),
-        load.pairs,
-        float(load.samples),
-    ]
+    slopes = [float(load.context), load.pairs, float(load.samples) if draws else 0.0]
+    return [float(own == knot) for knot in knots] + slopes
 
 
 def _non_negative(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -4,6 +4,9 @@
               attend + sample * tokens drawn
     host    = a step, and each request in it, outside the device
 
+Steps that feed a part of a prompt may have a base of their own: a GPU takes another way for them
+than for decodes alone.
+
 `quire bench costs` writes one (`bench/step_costs.py`); the simulator's runner knows nothing else of
 a device. Tables that were not measured are made in `sim/` and labelled so. A plain value that JSON
 holds. No torch.
@@ -86,10 +89,23 @@ class CostTable(msgspec.Struct, frozen=True):
     hop_token_s: float = 0.0  # ... and each token it feeds
     label: str = MEASURED
     source: str = ""  # what it was made from, where it was not measured here
+    prompt_tokens: tuple[int, ...] = ()  # the same for steps with a part of a prompt
+    prompt_times: tuple[float, ...] = ()
+
+    @property
+    def decodes(self) -> StepCosts:
+        return StepCosts(self.tokens, self.times)
+
+    @property
+    def prompts(self) -> StepCosts:
+        """Of steps with a part of a prompt."""
+        if not self.prompt_tokens:
+            return self.decodes
+        return StepCosts(self.prompt_tokens, self.prompt_times)
 
     def seconds(self, load: Load) -> float:
         """On the device."""
-        base = StepCosts(self.tokens, self.times).seconds(load.tokens)
+        base = (self.prompts if load.pairs else self.decodes).seconds(load.tokens)
         more = self.context_s * load.context + self.pair_s * load.pairs
         return base + more + self.sample_s * load.samples
 
@@ -123,6 +139,8 @@ class CostTable(msgspec.Struct, frozen=True):
             raise BadRequest(
                 f"{path} holds no costs: {error}; 'quire bench costs --out FILE' writes them"
             ) from error
-        if not table.tokens or len(table.tokens) != len(table.times):
-            raise BadRequest(f"{path} holds {len(table.times)} times for {len(table.tokens)} sizes")
+        bases = ((table.tokens, table.times), (table.prompt_tokens, table.prompt_times))
+        for tokens, times in bases:
+            if len(tokens) != len(times) or not table.tokens:
+                raise BadRequest(f"{path} holds {len(times)} times for {len(tokens)} sizes")
         return table

@@ -67,7 +67,7 @@ class Node:
         self.kv = KVManager(
             engine.num_pages, facts.page_size, engine.prefix_caching, facts.windows or (None,)
         )
-        steps = StepCosts(engine.costs.tokens, engine.costs.times)
+        steps = engine.costs.prompts
         self._tiers = self._connected(steps)
         shared = partial(shared_context, kv=self.kv) if facts.device != CPU else None
         self._runner = TimedRunner(engine.costs, self.clock, self._tiers, shared)

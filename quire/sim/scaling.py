@@ -34,16 +34,21 @@ def scaled(table: CostTable, was: Estimate, now: Estimate, model: str) -> CostTa
     if now == was:
         return table
     now.layout.check(now.spec)
-    times = [
-        seconds * now.base_s(tokens) / was.base_s(tokens) + now.gather_s(tokens)
-        for tokens, seconds in zip(table.tokens, table.times, strict=True)
-    ]
+
+    def moved(tokens: tuple[int, ...], times: tuple[float, ...]) -> tuple[float, ...]:
+        found = (
+            seconds * now.base_s(num) / was.base_s(num) + now.gather_s(num)
+            for num, seconds in zip(tokens, times, strict=True)
+        )
+        return tuple(accumulate(found, max))
+
     whence = f"{table.label} of {table.engine.model} on {table.engine.device}"
     whence += f" ({table.source})" if table.source else ""
     return msgspec.structs.replace(
         table,
         engine=_facts(table.engine, now, model),
-        times=tuple(accumulate(times, max)),
+        times=moved(table.tokens, table.times),
+        prompt_times=moved(table.prompt_tokens, table.prompt_times),
         context_s=table.context_s * now.context_s / was.context_s,
         pair_s=table.pair_s * now.pair_s / was.pair_s,
         sample_s=table.sample_s * now.sample_s / was.sample_s + now.gather_sample_s,
