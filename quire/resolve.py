@@ -31,11 +31,12 @@ SERVED_GAP_MS = 50.0  # between tokens of a stream while others bring prompts
 
 def target_gap(args: EngineArgs, device: torch.device) -> float:
     """A server on a GPU keeps steps short while others decode. On a CPU prompts are read in small
-    steps anyway, and measuring what they take would be a good part of its start."""
+    steps anyway, and measuring what they take would be a good part of its start. On ranks and with
+    drafts the measuring has not run on GPUs yet."""
     if args.target_gap_ms is not None:
         return args.target_gap_ms
-    is_alone = args.parallel.num_ranks == 1
-    may = device.type == "cuda" and args.enable_chunked_prefill and is_alone
+    is_plain = args.parallel.num_ranks == 1 and args.speculative_config is None
+    may = device.type == "cuda" and args.enable_chunked_prefill and is_plain
     return SERVED_GAP_MS if may else 0.0
 
 

@@ -93,6 +93,8 @@ def test_what_suits_a_server() -> None:
     assert target_gap(served, gpu) == SERVED_GAP_MS
     assert [target_gap(args, gpu) for args in (EngineArgs(), whole)] == [0.0, 0.0]
     assert target_gap(served, cpu) == 0.0
+    drafting = EngineArgs(target_gap_ms=None, speculative_config={"method": "ngram"})
+    assert target_gap(drafting, gpu) == 0.0
     assert target_gap(EngineArgs(target_gap_ms=7.0), gpu) == 7.0
 
 
