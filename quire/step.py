@@ -156,6 +156,7 @@ class StepResult:
     # work index -> drafts of its tree that were right, 1 is the first, as they follow each other
     branches: dict[int, Sequence[int]] | None = None
     is_given_up: bool = False  # the works are to be done again; all else of the plan was done
+    seconds: float | None = None  # that the device was at it, where the runner has its clock
 
 
 class TokenEvent(NamedTuple):

@@ -121,6 +121,7 @@ def build_engine(
     kept_apart = seat.open_tiers(makers, runner, decisions)
     kv = _kv_manager(config, cache, pages, kept_apart.secret, ranks.num_homes)
     scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
+    runner.is_timed = scheduler.costs is not None and device.type == "cuda"
     grammars = _grammars(tokenizer, spec, runner)
     names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
     adapters = open_adapters(args, runner, names, decisions, seat.group)

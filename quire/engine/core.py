@@ -148,7 +148,8 @@ class EngineCore:
         if plan.works and scheduler.leftover.is_used:
             scheduler.leftover.learn(plan.num_tokens, took.seconds, result.is_given_up)
         if plan.works and scheduler.costs is not None and not result.is_given_up:
-            scheduler.costs.learn(plan.num_tokens, took.seconds)
+            seconds = took.seconds if result.seconds is None else result.seconds
+            scheduler.costs.learn(plan.num_tokens, seconds)
         self._settled_at = now
         return took
 

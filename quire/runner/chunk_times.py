@@ -2,7 +2,7 @@
 
 The table is what `sched/gap.py` goes by at first. Sizes are measured in rounds (`rounds.py`). For
 engines that have not served anybody yet: row 0 and the first pages are written to. It takes about a
-second; sizes beyond that go along the last line.
+second; sizes beyond that, or beyond what one request may have, go along the last line.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ def chunk_times(runner: ModelRunner, most_tokens: int) -> StepCosts:
     params = SamplingParams(temperature=0.0, max_tokens=1)
     admission = Admission(RequestId(0), 0, [0] * most, most, params, 0, ())
     runner.execute(StepPlan(admissions=(admission,), page_writes=writes)).result()
-    sizes = [size for size in SIZES if size <= most]
+    sizes = [*(size for size in SIZES if size < most), most]
     steps = [partial(_run, runner, count) for count in sizes]
     num = affordable(steps, ENOUGH_S, 2)
     measured = least_of_rounds(steps[:num], ENOUGH_S)
     runner.rows.page_tables.zero_()  # of pages that nobody holds
-    return StepCosts.of(zip(sizes, measured, strict=False))
+    costs = StepCosts.of(zip(sizes, measured, strict=False))
+    if costs.tokens[-1] == most_tokens:
+        return costs
+    # A size of their own for what follows: an error there is none of the last one measured.
+    last = (most_tokens, costs.seconds(most_tokens))
+    return StepCosts.of([*zip(costs.tokens, costs.times, strict=True), last])
 
 
 def _run(runner: ModelRunner, count: int) -> None:

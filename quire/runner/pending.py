@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.runner.masks import StepMask
 from quire.runner.pooling import PooledPart
+from quire.runner.span import Span
 from quire.sample.inputs import SampledLogprobs, SampleOutput
 from quire.spec.verify import verified, verified_path
 from quire.step import StepResult, TokenLogprobs, Work
@@ -83,8 +84,10 @@ class PendingStep:
         draw: Draw | None = None,
         prompts: Sequence[PromptPart] = (),
         pooled: Sequence[PooledPart] = (),
+        span: Span | None = None,
     ) -> None:
-        self.works, self.draw = works, draw
+        """`span`: of the step so far, where somebody asks how long it takes."""
+        self.works, self.draw, self._span = works, draw, span
         self.prompt_nums = [(p.work, p.num) for p in prompts]
         self.pooled_works = [p.work for p in pooled]
         parts: list[Tensor] = []
@@ -98,6 +101,8 @@ class PendingStep:
             parts += [prompt.targets, *_tensors_of(prompt.logprobs)]
         parts += [part.embedding for part in pooled]
         self.copy = HostCopy.start(parts)
+        if span is not None:
+            span.close()
         self._tokens: list[int] | None = None  # once they have arrived
         self._kept: dict[int, Sequence[int]] | None = None  # the same, by work
 
@@ -161,7 +166,8 @@ class PendingStep:
             prompts[work] = [r for r in records if r is not None]
         pooled = {work: next(parts).tolist() for work in self.pooled_works}
         extras = (prompts or None, pooled or None, failed or None, self._branches() or None)
-        return StepResult(sampled, logprobs, *extras)
+        seconds = None if self._span is None else self._span.seconds()
+        return StepResult(sampled, logprobs, *extras, seconds=seconds)
 
     def _branches(self) -> dict[int, Sequence[int]]:
         """Which drafts of each tree were right."""

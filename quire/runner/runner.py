@@ -43,6 +43,7 @@ from quire.runner.prompt_graphs import PromptGraphs
 from quire.runner.prompt_parts import PromptReader, prompt_parts, prompt_score
 from quire.runner.rows import RequestRows
 from quire.runner.sampling import sample_inputs
+from quire.runner.span import Span
 from quire.runner.states import Forwarded, Launched, Replayed, StepRead, StepStates
 from quire.runner.step_forms import can_replay, mixed_size, prompt_size
 from quire.runner.tail import min_dropped, tail_of
@@ -91,6 +92,7 @@ class ModelRunner:
         self.adapted_graphs: AdaptedGraphs | None = None  # likewise, where they are on a GPU
         self.transfer: Transfer | None = None  # likewise, where pages are kept elsewhere too
         self.balancer: Balancer | None = None  # likewise, where experts have second homes
+        self.is_timed = False  # whether results say how long the device was at them; likewise
         self.homes: HomePages | None = None  # where ranks have requests of their own
         if model.ranks.has_homes:
             self.homes = HomePages(model.ranks, pool.num_pages)
@@ -108,12 +110,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Pending:
+        span = Span() if self.is_timed and plan.works else None
         try:
             launched = self._launch(plan)
         except GivenUp:
             self.admit(plan)
             return GivenUpStep()
-        return PendingStep(()) if launched is None else self._conclude(launched)
+        return PendingStep(()) if launched is None else self._conclude(launched, span)
 
     def _launch(self, plan: StepPlan) -> Launched | None:
         """Up to the forward; None: nobody feeds anything."""
@@ -134,7 +137,7 @@ class ModelRunner:
             made = self._forward(plan, shape, sent)
         return Launched(plan, shape, sent, drafts, made)
 
-    def _conclude(self, launched: Launched) -> PendingStep:
+    def _conclude(self, launched: Launched, span: Span | None = None) -> PendingStep:
         """What is drawn and read of a step."""
         plan, shape, sent, drafts, logits = launched
         read: StepRead | None = None
@@ -150,7 +153,7 @@ class ModelRunner:
         if draw is not None and drafts is not None:
             draw = draw._replace(drafts=drafts)
         parts = () if read is None else (read.prompts, read.pooled)
-        pending = PendingStep(plan.works, draw, *parts)
+        pending = PendingStep(plan.works, draw, *parts, span=span)
         if shape.trees is not None and states is not None:
             rest = settle(pending, sent, self.rows, self.pool, self.spec.page_size)
             self._keep(rest.works, rest.shape(self.rows), rest.of(states))

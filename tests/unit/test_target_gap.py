@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +15,7 @@ from quire.errors import NotSupported
 from quire.resolve import SERVED_GAP_MS, target_gap
 from quire.sched.costs import StepCosts
 from quire.sched.gap import LEAST_CHUNK, prompt_budget
-from quire.step import StepPlan
+from quire.step import StepPlan, StepResult
 from tests.unit.case import Case, Ready, expected
 
 COSTS = StepCosts.of([(1, 0.001), (1001, 0.101)])  # 100 us a token
@@ -124,3 +126,60 @@ def test_a_table_that_came_out_wrong_heals(factor: float) -> None:
             chunks.append(case.fed().get(long.id, 0))
     late = [chunk for chunk in chunks[-40:] if chunk not in (0, 1)]
     assert 112 <= max(late) <= 176 and max(chunks[:3]) not in range(112, 177)
+
+
+@dataclass
+class Late:
+    """A step on a device of its own, which the host waits for."""
+
+    case: Launching
+    value: StepResult
+    ends: float
+
+    def result(self) -> StepResult:
+        self.case.now = max(self.case.now, self.ends)
+        return self.value
+
+
+class Launching(Case):
+    """Steps of decodes take 4 ms, those with prompts as long as to launch them, and as `COSTS`
+    says: the host is at it for 18 ms."""
+
+    tells = True
+    free_at = 0.0
+
+    def execute(self, plan: StepPlan) -> Late:  # type: ignore[override]
+        is_mixed = any(work.num_tokens > 1 for work in plan.works)
+        takes = COSTS.seconds(max(1, plan.num_tokens)) if is_mixed else 0.004
+        begins = max(self.free_at, self.now)
+        self.now += 0.018 if is_mixed else 0.001
+        self.free_at = max(begins + takes, self.now)
+        value = super().execute(plan).value
+        seconds = self.free_at - begins if self.tells else None
+        return Late(self, replace(value, seconds=seconds), self.free_at)
+
+
+def longest_chunk(tells: bool) -> int:
+    """Of prompts that come between decodes, one by one."""
+    limits = {"max_num_batched_tokens": 4096, "max_model_len": 4096, "num_pages": 8192}
+    start = StepCosts.of([(1, 0.004), (101, 0.0141), (1001, 0.101)])
+    case = Launching(costs=start, overlap=True, target_gap_ms=50.0, **limits)
+    case.tells = tells
+    case.add([1] * 3, max_tokens=4000)
+    case.step()
+    chunks: list[int] = []
+    for at in range(40):
+        several = at % 8 == 7  # at most times one that fits whole, and then more than fit
+        for _ in range(1 if not several else 6):
+            case.add([3 + at] * 200, max_tokens=1)
+        for _ in range(12):
+            case.step()
+            chunks.append(sum(case.fed().values()))
+    return max(chunks[240:])
+
+
+def test_what_launching_takes_is_no_news_of_the_device() -> None:
+    """50 ms: 491 tokens. A host that launches for longer than a decode takes sees the step behind
+    it as shorter, so without the device's word chunks grow. Red when that is believed."""
+    assert longest_chunk(tells=False) > 600
+    assert longest_chunk(tells=True) <= 520
