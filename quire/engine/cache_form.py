@@ -55,7 +55,8 @@ def balance_keys(model: Decoder, cache: CacheSpec) -> None:
         with torch.inference_mode():
             block.store(x, None, LayerContext(cast("AttentionBackend", probe), empty, None))
             may_shift = attention.heads.softcap is None and attention.sinks is None
-            attention.transform = balanced(attention.transform, probe.keys, may_shift)
+            rotates = cache.form_of(layer).rotates
+            attention.transform = balanced(attention.transform, probe, may_shift, rotates)
 
 
 def cache_decisions(cache: CacheSpec) -> list[Decision]:

@@ -80,3 +80,18 @@ def test_a_key_and_its_query_meet_again() -> None:
     before = torch.einsum("thd,thd->th", q, k.repeat_interleave(2, 1))
     after = torch.einsum("thd,thd->th", q2, k2.repeat_interleave(2, 1))
     torch.testing.assert_close(after, before - shift, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", [ReferenceAttention(), NativeAttention()])
+def test_rotated_codes_leave_large_dimensions_to_large_queries(backend: AttentionBackend) -> None:
+    """Red when a rotation's even errors are multiplied by queries that are large where keys are."""
+    case = make_case([150], heads=(4, 2))
+    rows = case.qkv[0].view(150, 8, 32)
+    rows[:, :6] *= torch.exp2(torch.linspace(-2.5, 1.5, 16)).repeat(2)
+    want = case.expected([150], [150], ROPE)
+    errors = []
+    for queries in (None, rows[:, :4]):
+        even = replace(ROPE, balance=balance_of(rows[:, 4:6], ROPE, True, queries))
+        got = case.step(backend, coded_cache(case, "int4"), [150], [150], transform=even)
+        errors.append((got.double() - want).square().mean())
+    assert errors[1] < 0.9 * errors[0]
