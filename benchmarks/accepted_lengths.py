@@ -1,10 +1,10 @@
-"""Tokens a step, by how drafts are drawn: coupled to the target's noise or likeliest, chain or tree.
+"""Tokens a step, by how drafts are drawn: with the target's noise or likeliest, chain or tree.
 
 Every step feeds all drafts (`adaptive` off), so a number is a count and the same on any machine. A
 mean of `accepted` + 1 over all steps that drafted; `standard_error` is over prompts. The output is
 compared with none's.
 
-    python -m benchmarks.accepted_lengths                                   the head that comes along
+    python -m benchmarks.accepted_lengths                          the head that comes along
     python -m benchmarks.accepted_lengths --model qwen2.5-coder-1.5b-instruct \
         --config '{"method": "draft_model", "model": "qwen2.5-coder-0.5b-instruct"}' --prompts code
 """

@@ -152,8 +152,8 @@ class ModelRunner:
         draw = self._draw(plan, shape, sent, logits) if len(shape.sampled) else None
         if draw is not None and drafts is not None:
             draw = draw._replace(drafts=drafts)
-        parts = () if read is None else (read.prompts, read.pooled)
-        pending = PendingStep(plan.works, draw, *parts, span=span)
+        prompts, pooled = ((), ()) if read is None else (read.prompts, read.pooled)
+        pending = PendingStep(plan.works, draw, prompts, pooled, span)
         if shape.trees is not None and states is not None:
             rest = settle(pending, sent, self.rows, self.pool, self.spec.page_size)
             self._keep(rest.works, rest.shape(self.rows), rest.of(states))

@@ -23,4 +23,4 @@ class Span:
     def seconds(self) -> float:
         """Waits for the end."""
         self._end.synchronize()
-        return self._begin.elapsed_time(self._end) / 1e3
+        return float(self._begin.elapsed_time(self._end)) / 1e3
