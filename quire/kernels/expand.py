@@ -56,7 +56,7 @@ def _expand_kernel(
         )  # fmt: skip
         k = (slab * FIELDS + f) * WIDTH + columns
         cells = out + places.to(tl.int64)[:, None] * K + k[None, :]
-        tl.store(cells, in_order(weight, LANES), mask=live[:, None] & (k < K)[None, :])
+        tl.store(cells, in_order(weight, KIND, LANES), mask=live[:, None] & (k < K)[None, :])
 
 
 _launch = Launcher(_expand_kernel)

@@ -28,6 +28,7 @@ __all__ = [
     "pack_numbers",
     "pack_pairs",
     "pack_six_bits",
+    "sparse_in_lanes",
 ]
 
 # Bits of a code -> those of its low and its high plane.
@@ -57,7 +58,7 @@ class SlabForm:
     super_size: int = 0
     zero: int = 0
     zeros: str = ""
-    lanes: bool = False  # bytes of a field lie as `in_lanes` has them
+    lanes: bool = False  # as `in_lanes` or `sparse_in_lanes` have them
 
     @property
     def fields(self) -> int:
@@ -108,12 +109,12 @@ class Slabs:
 
     form: SlabForm
     shape: tuple[int, int]
-    codes: Tensor  # [slabs, tiles, out, width] bytes
+    codes: Tensor  # [slabs, tiles, out, width] bytes; of 2:4 in lanes [slabs, out, 16]
     scales: Tensor | None = None  # [words of a row, ceil(out / form.rows)] int32, as what follows
     supers: Tensor | None = None
     offsets: Tensor | None = None
     zeros: Tensor | None = None
-    values: Tensor | None = None  # a table's, or those that 2:4 keeps
+    values: Tensor | None = None  # a table's, or those that 2:4 keeps: in lanes [slabs, out, 64]
     order: Tensor | None = None  # [in] the input of each column
     paired: bool = False  # rows were gate | up and are gate, up, gate, up ...
 
@@ -179,6 +180,29 @@ def in_lanes(tiles: Tensor) -> Tensor:
     lead = range(tiles.dim() - 1)
     j, c, t, p = range(tiles.dim() - 1, tiles.dim() + 3)
     return parts.permute(*lead, t, j, p, c).reshape(tiles.shape)
+
+
+def sparse_in_lanes(values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Kept values [out, in / 2] and their places [out, in / 4] as the threads of a matrix
+    instruction read them: values [slabs, out, 64] and bits [slabs, out, 16], as bytes.
+
+    Input 64 f + 16 j + 8 c + 4 s + 2 h + p of a slab is for thread 2 s + h of four. That thread's
+    word has a bit 16 f + 8 p + 2 j + c, set where the input has a value. Both values of a run are
+    the pair 16 s + 8 f + 2 j + c of the slab's row, turned round where both are for h = 1: so each h
+    finds a single value in a place of its own (`sparse_unpack.py`)."""
+    num_out, runs = places.shape
+    first, second = places & 3, places >> 2
+    shape = (num_out, runs // 32, 2, 4, 2, 2)  # slabs, f, j, c, s
+    is_turned = ((first >= 2) & (second >= 2))[..., None]
+    pairs = values.view(num_out, runs, 2)
+    pairs = torch.where(is_turned, pairs.flip(-1), pairs).view(*shape, 2)
+    laid = pairs.permute(1, 0, 5, 2, 3, 4, 6).reshape(runs // 32, num_out, 64)
+    spots = torch.arange(4, dtype=torch.uint8, device=places.device)
+    is_value = (spots == first[..., None]) | (spots == second[..., None])  # [out, runs, 4]
+    flags = is_value.view(*shape, 2, 2).permute(1, 0, 5, 6, 2, 7, 3, 4)  # slabs, out, s, h, f, p
+    weights = 1 << torch.arange(8, dtype=torch.uint8, device=places.device)
+    packed = (flags.flatten(-2) * weights).sum(-1, dtype=torch.uint8)
+    return laid, packed.reshape(runs // 32, num_out, 16)
 
 
 def pack_numbers(numbers: Tensor, num_groups: int) -> Tensor:

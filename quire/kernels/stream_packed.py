@@ -37,6 +37,7 @@ from quire.kernels.stream_parts import (
     ask_inputs,
     ask_rest,
     bring_scales,
+    described_inputs,
     field_of,
     flat_ring,
     lanes_of,
@@ -153,7 +154,7 @@ class StreamPacked:
         # Every copy must be waited for, or it outlives the program.
         assert 2 <= config.num_stages <= k // of_step, f"{k=} {config=}"
         m_tiles = ceil_div(m, config.block_m)
-        described = (_described(x, config), self._described(config))
+        described = (described_inputs(x, config), self._described(config))
         return (
             (n // config.rows * m_tiles, 1, 1),
             (*described, self.words, self.bias, out, m, n, k, out.stride(0)),
@@ -197,15 +198,3 @@ class StreamPacked:
                 gl.NVMMASharedLayout(64, 8, rank=4),
             )
         return found
-
-
-def _described(x: Tensor, config: StreamPackedConfig) -> TensorDescriptor:
-    """Rows of x as [fields, rows, inputs of a field]."""
-    (m, k), wide = x.shape, WIDTH.value
-    return TensorDescriptor(
-        Memory(x.data_ptr(), x.dtype),
-        [k // wide, m, wide],
-        [wide, k, 1],
-        [2 * config.slabs, config.block_m, wide],
-        gl.NVMMASharedLayout(128, 16, rank=3),
-    )

@@ -14,7 +14,14 @@ import torch
 from quire.kernels.launch import ceil_div, pad_to_power
 from quire.kernels.slabs import SlabForm
 
-__all__ = ["FIELD", "StreamPackedConfig", "can_stream", "shared_bytes", "stream_packed_ways"]
+__all__ = [
+    "FIELD",
+    "StreamPackedConfig",
+    "can_stream",
+    "own_rows",
+    "shared_bytes",
+    "stream_packed_ways",
+]
 
 FIELD = 64  # inputs of a field; a row of a slab is as many bytes of two fields
 _SLAB = 2 * FIELD
@@ -50,7 +57,7 @@ def can_stream(form: SlabForm, shape: tuple[int, int], dtype: torch.dtype) -> bo
     is_plain = form.offsets == "" and form.super_size == 0 and form.zeros in ("", "u16")
     is_laid = form.lanes and form.bits == 4 and form.width == FIELD
     n, k = shape
-    is_whole = k % _SLAB == 0 and k >= 2 * _SLAB and _own_rows(n, 1) is not None
+    is_whole = k % _SLAB == 0 and k >= 2 * _SLAB and own_rows(n, 1) is not None
     if not (is_laid and is_whole and is_code and fits and is_plain):
         return False
     of_word = 1 if form.zeros else 4 if form.scales == "power" else 2  # numbers
@@ -62,7 +69,7 @@ def stream_packed_ways(
 ) -> tuple[StreamPackedConfig, ...]:
     """For m rows of x: one for each kernel that can, the faster first. `num_words`: of scales in a
     row; `num_units`: multiprocessors."""
-    rows = _own_rows(shape[0], num_units)
+    rows = own_rows(shape[0], num_units)
     assert rows is not None, f"got {shape[0]} rows, which no portion divides"
     together = _together(m, rows, shape, num_words, num_units)
     turns = _in_turns(m, rows, shape, num_words, num_units)
@@ -124,7 +131,7 @@ def _together(
     return config
 
 
-def _own_rows(n: int, num_units: int) -> int | None:
+def own_rows(n: int, num_units: int) -> int | None:
     """Weight rows of a program, so that nearly every multiprocessor gets one; None: no number
     divides all rows."""
     share = ceil_div(n, num_units)

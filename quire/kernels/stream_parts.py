@@ -7,12 +7,15 @@ shared memory, and how codes become the operand of the matrix unit.
 
 from __future__ import annotations
 
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from quire.kernels.stream_packed_configs import FIELD
+from quire.kernels.rehearsal import Memory
+from quire.kernels.stream_packed_configs import FIELD, StreamPackedConfig
 from quire.kernels.stream_unpack import code_pairs, power_pairs
 from quire.kernels.unpack_scales import decoded
 
@@ -23,11 +26,13 @@ __all__ = [
     "ask_inputs",
     "ask_rest",
     "bring_scales",
+    "described_inputs",
     "field_of",
     "flat_ring",
     "lanes_of",
     "make_ring",
     "own_rows",
+    "rows_as_operand",
 ]
 
 WIDTH = gl.constexpr(FIELD)
@@ -162,12 +167,18 @@ def _anything_like(weight):
 
 @gluon.jit
 def as_operand(weight, operand: gl.constexpr, SPARSE: gl.constexpr):
-    """From the order of the codes to that of the inputs; nothing moves between registers.
-
-    SPARSE: every other eight rows of the operand are none of the weight's."""
+    """From the order of the codes to that of the inputs; nothing moves between registers."""
     ROWS: gl.constexpr = weight.shape[0]
     parts = weight.reshape([ROWS, 4, 4, 2, 2]).permute([0, 2, 3, 1, 4])
-    tile = parts.reshape([ROWS, WIDTH])
+    return rows_as_operand(parts.reshape([ROWS, WIDTH]), operand, SPARSE)
+
+
+@gluon.jit
+def rows_as_operand(tile, operand: gl.constexpr, SPARSE: gl.constexpr):
+    """Weights [rows, WIDTH] as the matrix unit's operand; nothing moves between registers.
+
+    SPARSE: every other eight rows of the operand are none of the weight's."""
+    ROWS: gl.constexpr = tile.shape[0]
     if SPARSE:
         both = gl.join(tile, _anything_like(tile)).reshape([ROWS // 8, 8, WIDTH, 2])
         tile = both.permute([0, 3, 1, 2]).reshape([2 * ROWS, WIDTH])
@@ -199,4 +210,15 @@ def lanes_of(rows, num_warps):
         warp_bases=warps,
         block_bases=[],
         shape=[rows, 64],
+    )
+
+def described_inputs(x: Tensor, config: StreamPackedConfig) -> TensorDescriptor:
+    """Rows of x as [fields, rows, inputs of a field]."""
+    (m, k), wide = x.shape, WIDTH.value
+    return TensorDescriptor(
+        Memory(x.data_ptr(), x.dtype),
+        [k // wide, m, wide],
+        [wide, k, 1],
+        [2 * config.slabs, config.block_m, wide],
+        gl.NVMMASharedLayout(128, 16, rank=3),
     )

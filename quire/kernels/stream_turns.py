@@ -38,7 +38,16 @@ from quire.kernels.stream_parts import (
     own_rows,
 )
 
-__all__ = ["launch"]
+__all__ = [
+    "FEW_REGISTERS",
+    "GROUPS",
+    "HEIGHT",
+    "REGISTERS",
+    "WARPS",
+    "as_held",
+    "barriers",
+    "launch",
+]
 
 WARPS = gl.constexpr(4)  # of a group
 HEIGHT = gl.constexpr(64)  # rows of the matrix instruction
@@ -48,7 +57,7 @@ FEW_REGISTERS = gl.constexpr(24)  # of a thread that only asks
 
 
 @gluon.constexpr_function
-def _as_held(block_m):
+def as_held(block_m):
     """Shared memory in the order of a group's registers: 16 neighbouring bytes of each thread."""
     columns = [[0, 1 << bit] for bit in range(3, block_m.bit_length() - 1)]
     lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
@@ -106,7 +115,7 @@ def _take_turns(
 
 
 @gluon.jit
-def _barriers(COUNT: gl.constexpr):
+def barriers(COUNT: gl.constexpr):
     made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(made.index(i), count=1)
@@ -130,15 +139,15 @@ def stream_turns_kernel(
     tile = gl.program_id(0) // M_TILES
     m_start = gl.program_id(0) % M_TILES * BLOCK_M
     ring = make_ring(x, codes, STAGES)
-    free = _barriers(STAGES)
-    passed = _barriers(1).index(0)
+    free = barriers(STAGES)
+    passed = barriers(1).index(0)
     BYTES: gl.constexpr = codes.block_type.nbytes + x.block_type.nbytes
     for i in gl.static_range(AHEAD):
         ask_codes(codes, ring, tile, i, i, BYTES)
     kept = bring_scales(words, tile * ROWS, N, ROWS, TILE, COUNT, num_warps)
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
     nothing = gl.zeros([HEIGHT, BLOCK_M], gl.float32, of_total)
-    held = gl.allocate_shared_memory(gl.float32, [HEIGHT, BLOCK_M], _as_held(BLOCK_M), nothing)
+    held = gl.allocate_shared_memory(gl.float32, [HEIGHT, BLOCK_M], as_held(BLOCK_M), nothing)
     wait_for_last(EARLY)  # nothing that the chain writes was read so far
     ask_rest((x, codes), ring, m_start, tile, AHEAD, BYTES)
     async_copy.wait_group(0)

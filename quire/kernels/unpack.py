@@ -15,15 +15,16 @@ import triton.language as tl
 from quire.kernels.unpack_codes import code_field, table_value
 from quire.kernels.unpack_e2m1 import e2m1_pairs, power_factor
 from quire.kernels.unpack_scales import decoded, part_of, six_bits, word_of
-from quire.kernels.unpack_sparse import sparse_field
+from quire.kernels.unpack_sparse import sparse_field, sparse_lanes
 
 __all__ = ["in_order", "weight_field"]
 
 
 @triton.jit
-def in_order(tile, LANES: tl.constexpr):
-    """[rows, WIDTH] of a field in the order of its inputs: see `slabs.in_lanes`."""
-    if LANES:
+def in_order(tile, KIND: tl.constexpr, LANES: tl.constexpr):
+    """[rows, WIDTH] of a field, from `weight_field`, in the order of its inputs: see
+    `slabs.in_lanes`."""
+    if LANES and KIND != "2:4":
         parts = tl.reshape(tile, [tile.shape[0], 4, 4, 2, 2])  # rows, t, j, p, c
         tile = tl.reshape(tl.permute(parts, [0, 2, 4, 1, 3]), [tile.shape[0], 64])
     return tile
@@ -213,11 +214,14 @@ def weight_field(
     UNROLL: tl.constexpr,  # slabs of a step
     SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
     ZERO: tl.constexpr, ZEROS: tl.constexpr,
-    LANES: tl.constexpr,  # columns are in the order of `slabs.in_lanes`, and so are the results
+    LANES: tl.constexpr,  # columns are in the order of `slabs.in_lanes`, and so are the results, but
+    # for 2:4, whose results are in the order of the inputs
     PLAIN: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """[rows, WIDTH] of DTYPE: field f of slab + i; a step of UNROLL slabs begins at `slab`."""
-    if KIND == "2:4":
+    if KIND == "2:4" and LANES:
+        weight = sparse_lanes(tensors[0], table, rows, slab + i, f, N)
+    elif KIND == "2:4":
         weight = sparse_field(tensors[0], table, rows, slab + i, f, N, WIDTH)
     else:
         weight = _scaled_field(

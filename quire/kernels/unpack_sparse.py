@@ -1,7 +1,8 @@
 """Two of every four weights and their places, as the four they stand for.
 
 A byte holds the places of two runs of four: of one run, and of the run half a slab behind. Both
-values of a run lie in planes of their own, so that a field's runs are neighbours in each.
+values of a run lie in planes of their own, so that a field's runs are neighbours in each. What is
+laid out for Hopper's streaming kernel (`slabs.sparse_in_lanes`) is read by `sparse_lanes` instead.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["sparse_field"]
+__all__ = ["sparse_field", "sparse_lanes"]
 
 
 @triton.jit
@@ -32,3 +33,23 @@ def sparse_field(
     w3 = tl.where(first_place == 3, first, tl.where(second_place == 3, second, zero))
     four = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [rows, RUNS, 2, 2]
     return four.reshape(first.shape[0], WIDTH)
+
+
+@triton.jit
+def sparse_lanes(bits, values, rows, slab, f: tl.constexpr, N):
+    """[rows, 64] of field f. bits [slabs, N, 16] bytes, values [slabs, N, 64]."""
+    run = tl.arange(0, 16)[None, :]  # 4 j + 2 c + s
+    s, number = run % 2, run // 2
+    row = slab.to(tl.int64) * N + rows.to(tl.int64)[:, None]
+    pair = values + row * 64 + s * 32 + f * 16 + number * 2
+    low, high = tl.load(pair), tl.load(pair + 1)
+    byte = bits + row * 16 + s * 8 + f * 2  # of h = 0 and p = 0
+    has0 = (tl.load(byte).to(tl.int32) >> number) & 1 != 0
+    has1 = (tl.load(byte + 1).to(tl.int32) >> number) & 1 != 0
+    has2 = (tl.load(byte + 4).to(tl.int32) >> number) & 1 != 0
+    has3 = (tl.load(byte + 5).to(tl.int32) >> number) & 1 != 0
+    zero = tl.zeros_like(low)
+    w0, w1 = tl.where(has0, low, zero), tl.where(has1, tl.where(has0, high, low), zero)
+    w2, w3 = tl.where(has2, high, zero), tl.where(has3, tl.where(has2, low, high), zero)
+    four = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [rows, 16, 2, 2]
+    return four.reshape(low.shape[0], 64)

@@ -16,7 +16,7 @@ from quire.kernels.failures import FAILURES
 from quire.kernels.matmul import interleave, matmul
 from quire.kernels.packed_matmul import packed_matmul
 from quire.kernels.slabs import Slabs
-from quire.ops.packed_linear import stream
+from quire.ops.packed_linear import stream, streamed
 from quire.ops.slabs_of import slabs_of
 from quire.quant.weight import Weight
 
@@ -35,8 +35,8 @@ def failure_of(check: Callable[[], str | None]) -> str | None:
 def why_not(
     weight: Weight, gate: str | None, dtype: torch.dtype, streams: bool = False
 ) -> str | None:
-    """None: packed products of this form have the bits of expanded ones. `streams`: those of
-    `kernels/stream_packed.py` where it takes the form."""
+    """None: packed products of this form have the bits of expanded ones. `streams`: those of the
+    streaming kernels where one takes the form."""
     return failure_of(lambda: _difference(weight, gate, dtype, streams))
 
 
@@ -61,12 +61,10 @@ def _products(
     x: torch.Tensor, slabs: Slabs, gate: str | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Of every kernel that can: which one the engine takes depends on the whole weight's rows."""
-    if not slabs.form.lanes:
+    product = streamed(slabs, None, gate)
+    if product is None:
         yield "", packed_matmul(x, slabs, gate=gate)
         return
-    from quire.kernels.stream_packed import StreamPacked
-
-    product = StreamPacked(slabs, None, gate)
     for config in product.ways(len(x)):
         yield " in turns" if config.in_turns else "", stream(product, x, config=config)
 

@@ -24,6 +24,7 @@ from quire.nn.ops import SumKernel
 if TYPE_CHECKING:
     from quire.kernels.stream_packed import StreamPacked
     from quire.kernels.stream_packed_configs import StreamPackedConfig
+    from quire.kernels.stream_sparse import StreamSparse
 
 # Rows from which a weight is expanded. A tile takes 128 rows, so two tiles unpack twice, while an
 # expansion reads the codes once and moves four bytes a weight. Not measured on a GPU yet.
@@ -45,7 +46,7 @@ class PackedLinear:
             bias = None if bias is None else interleave(bias)
         self.slabs, self.bias, self.layouts, self.scratch = slabs, bias, layouts, scratch
         self.gate, self.pairs = gate, gate is not None
-        self.stream = _streamed(slabs, self.bias, gate)
+        self.stream = streamed(slabs, self.bias, gate)
         num_out, num_in = slabs.shape
         scratch.reserve(num_out * num_in, dtype, slabs.codes.device)
         self._may_ask_library = False
@@ -89,17 +90,23 @@ class PackedLinear:
         return matmul(x, w, self.bias, gate=self.gate)
 
 
-def _streamed(slabs: Slabs, bias: Tensor | None, gate: str | None) -> StreamPacked | None:
+def streamed(
+    slabs: Slabs, bias: Tensor | None, gate: str | None
+) -> StreamPacked | StreamSparse | None:
     """None: the slabs are not laid out for it."""
     if not slabs.form.lanes:
         return None
+    if slabs.form.kind == "2:4":
+        from quire.kernels.stream_sparse import StreamSparse
+
+        return StreamSparse(slabs, bias, gate)
     from quire.kernels.stream_packed import StreamPacked
 
     return StreamPacked(slabs, bias, gate)
 
 
 def stream(
-    product: StreamPacked,
+    product: StreamPacked | StreamSparse,
     x: Tensor,
     out: Tensor | None = None,
     config: StreamPackedConfig | None = None,

@@ -24,8 +24,10 @@ from quire.kernels.slabs import (
     pack_numbers,
     pack_pairs,
     pack_six_bits,
+    sparse_in_lanes,
 )
-from quire.kernels.stream_packed_configs import can_stream
+from quire.kernels.stream_packed_configs import FIELD, can_stream
+from quire.kernels.stream_sparse_configs import can_stream_sparse
 from quire.quant.codebook import Codebook
 from quire.quant.coded import Coded
 from quire.quant.load_forms import E2M1_TABLE
@@ -43,11 +45,13 @@ def slabs_of(
     weight: Weight, paired: bool = False, streamed: torch.dtype | None = None
 ) -> Slabs | None:
     """None: there are no kernels for the form. `paired`: rows gate | up as gate, up, gate, up.
-    `streamed`: inputs' dtype, for `kernels/stream_packed.py` where it takes the form."""
+    `streamed`: inputs' dtype, for the streaming kernels where one takes the form."""
     if isinstance(weight, Scaled):
         return _of_floats(weight, paired)
     if isinstance(weight, Sparse24):
-        return _of_sparse(_interleaved(weight) if paired else weight, paired)
+        weight = _interleaved(weight) if paired else weight
+        streams = weight.values.dtype == streamed and can_stream_sparse(weight.shape)
+        return _of_lanes(weight, paired) if streams else _of_sparse(weight, paired)
     if isinstance(weight, Codebook):
         return _of_codebook(_interleaved(weight) if paired else weight, paired)
     if isinstance(weight, Coded) and _can_be_slabs(weight):
@@ -222,6 +226,12 @@ def _of_sparse(weight: Sparse24, paired: bool) -> Slabs:
     values = F.pad(weight.values, (0, num_slabs * form.slab // KEPT - weight.values.shape[1]))
     values = values.view(num_out, num_slabs, form.fields, runs, KEPT).permute(1, 2, 4, 0, 3)
     return Slabs(form, weight.shape, codes, values=values.contiguous(), paired=paired)
+
+
+def _of_lanes(weight: Sparse24, paired: bool) -> Slabs:
+    values, codes = sparse_in_lanes(weight.values, weight.places)
+    form = SlabForm("2:4", 4, 0, FIELD, lanes=True)
+    return Slabs(form, weight.shape, codes, values=values, paired=paired)
 
 
 def _table(values: Sequence[float], device: torch.device) -> Tensor:

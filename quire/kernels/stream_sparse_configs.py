@@ -1,0 +1,83 @@
+"""Which 2:4 weights stream on Hopper, and in what sizes, as plain data.
+
+The kernels are in `stream_sparse.py` and `sparse_turns.py`. No size changes a bit of the result.
+There is one way to store a weight for all sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.kernels.launch import ceil_div, pad_to_power
+from quire.kernels.stream_packed_configs import FIELD, StreamPackedConfig, own_rows
+
+__all__ = ["can_stream_sparse", "sparse_bytes", "stream_sparse_ways"]
+
+_SLAB = 2 * FIELD  # inputs
+_ROW_BYTES = 2 * FIELD + 16  # of a slab: values and bits
+_TILE = 64  # weight rows of the matrix instruction
+_LEAST_ROWS = 32  # of the weight, in a tile
+_FEW_ROWS, _MANY_ROWS = 32, 128  # of x
+_SHARED_BYTES = 216 << 10  # of a program; a Hopper chip has 227 KB
+# (slabs of a stage, stages) of a sum in turns, the fastest first. Stages are even, so that each
+# group has stages of its own.
+_TURNS = ((4, 6), (4, 4), (2, 6), (2, 4), (1, 6), (1, 4), (1, 2))
+
+
+def can_stream_sparse(shape: tuple[int, int]) -> bool:
+    """Whether the kernels take a weight of values as wide as its inputs."""
+    n, k = shape
+    return k % _SLAB == 0 and k >= 2 * _SLAB and own_rows(n, 1) is not None
+
+
+def stream_sparse_ways(
+    m: int, shape: tuple[int, int], num_units: int
+) -> tuple[StreamPackedConfig, ...]:
+    """For m rows of x: one for each kernel that can, the faster first. `num_units`:
+    multiprocessors."""
+    rows = own_rows(shape[0], num_units)
+    assert rows is not None, f"got {shape[0]} rows, which no portion divides"
+    together = _together(m, rows, shape, num_units)
+    turns = _in_turns(m, rows, shape, num_units)
+    return (together,) if turns is None else (turns, together)
+
+
+def sparse_bytes(config: StreamPackedConfig) -> int:
+    """Shared memory of a program, but for barriers."""
+    of_slab = config.tile * _ROW_BYTES + 2 * _SLAB * config.block_m
+    of_sum = 4 * _TILE * config.block_m if config.in_turns else 0
+    return config.num_stages * config.slabs * of_slab + of_sum
+
+
+def _in_turns(
+    m: int, rows: int, shape: tuple[int, int], num_units: int
+) -> StreamPackedConfig | None:
+    """None: more rows of x than two groups help with, or of the weight than one program for each
+    multiprocessor takes."""
+    n, k = shape
+    if m > _FEW_ROWS or n // rows > num_units:
+        return None
+    tile, block_m = max(_LEAST_ROWS, pad_to_power(rows)), max(8, pad_to_power(m))
+    for slabs, stages in _TURNS:
+        config = StreamPackedConfig(rows, tile, block_m, slabs, stages, 1, in_turns=True)
+        is_whole = k % (slabs * _SLAB) == 0 and k // (slabs * _SLAB) >= stages
+        if is_whole and sparse_bytes(config) <= _SHARED_BYTES:
+            return config
+    return None
+
+
+def _together(m: int, rows: int, shape: tuple[int, int], num_units: int) -> StreamPackedConfig:
+    n, k = shape
+    is_wide = n >= 3 * _TILE * num_units
+    block_m = _MANY_ROWS if m > _MANY_ROWS else max(8, pad_to_power(min(m, 64)))
+    if m > 16 and is_wide and n % (2 * _TILE) == 0:
+        rows = 2 * _TILE
+    elif n % _TILE == 0 and m > 64:
+        rows = _TILE
+    tile = max(_LEAST_ROWS, pad_to_power(rows))
+    slabs = 2 if k % (2 * _SLAB) == 0 and k >= 4 * _SLAB else 1
+    stages = min(2 if is_wide or m > _FEW_ROWS else 3, k // (slabs * _SLAB))
+    config = StreamPackedConfig(rows, tile, block_m, slabs, stages, 1)
+    if config.slabs > 1 and sparse_bytes(config) > _SHARED_BYTES:
+        config = replace(config, slabs=1)
+    return config
