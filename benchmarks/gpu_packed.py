@@ -27,7 +27,14 @@ import triton
 from torch import Tensor
 
 from benchmarks.gpu_matmul import ROTATE_BYTES, SHARED_BYTES, become_compiler, graph_micros
-from quire.kernels import expand, grouped_packed, stream_packed, stream_turns
+from quire.kernels import (
+    expand,
+    grouped_packed,
+    sparse_turns,
+    stream_packed,
+    stream_sparse,
+    stream_turns,
+)
 from quire.kernels import packed_matmul as packed_matmul_module
 from quire.kernels.matmul import Layouts, PreparedMatmul, matmul
 from quire.kernels.packed_matmul import packed_matmul, pick_packed
@@ -35,6 +42,8 @@ from quire.kernels.rehearsal import outline
 from quire.kernels.route import SortedPairs
 from quire.kernels.slabs import Slabs
 from quire.kernels.stream_packed_configs import stream_packed_ways
+from quire.kernels.stream_sparse_configs import stream_sparse_ways
+from quire.ops.packed_linear import streamed
 from quire.ops.slabs_of import slabs_of
 from quire.quant.coded import Coded
 from quire.quant.load_forms import E2M1_TABLE, load_form
@@ -99,7 +108,9 @@ def _fp8_blocks(n: int, k: int, device: str) -> Weight:
 
 def _sparse(n: int, k: int, device: str) -> Weight:
     values = torch.randn(n, k // 2, device=device).bfloat16()
-    return Sparse24(values, torch.full((n, k // 4), 0b1001, dtype=torch.uint8, device=device))
+    pairs = torch.combinations(torch.arange(4, dtype=torch.uint8, device=device))
+    chosen = pairs[torch.randint(len(pairs), (n, k // 4), device=device)]
+    return Sparse24(values, chosen[..., 0] | chosen[..., 1] << 2)
 
 
 FORMS: dict[str, Callable[[int, int, str], Weight]] = {
@@ -178,17 +189,28 @@ def build_streamed(slabs: Slabs, x: Tensor, way: str) -> Built | None:
     """None: such a form or as many rows of x take another kernel."""
     if not slabs.form.lanes:
         return None
-    assert slabs.scales is not None
-    if way == "stream":
-        compiling = Compiling(stream_packed, stream_packed.stream_packed_kernel)
+    compiling = compiling_of(slabs.form.kind == "2:4", way != "stream")
+    if slabs.scales is None:
+        ways = stream_sparse_ways(len(x), slabs.shape, STREAMED[way])
     else:
-        compiling = Compiling(stream_turns, stream_turns.stream_turns_kernel, "launch")
-    ways = stream_packed_ways(len(x), slabs.shape, len(slabs.scales), STREAMED[way])
+        ways = stream_packed_ways(len(x), slabs.shape, len(slabs.scales), STREAMED[way])
     configs = [config for config in ways if config.in_turns == (way != "stream")]
+    product = streamed(slabs, None, None)
+    assert product is not None
     for config in configs:
-        out = torch.empty(len(x), slabs.shape[0], dtype=x.dtype)
-        stream_packed.StreamPacked(slabs, None, None)(x, out, config)
+        product(x, torch.empty(len(x), slabs.shape[0], dtype=x.dtype), config)
     return inspect(compiling.made) if configs else None
+
+
+def compiling_of(is_sparse: bool, in_turns: bool) -> Compiling:
+    """In place of the launcher of a streaming kernel."""
+    if in_turns and is_sparse:
+        return Compiling(sparse_turns, sparse_turns.sparse_turns_kernel, "launch")
+    if in_turns:
+        return Compiling(stream_turns, stream_turns.stream_turns_kernel, "launch")
+    if is_sparse:
+        return Compiling(stream_sparse, stream_sparse.stream_sparse_kernel)
+    return Compiling(stream_packed, stream_packed.stream_packed_kernel)
 
 
 def inspect(kernel: Any) -> Built:

@@ -1,12 +1,15 @@
-"""Streamed products of int4 weights on Hopper: bits, and microseconds by each kernel that can.
+"""Streamed products of packed weights on Hopper: bits, and microseconds by each kernel that can.
 
-A line is a weight, a number of rows and the sizes that `stream_packed_ways` picks for a kernel:
-`turns`, where two groups take turns at a sum, or `together`. The one that products take comes first
-and is marked. Times are of graph replays over copies that the L2 does not hold. Bits are compared
-with the dense kernel's. `--sweep` times other sizes too. Exits with 1 where a bit differs.
+A line is a weight, a number of rows and the sizes that are picked for a kernel: `turns`, where two
+groups take turns at a sum, or `together`. The one that products take comes first and is marked.
+Times are of graph replays over copies that the L2 does not hold. Bits are compared with the dense
+kernel's. `--sweep` times other sizes too, `--dense` products with the weight in bf16. The last
+lines add up an 8B model's layer: by what is taken, by the fastest sizes seen, and in bf16. Exits
+with 1 where a bit differs.
 
     python -m benchmarks.gpu_stream_packed --max-seconds 40
     python -m benchmarks.gpu_stream_packed --rows 64,128 --sweep
+    python -m benchmarks.gpu_stream_packed --form 2:4 --rows 1,32,16,64,256 --sweep --dense
 """
 
 from __future__ import annotations
@@ -21,11 +24,14 @@ from torch import Tensor
 
 from benchmarks.gpu_matmul import ROTATE_BYTES, graph_micros, spread
 from benchmarks.gpu_packed import FORMS
-from quire.kernels.matmul import interleave, matmul
+from quire.kernels.matmul import Layouts, PreparedMatmul, interleave, matmul
 from quire.kernels.rehearsal import rehearsal
 from quire.kernels.slabs import Slabs
 from quire.kernels.stream_packed import StreamPacked
 from quire.kernels.stream_packed_configs import StreamPackedConfig
+from quire.kernels.stream_sparse import StreamSparse
+from quire.kernels.stream_sparse_configs import sparse_bytes
+from quire.ops.packed_linear import streamed
 from quire.ops.slabs_of import slabs_of
 
 # Outputs, inputs, and whether there is a gate: an 8B model's, then small ones.
@@ -45,11 +51,12 @@ class Product:
         self.dense = interleave(dense) if gated else dense
         self.gate = "silu" if gated else None
         self.name = f"{n}x{k}" + " gated" * gated
-        self.copies = [StreamPacked(each, None, self.gate) for each in _copies(slabs)]
+        self.shape, self.is_sparse = (n, k), slabs.form.kind == "2:4"
+        self.copies = [_product(each, self.gate) for each in _copies(slabs)]
         self.x = spread((max(ROWS), k)) * k**-0.5
 
     @property
-    def first(self) -> StreamPacked:
+    def first(self) -> StreamPacked | StreamSparse:
         return self.copies[0]
 
     def out(self, rows: int) -> Tensor:
@@ -70,6 +77,12 @@ class Product:
         x, out = self.x[:rows], self.out(rows)
         return graph_micros([partial(copy, x, out, config) for copy in self.copies], 5)
 
+    def dense_micros(self, rows: int) -> float:
+        count = max(1, -(-ROTATE_BYTES // (2 * self.dense.numel())))
+        weights = [self.dense] + [self.dense.clone() for _ in range(count - 1)]
+        products = [PreparedMatmul(w, None, Layouts(), self.gate) for w in weights]
+        return graph_micros([partial(product, self.x[:rows]) for product in products], 5)
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -81,7 +94,18 @@ class Line:
 
 def _copies(slabs: Slabs) -> list[Slabs]:
     count = max(1, -(-ROTATE_BYTES // slabs.num_bytes))
-    return [slabs] + [replace(slabs, codes=slabs.codes.clone()) for _ in range(count - 1)]
+    return [slabs, *(_copy(slabs) for _ in range(count - 1))]
+
+
+def _copy(slabs: Slabs) -> Slabs:
+    values = None if slabs.values is None else slabs.values.clone()
+    return replace(slabs, codes=slabs.codes.clone(), values=values)
+
+
+def _product(slabs: Slabs, gate: str | None) -> StreamPacked | StreamSparse:
+    product = streamed(slabs, None, gate)
+    assert product is not None
+    return product
 
 
 def lines_of(products: list[Product], rows: int, sweep: bool) -> list[Line]:
@@ -89,8 +113,9 @@ def lines_of(products: list[Product], rows: int, sweep: bool) -> list[Line]:
     for product in products:
         ways = product.first.ways(rows)
         lines += [Line(product, rows, way, "can" if i else "taken") for i, way in enumerate(ways)]
-        others = dict.fromkeys(other_sizes(rows, ways[0]) if sweep else ())
-        lines += [Line(product, rows, config, "sweep") for config in others]
+        sizes = sparse_sizes(product, rows) if product.is_sparse else other_sizes(rows, ways[0])
+        others = dict.fromkeys(sizes if sweep else ())
+        lines += [Line(product, rows, way, "sweep") for way in others if way not in ways]
     return lines
 
 
@@ -104,6 +129,41 @@ def other_sizes(rows: int, taken: StreamPackedConfig) -> list[StreamPackedConfig
     return []
 
 
+# Of 2:4 weights: (weight rows of a program, slabs of a stage, stages), in turns and together.
+_NARROW_TURNS = ((4, 8), (4, 6), (4, 4), (2, 12), (2, 8), (2, 6), (2, 4), (1, 8))
+_NARROW = ((32, 2, 3), (64, 4, 3), (64, 2, 3), (64, 2, 2))
+_WIDE = (
+    *((56, 2, 2), (56, 1, 4), (56, 4, 2), (64, 2, 2), (64, 2, 3), (64, 4, 2), (64, 1, 4)),
+    *((128, 2, 2), (128, 1, 3), (128, 1, 4), (128, 4, 2)),
+)
+_MANY = ((64, 1, 2), (64, 1, 3), (64, 2, 2), (64, 2, 3), (128, 1, 2), (128, 1, 3), (128, 2, 2))
+
+
+def sparse_sizes(product: Product, rows: int) -> list[StreamPackedConfig]:
+    """Other sizes of a 2:4 weight that fit it and the chip."""
+    taken = product.first.pick(rows)
+    (n, k), is_wide = product.shape, product.shape[0] > 20_000
+    if n * k < 1 << 24:
+        return []
+    found: list[StreamPackedConfig] = []
+    if rows <= 32 and not is_wide:
+        found = [replace(taken, slabs=s, num_stages=t, in_turns=True) for s, t in _NARROW_TURNS]
+        found.append(replace(taken, num_ahead=2))
+    portions = _MANY if rows > 32 else _WIDE if is_wide else _NARROW
+    for own, slabs, stages in portions:
+        tile = 32 if own <= 32 else 64 if own <= 64 else 128
+        found.append(StreamPackedConfig(own, tile, taken.block_m, slabs, stages, 1))
+    if rows > 64:
+        found += [replace(config, block_m=64) for config in found]
+    return [config for config in found if _fits(config, n, k)]
+
+
+def _fits(config: StreamPackedConfig, n: int, k: int) -> bool:
+    of_stage = 128 * config.slabs
+    is_whole = n % config.rows == 0 and k % of_stage == 0
+    return is_whole and config.num_stages <= k // of_stage and sparse_bytes(config) <= 222 << 10
+
+
 def rehearse(lines: list[Line]) -> None:
     """Compile all kernels side by side."""
     with rehearsal():
@@ -112,14 +172,33 @@ def rehearse(lines: list[Line]) -> None:
             line.product.wanted(line.rows)
 
 
-def measure(line: Line) -> tuple[str, int]:
-    """A line of the table, and how many values are not the dense kernel's."""
+@dataclass(frozen=True, slots=True)
+class Timed:
+    line: Line
+    micros: float
+    differ: int  # values that are not the dense kernel's
+
+    def __str__(self) -> str:
+        line, config = self.line, self.line.config
+        kernel = "turns" if config.in_turns else "together"
+        text = f"{line.product.name:>16}{line.rows:>5}{kernel:>10}{line.role:>7}"
+        return text + f"{self.micros:>8.2f}{self.differ:>7}  {astuple(config)[:6]}"
+
+
+def measure(line: Line) -> Timed:
     product, rows, config = line.product, line.rows, line.config
     differ = int((product.run(rows, config) != product.wanted(rows)).sum())
-    kernel = "turns" if config.in_turns else "together"
-    text = f"{product.name:>16}{rows:>5}{kernel:>10}{line.role:>7}"
-    text += f"{product.micros(rows, config):>8.2f}{differ:>7}  {astuple(config)[:6]}"
-    return text, differ
+    return Timed(line, product.micros(rows, config), differ)
+
+
+def sums(timed: list[Timed], dense: dict[str, float]) -> str:
+    """Of the products of a layer, for one number of rows."""
+    layer = [f"{n}x{k}" + " gated" * gated for n, k, gated in SHAPES[:4]]
+    of = {name: [t for t in timed if t.line.product.name == name] for name in layer}
+    taken = sum(t.micros for ts in of.values() for t in ts if t.line.role == "taken")
+    best = sum(min(t.micros for t in ts if t.differ == 0) for ts in of.values())
+    text = f"layer, {timed[0].line.rows} rows: taken {taken:.1f} us, fastest sizes {best:.1f} us"
+    return text + (f", bf16 {sum(dense[name] for name in layer):.1f} us" if dense else "")
 
 
 def main() -> int:
@@ -129,23 +208,31 @@ def main() -> int:
     parser.add_argument("--form", default="int4-g128")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--dense", action="store_true")
     parser.add_argument("--max-seconds", type=float, default=60.0)
     args = parser.parse_args()
     deadline = time.monotonic() + args.max_seconds
     torch.manual_seed(7)
     products = [Product(args.form, *shape) for shape in SHAPES]
     print(f"{'weight':>16}{'rows':>5}{'kernel':>10}{'role':>7}{'us':>8}{'wrong':>7}  sizes")
-    wrong = 0
+    wrong, totals = 0, []
     for rows in map(int, args.rows.split(",")):
         lines = lines_of(products, rows, args.sweep)
         rehearse(lines)
+        dense = {p.name: p.dense_micros(rows) for p in products} if args.dense else {}
+        for name, micros in dense.items():
+            print(f"{name:>16}{rows:>5}{'bf16':>10}{'dense':>7}{micros:>8.2f}", flush=True)
+        timed: list[Timed] = []
         for line in lines:
             if time.monotonic() > deadline:
-                print("out of time: the table is partial")
+                print("out of time: the table is partial", *totals, sep="\n")
                 return 1
-            text, differ = measure(line)
-            wrong += differ
-            print(text, flush=True)
+            timed.append(measure(line))
+            wrong += timed[-1].differ
+            print(timed[-1], flush=True)
+        if all(t.differ == 0 for t in timed):
+            totals.append(sums(timed, dense))
+    print(*totals, f"{wrong} values differ", sep="\n")
     return 1 if wrong else 0
 
 

@@ -109,12 +109,12 @@ class Slabs:
 
     form: SlabForm
     shape: tuple[int, int]
-    codes: Tensor  # [slabs, tiles, out, width] bytes; of 2:4 in lanes [slabs, out, 16]
+    codes: Tensor  # [slabs, tiles, out, width] bytes; 2:4's in lanes [slabs, out, 16]
     scales: Tensor | None = None  # [words of a row, ceil(out / form.rows)] int32, as what follows
     supers: Tensor | None = None
     offsets: Tensor | None = None
     zeros: Tensor | None = None
-    values: Tensor | None = None  # a table's, or those that 2:4 keeps: in lanes [slabs, out, 64]
+    values: Tensor | None = None  # a table's, or those that 2:4 keeps
     order: Tensor | None = None  # [in] the input of each column
     paired: bool = False  # rows were gate | up and are gate, up, gate, up ...
 
@@ -188,8 +188,8 @@ def sparse_in_lanes(values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 
     Input 64 f + 16 j + 8 c + 4 s + 2 h + p of a slab is for thread 2 s + h of four. That thread's
     word has a bit 16 f + 8 p + 2 j + c, set where the input has a value. Both values of a run are
-    the pair 16 s + 8 f + 2 j + c of the slab's row, turned round where both are for h = 1: so each h
-    finds a single value in a place of its own (`sparse_unpack.py`)."""
+    the pair 16 s + 8 f + 2 j + c of the slab's row, turned round where both are for h = 1: so
+    each h finds a single value in a place of its own (`sparse_unpack.py`)."""
     num_out, runs = places.shape
     first, second = places & 3, places >> 2
     shape = (num_out, runs // 32, 2, 4, 2, 2)  # slabs, f, j, c, s

@@ -148,7 +148,9 @@ def operands_of(flat, slab, operand: gl.constexpr, SPARSE: gl.constexpr, num_war
     values = gl.convert_layout(values, of_runs, assert_trivial=True)[:, :, :, None, :]
     bits = b_flat.index(slab).load(_of_bits(TILE, num_warps)).reshape([TILE, 2, 2])
     bits = gl.convert_layout(bits, of_words, assert_trivial=True)[:, None, :, :, None]
-    of_halves: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(4, whole))))
+    of_halves: gl.constexpr = gl.SliceLayout(
+        0, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(4, whole)))
+    )
     half = gl.arange(0, 2, of_halves)[None, None, None, :, None]
     values, bits = gl.broadcast(values, bits)
     half, _ = gl.broadcast(half, bits)

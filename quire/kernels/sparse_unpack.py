@@ -27,9 +27,7 @@ BASES = (0x1010, 0x3232)  # without both bits
 FACTORS = (0x2244, 0xDE44)  # what n0 adds; n1, times 2**8, adds 0x4400, modulo 2**16
 
 
-def unpack_text(
-    outputs: list[str], words: list[str], bits: str, factor: str, base: str
-) -> str:
+def unpack_text(outputs: list[str], words: list[str], bits: str, factor: str, base: str) -> str:
     """Instructions that fill the registers of a word of bits, of which n0 of register 8 f + i is
     number 16 f + i. Three neighbours need one shift: the factor may be halved twice."""
     lines = [

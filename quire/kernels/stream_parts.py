@@ -212,6 +212,7 @@ def lanes_of(rows, num_warps):
         shape=[rows, 64],
     )
 
+
 def described_inputs(x: Tensor, config: StreamPackedConfig) -> TensorDescriptor:
     """Rows of x as [fields, rows, inputs of a field]."""
     (m, k), wide = x.shape, WIDTH.value

@@ -46,7 +46,7 @@ _BOX_ROWS = 64  # of bits: a box is no wider than 256 words
 
 @gluon.jit
 def _add_step(total, flat, stage, SLABS: gl.constexpr, num_warps: gl.constexpr):
-    """total plus the products of a stage. None are under way at its end, as in `stream_packed.py`."""
+    """total plus the products of a stage; none are under way then: see `stream_packed.py`."""
     w_flat, x_flat = flat
     SPARSE: gl.constexpr = total.shape[0] > w_flat[0].shape[1]
     operand: gl.constexpr = gl.DotOperandLayout(0, total.type.layout, 2)
@@ -162,8 +162,8 @@ class StreamSparse:
         )  # fmt: skip
 
     def _described(self, config: StreamPackedConfig) -> tuple[TensorDescriptor, TensorDescriptor]:
-        """Values as [slabs, programs, rows of a program, values], bits as [slabs, programs, words of
-        its rows]: a box higher than a program's rows finds nothing below them."""
+        """Values as [slabs, programs, rows of a program, values], bits as [slabs, programs,
+        words of those]: a box higher than a program's rows finds nothing below them."""
         key = (config.rows, config.tile, config.slabs)
         found = self._boxes.get(key)
         if found is None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.kernels.launch import ceil_div, pad_to_power
+import torch
+
+from quire.kernels.launch import pad_to_power
 from quire.kernels.stream_packed_configs import FIELD, StreamPackedConfig, own_rows
 
 __all__ = ["can_stream_sparse", "sparse_bytes", "stream_sparse_ways"]
@@ -24,9 +26,11 @@ _SHARED_BYTES = 216 << 10  # of a program; a Hopper chip has 227 KB
 _TURNS = ((4, 6), (4, 4), (2, 6), (2, 4), (1, 6), (1, 4), (1, 2))
 
 
-def can_stream_sparse(shape: tuple[int, int]) -> bool:
-    """Whether the kernels take a weight of values as wide as its inputs."""
+def can_stream_sparse(shape: tuple[int, int], dtype: torch.dtype) -> bool:
+    """Whether the kernels take a weight, with values of the inputs' dtype."""
     n, k = shape
+    if dtype not in (torch.bfloat16, torch.float16):
+        return False
     return k % _SLAB == 0 and k >= 2 * _SLAB and own_rows(n, 1) is not None
 
 

@@ -214,8 +214,8 @@ def weight_field(
     UNROLL: tl.constexpr,  # slabs of a step
     SCALES: tl.constexpr, OFFSETS: tl.constexpr, SUPER: tl.constexpr,
     ZERO: tl.constexpr, ZEROS: tl.constexpr,
-    LANES: tl.constexpr,  # columns are in the order of `slabs.in_lanes`, and so are the results, but
-    # for 2:4, whose results are in the order of the inputs
+    LANES: tl.constexpr,  # columns are in the order of `slabs.in_lanes`, and so are the results;
+    # those of 2:4 are in that of `slabs.sparse_in_lanes`, and the results in that of the inputs
     PLAIN: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """[rows, WIDTH] of DTYPE: field f of slab + i; a step of UNROLL slabs begins at `slab`."""

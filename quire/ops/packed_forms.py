@@ -75,7 +75,7 @@ class PackedForms:
 
     def slabs(self, weight: Weight, gate: str | None = None, streams: bool = False) -> Slabs | None:
         """Counted as kept; None: the weight is to be expanded. `streams`: for products of one
-        weight alone, laid out for `kernels/stream_packed.py` where it holds."""
+        weight alone, laid out for a streaming kernel where it holds."""
         streams = streams and has_hopper_kernels(self.device)
         slabs = slabs_of(weight, gate is not None, self.dtype if streams else None)
         if slabs is None:

@@ -50,8 +50,9 @@ def slabs_of(
         return _of_floats(weight, paired)
     if isinstance(weight, Sparse24):
         weight = _interleaved(weight) if paired else weight
-        streams = weight.values.dtype == streamed and can_stream_sparse(weight.shape)
-        return _of_lanes(weight, paired) if streams else _of_sparse(weight, paired)
+        if streamed is not None and can_stream_sparse(weight.shape, streamed):
+            return _of_lanes(weight, paired, streamed)
+        return _of_sparse(weight, paired)
     if isinstance(weight, Codebook):
         return _of_codebook(_interleaved(weight) if paired else weight, paired)
     if isinstance(weight, Coded) and _can_be_slabs(weight):
@@ -228,8 +229,8 @@ def _of_sparse(weight: Sparse24, paired: bool) -> Slabs:
     return Slabs(form, weight.shape, codes, values=values.contiguous(), paired=paired)
 
 
-def _of_lanes(weight: Sparse24, paired: bool) -> Slabs:
-    values, codes = sparse_in_lanes(weight.values, weight.places)
+def _of_lanes(weight: Sparse24, paired: bool, dtype: torch.dtype) -> Slabs:
+    values, codes = sparse_in_lanes(weight.values.to(dtype), weight.places)
     form = SlabForm("2:4", 4, 0, FIELD, lanes=True)
     return Slabs(form, weight.shape, codes, values=values, paired=paired)
 

@@ -1,4 +1,4 @@
-"""Streamed products of four-bit weights have the bits of the dense kernel on the expanded weight,
+"""Streamed products of packed weights have the bits of the dense kernel on the expanded weight,
 by every kernel that can multiply them.
 
 Inputs have a wide spread of magnitudes, so that two orders of summation do round differently.
@@ -20,11 +20,12 @@ from quire.kernels.expand import expand
 from quire.kernels.matmul import interleave, matmul
 from quire.kernels.slabs import Slabs
 from quire.kernels.stream_packed import StreamPacked
-from quire.ops.packed_linear import stream
+from quire.kernels.stream_sparse import StreamSparse
+from quire.ops.packed_linear import stream, streamed
 from quire.ops.slabs_of import slabs_of
 from quire.quant.load_forms import load_form
 
-STREAMED = ("int4-g128", "int4-g128-asym", "mxfp4", "Q4_0")
+STREAMED = ("int4-g128", "int4-g128-asym", "mxfp4", "Q4_0", "2:4")
 ROWS = (1, 7, 16, 23, 32, 33, 65, 200)
 # Outputs, inputs, and whether there is a gate. All but the widest are summed in turns as well.
 SHAPES = (
@@ -36,6 +37,14 @@ SHAPES = (
 def _spread(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     values = torch.randn(shape, device="cuda") * torch.randn(shape, device="cuda").exp()
     return (values * shape[-1] ** -0.5).to(dtype)
+
+
+def _product(
+    slabs: Slabs, bias: Tensor | None = None, gate: str | None = None
+) -> StreamPacked | StreamSparse:
+    product = streamed(slabs, bias, gate)
+    assert product is not None
+    return product
 
 
 def _slabs(form: str, n: int, k: int, gated: bool, dtype: torch.dtype) -> tuple[Slabs, Tensor]:
@@ -56,7 +65,7 @@ def test_bits_are_the_dense_kernels(form: str, n: int, k: int, gated: bool) -> N
     assert torch.equal(expand(slabs, torch.empty_like(dense)), dense)
     gate = "silu" if gated else None
     x, bias = _spread(ROWS[-1], k), None if gated else _spread(n)
-    product = StreamPacked(slabs, bias, gate)
+    product = _product(slabs, bias, gate)
     for rows in ROWS:
         want = matmul(x[:rows], dense, bias, gate=gate)
         ways = product.ways(rows)
@@ -65,41 +74,58 @@ def test_bits_are_the_dense_kernels(form: str, n: int, k: int, gated: bool) -> N
             assert torch.equal(stream(product, x[:rows], config=config), want), (rows, config)
 
 
-@pytest.mark.parametrize("form", ["int4-g128", "rtn-int4-g64", "rtn-int4-g32", "int4-g128-asym"])
+@pytest.mark.parametrize(
+    "form", ["int4-g128", "rtn-int4-g64", "rtn-int4-g32", "int4-g128-asym", "2:4"]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_groups_and_half_precision(form: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     slabs, dense = _slabs(form, 384, 768, False, dtype)
-    x, product = _spread(40, 768, dtype=dtype), StreamPacked(slabs, None, None)
+    x, product = _spread(40, 768, dtype=dtype), _product(slabs)
     for rows in (1, 27, 40):
         want = matmul(x[:rows], dense)
         for config in product.ways(rows):
             assert torch.equal(stream(product, x[:rows], config=config), want), (rows, config)
 
 
-def test_fp32_sums() -> None:
+@pytest.mark.parametrize("form", ["int4-g128", "2:4"])
+def test_fp32_sums(form: str) -> None:
     torch.manual_seed(2)
-    slabs, dense = _slabs("int4-g128", 1024, 2048, False, torch.bfloat16)
-    x, product = _spread(20, 2048), StreamPacked(slabs, None, None)
+    slabs, dense = _slabs(form, 1024, 2048, False, torch.bfloat16)
+    x, product = _spread(20, 2048), _product(slabs)
     want = matmul(x, dense, None, torch.empty(20, 1024, device="cuda"))
     for config in product.ways(20):
         out = torch.empty(20, 1024, device="cuda")
         assert torch.equal(stream(product, x, out, config), want), config
 
 
+@pytest.mark.parametrize("form", ["int4-g128", "2:4"])
 @pytest.mark.parametrize("rows", [1, 32])
-def test_sums_in_turns_never_miss_a_turn(rows: int) -> None:
+def test_sums_in_turns_never_miss_a_turn(form: str, rows: int) -> None:
     """Red when a group now and then adds before the other one has handed the sum on."""
     torch.manual_seed(3)
-    slabs, dense = _slabs("int4-g128", 4096, 14336, False, torch.bfloat16)
-    x, product = _spread(rows, 14336), StreamPacked(slabs, None, None)
+    slabs, dense = _slabs(form, 4096, 14336, False, torch.bfloat16)
+    x, product = _spread(rows, 14336), _product(slabs)
     assert product.pick(rows).in_turns
     want = matmul(x, dense)
     wrong = sum((stream(product, x) != want).sum() for _ in range(300))
     assert int(wrong) == 0
 
 
+@pytest.mark.parametrize("n,k,gated", [(6144, 4096, False), (28672, 4096, True)])
+def test_sparse_weights_of_an_8b_model(n: int, k: int, gated: bool) -> None:
+    """Red when a program of more rows or longer stages takes others' values or places."""
+    torch.manual_seed(4)
+    slabs, dense = _slabs("2:4", n, k, gated, torch.bfloat16)
+    gate = "silu" if gated else None
+    x, product = _spread(256, k), _product(slabs, None, gate)
+    for rows in (1, 2, 3, 8, 9, 16, 17, 31, 32, 48, 64, 65, 100, 128, 129, 255, 256):
+        want = matmul(x[:rows], dense, gate=gate)
+        for config in product.ways(rows):
+            assert torch.equal(stream(product, x[:rows], config=config), want), (rows, config)
+
+
 def test_a_view_that_the_copy_engine_cannot_read() -> None:
     slabs, dense = _slabs("int4-g128", 512, 1024, False, torch.bfloat16)
     x = _spread(5, 1025)[:, 1:]
-    assert torch.equal(stream(StreamPacked(slabs, None, None), x), matmul(x, dense))
+    assert torch.equal(stream(_product(slabs), x), matmul(x, dense))

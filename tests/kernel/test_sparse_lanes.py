@@ -70,7 +70,9 @@ def _threads(values: Tensor, words: Tensor) -> Iterator[tuple[int, int, list[int
     text = unpack_text(outputs, pairs, "bits", "factor", "base")
     for s in range(2):
         for h in range(2):
-            own = {name: int(pair) & MASK for name, pair in zip(pairs, values[16 * s :], strict=False)}
+            own = {
+                name: int(pair) & MASK for name, pair in zip(pairs, values[16 * s :], strict=False)
+            }
             bits = int(words[2 * s + h]) & MASK
             registers = own | {"bits": bits, "factor": FACTORS[h], "base": BASES[h]}
             _run(text, registers)
@@ -92,7 +94,9 @@ def test_what_threads_make_is_the_weight() -> None:
                 for register, pair in enumerate(pairs):
                     field, j, c = register // 8, register // 2 % 4, register % 2
                     k = 64 * field + 16 * j + 8 * c + 4 * s + 2 * h
-                    made[k : k + 2] = torch.tensor([pair], dtype=torch.int64).int().view(torch.int16)
+                    made[k : k + 2] = (
+                        torch.tensor([pair], dtype=torch.int64).int().view(torch.int16)
+                    )
             assert torch.equal(made, want[row, 128 * slab : 128 * slab + 128]), (slab, row)
 
 
@@ -117,10 +121,20 @@ def test_what_takes_the_other_kernel() -> None:
         (_weight(64, 192), torch.bfloat16),  # no whole slabs
         (_weight(64, 128), torch.bfloat16),  # one stage
         (_weight(63, 512), torch.bfloat16),  # rows that no portion divides
-        (_weight(64, 512), torch.float16),  # values would have to be rounded
+        (_weight(64, 512), torch.float32),  # no matrix instruction
     ):
         slabs = slabs_of(weight, False, dtype)
         assert slabs is not None and not slabs.form.lanes
+
+
+def test_values_are_rounded_to_the_inputs() -> None:
+    """Red when a kernel would take bits of one float for those of another."""
+    torch.manual_seed(2)
+    weight = Sparse24(torch.randn(64, 256), _weight(64, 512).places)
+    slabs = slabs_of(weight, False, torch.bfloat16)
+    assert slabs is not None and slabs.form.lanes
+    dense = weight.dequantize().bfloat16()
+    assert torch.equal(_bits(expand(slabs, torch.empty_like(dense))), _bits(dense))
 
 
 def test_bytes_are_nine_bits_a_weight() -> None:
