@@ -77,10 +77,13 @@ class Product:
         x, out = self.x[:rows], self.out(rows)
         return graph_micros([partial(copy, x, out, config) for copy in self.copies], 5)
 
+    def dense_product(self, w: Tensor) -> PreparedMatmul:
+        return PreparedMatmul(w, None, Layouts(), self.gate)
+
     def dense_micros(self, rows: int) -> float:
         count = max(1, -(-ROTATE_BYTES // (2 * self.dense.numel())))
         weights = [self.dense] + [self.dense.clone() for _ in range(count - 1)]
-        products = [PreparedMatmul(w, None, Layouts(), self.gate) for w in weights]
+        products = [self.dense_product(w) for w in weights]
         return graph_micros([partial(product, self.x[:rows]) for product in products], 5)
 
 
@@ -164,12 +167,14 @@ def _fits(config: StreamPackedConfig, n: int, k: int) -> bool:
     return is_whole and config.num_stages <= k // of_stage and sparse_bytes(config) <= 222 << 10
 
 
-def rehearse(lines: list[Line]) -> None:
+def rehearse(lines: list[Line], dense: bool) -> None:
     """Compile all kernels side by side."""
     with rehearsal():
         for line in lines:
             line.product.run(line.rows, line.config)
             line.product.wanted(line.rows)
+            if dense and line.role == "taken":
+                line.product.dense_product(line.product.dense)(line.product.x[: line.rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +197,23 @@ def measure(line: Line) -> Timed:
 
 
 def sums(timed: list[Timed], dense: dict[str, float]) -> str:
-    """Of the products of a layer, for one number of rows."""
-    layer = [f"{n}x{k}" + " gated" * gated for n, k, gated in SHAPES[:4]]
-    of = {name: [t for t in timed if t.line.product.name == name] for name in layer}
-    taken = sum(t.micros for ts in of.values() for t in ts if t.line.role == "taken")
-    best = sum(min(t.micros for t in ts if t.differ == 0) for ts in of.values())
-    text = f"layer, {timed[0].line.rows} rows: taken {taken:.1f} us, fastest sizes {best:.1f} us"
-    return text + (f", bf16 {sum(dense[name] for name in layer):.1f} us" if dense else "")
+    """Of the products of a layer, for one number of rows: lines with the fastest sizes of each."""
+    lines: list[str] = []
+    totals = [0.0, 0.0, 0.0]  # taken, fastest, bf16
+    for n, k, gated in SHAPES[:4]:
+        of = [
+            t for t in timed if (t.line.product.shape, bool(t.line.product.gate)) == ((n, k), gated)
+        ]
+        taken = next(t for t in of if t.line.role == "taken")
+        best = min(of, key=lambda t: t.micros)
+        name = best.line.product.name
+        for i, micros in enumerate((taken.micros, best.micros, dense.get(name, 0.0))):
+            totals[i] += micros
+        lines.append(f"{best}  fastest")
+    said = ", ".join(
+        f"{n} {t:.1f}" for n, t in zip(("taken", "fastest", "bf16"), totals, strict=True)
+    )
+    return "\n".join([*lines, f"layer, {timed[0].line.rows} rows, us: {said}"])
 
 
 def main() -> int:
@@ -218,7 +233,7 @@ def main() -> int:
     wrong, totals = 0, []
     for rows in map(int, args.rows.split(",")):
         lines = lines_of(products, rows, args.sweep)
-        rehearse(lines)
+        rehearse(lines, args.dense)
         dense = {p.name: p.dense_micros(rows) for p in products} if args.dense else {}
         for name, micros in dense.items():
             print(f"{name:>16}{rows:>5}{'bf16':>10}{'dense':>7}{micros:>8.2f}", flush=True)

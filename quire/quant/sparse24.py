@@ -3,7 +3,7 @@
     9 bits a weight of 16: two values and two places of two bits for every four
 
 What `quire prune --pattern 2:4` writes. The CPU's kernels pick the inputs that the values are for;
-other devices expand it. `dequantize` is the reference.
+a GPU's put the zeros back as they multiply. `dequantize` is the reference.
 """
 
 from __future__ import annotations
