@@ -39,6 +39,15 @@ def test_sums_in_turns_build() -> None:
     assert [line.split()[:3] for line in lines] == [["int4-g128", "32", "turns"]]
 
 
+def test_two_of_four_are_unpacked_in_registers() -> None:
+    """Red when a kernel of 2:4 weights does not build, spills, misses the matrix unit, or moves
+    weights through shared memory (in turns, sums do)."""
+    _, *lines = compiled("--forms", "2:4", "--rows", "1", "--ways", "stream,turns").splitlines()
+    stream, turns = (line.split() for line in lines)
+    assert stream[:3] == ["2:4", "1", "stream"] and turns[:3] == ["2:4", "1", "turns"]
+    assert (int(stream[4]), int(stream[7])) == (0, 0) and int(stream[6]) > 0
+
+
 def test_experts_of_eight_bits_build() -> None:
     """Red when the grouped W8A8 kernel does not build, spills, or misses the matrix unit."""
     lines = compiled(
