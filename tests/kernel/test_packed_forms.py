@@ -145,7 +145,10 @@ def test_the_check_finds_a_wrong_bit_and_an_error(monkeypatch: pytest.MonkeyPatc
     assert "ZeroDivisionError" in str(packed_check.why_not(weight, None, dtype))
 
 
-def test_the_check_asks_every_streamed_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form,kernel", [("rtn-int4-g128", "Packed"), ("sparse24", "Sparse")])
+def test_the_check_asks_every_streamed_kernel(
+    form: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Red when a kernel that the weight's few rows would not take is used unchecked."""
     ways = [SimpleNamespace(in_turns=True), SimpleNamespace(in_turns=False)]
     wrong: list[SimpleNamespace] = []
@@ -161,10 +164,10 @@ def test_the_check_asks_every_streamed_kernel(monkeypatch: pytest.MonkeyPatch) -
             dense = expand(self.slabs, torch.empty(self.slabs.shape, dtype=x.dtype))
             out.copy_(matmul(x, dense, gate=self.gate)).add_(float(config in wrong))
 
-    module = SimpleNamespace(StreamPacked=Product)
-    monkeypatch.setitem(sys.modules, "quire.kernels.stream_packed", module)
+    module = SimpleNamespace(**{f"Stream{kernel}": Product})
+    monkeypatch.setitem(sys.modules, f"quire.kernels.stream_{kernel.lower()}", module)
     monkeypatch.setattr(packed_check, "_ROWS", (16, 33))
-    weight = load_form("rtn-int4-g128").of(torch.randn(64, 256))
+    weight = load_form(form).of(torch.randn(64, 256))
     assert weight is not None
     assert packed_check.why_not(weight, None, torch.float16, streams=True) is None
     for way, said in zip(ways, (" in turns", ""), strict=True):
