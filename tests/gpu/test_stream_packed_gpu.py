@@ -18,6 +18,7 @@ if not torch.cuda.is_available() or not has_hopper_kernels(torch.device("cuda"))
 from benchmarks.gpu_packed import FORMS
 from quire.kernels.expand import expand
 from quire.kernels.matmul import interleave, matmul
+from quire.kernels.rehearsal import rehearsal
 from quire.kernels.slabs import Slabs
 from quire.kernels.stream_packed import StreamPacked
 from quire.kernels.stream_sparse import StreamSparse
@@ -47,6 +48,22 @@ def _product(
     return product
 
 
+def _compare(
+    product: StreamPacked | StreamSparse, dense: Tensor, x: Tensor, numbers: tuple[int, ...]
+) -> None:
+    """Products of some numbers of rows, by all kernels, with the dense kernel's."""
+    bias, gate = product.bias, product.gate
+    with rehearsal():  # compiles them side by side
+        for rows in numbers:
+            matmul(x[:rows], dense, bias, gate=gate)
+            for config in product.ways(rows):
+                stream(product, x[:rows], config=config)
+    for rows in numbers:
+        want = matmul(x[:rows], dense, bias, gate=gate)
+        for config in product.ways(rows):
+            assert torch.equal(stream(product, x[:rows], config=config), want), (rows, config)
+
+
 def _slabs(form: str, n: int, k: int, gated: bool, dtype: torch.dtype) -> tuple[Slabs, Tensor]:
     """With the weight it stands for."""
     weight = FORMS[form](n, k, "cuda") if form in FORMS else load_form(form).of(_spread(n, k))
@@ -67,11 +84,8 @@ def test_bits_are_the_dense_kernels(form: str, n: int, k: int, gated: bool) -> N
     x, bias = _spread(ROWS[-1], k), None if gated else _spread(n)
     product = _product(slabs, bias, gate)
     for rows in ROWS:
-        want = matmul(x[:rows], dense, bias, gate=gate)
-        ways = product.ways(rows)
-        assert len(ways) == (2 if rows <= 32 and n < 28672 else 1)
-        for config in ways:
-            assert torch.equal(stream(product, x[:rows], config=config), want), (rows, config)
+        assert len(product.ways(rows)) == (2 if rows <= 32 and n < 28672 else 1)
+    _compare(product, dense, x, ROWS)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +132,8 @@ def test_sparse_weights_of_an_8b_model(n: int, k: int, gated: bool) -> None:
     torch.manual_seed(4)
     slabs, dense = _slabs("2:4", n, k, gated, torch.bfloat16)
     gate = "silu" if gated else None
-    x, product = _spread(256, k), _product(slabs, None, gate)
-    for rows in (1, 2, 3, 8, 9, 16, 17, 31, 32, 48, 64, 65, 100, 128, 129, 255, 256):
-        want = matmul(x[:rows], dense, gate=gate)
-        for config in product.ways(rows):
-            assert torch.equal(stream(product, x[:rows], config=config), want), (rows, config)
+    rows = (1, 2, 3, 8, 9, 16, 17, 31, 32, 48, 64, 65, 100, 128, 129, 255, 256)
+    _compare(_product(slabs, None, gate), dense, _spread(256, k), rows)
 
 
 def test_a_view_that_the_copy_engine_cannot_read() -> None:
