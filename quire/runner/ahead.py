@@ -2,18 +2,21 @@
 kernels compiled before somebody needs them.
 
 They go through `execute` like every step, on rows of nobody. Wherever they write, their page tables
-name page 0, whose content nobody reads. What comes most often comes first.
+name page 0, whose content nobody reads. What comes most often comes first. A head that drafts has
+graphs of its own, which it captures itself (`head_graphs.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
+
+import torch
 
 from quire.params import SamplingParams
 from quire.request import RequestId
 from quire.runner import mixed_graphs, prompt_graphs
-from quire.runner.graphs import GraphCache
+from quire.runner.graphs import USUAL, buckets_of
 from quire.runner.runner import ModelRunner
 from quire.sched.neighbours import WORTH_SHARING_AMONG
 from quire.step import Admission, PageWrite, StepPlan, Work
@@ -26,7 +29,7 @@ class Ahead:
         """`most_tokens` of a step, as the scheduler has it."""
         self._runner, self._most = runner, most_tokens
         self._num_groups = len(runner.pool.groups.windows)
-        self._plans = self._listed()
+        self._pieces = self._listed()
 
     @staticmethod
     def of(runner: object, most_tokens: int) -> Ahead | None:
@@ -37,19 +40,29 @@ class Ahead:
 
     def step(self) -> bool:
         """Run one; False: there was none left. Only while no step is under way."""
-        plan = next(self._plans, None)
-        if plan is not None:
-            self._runner.execute(plan).result()
-        return plan is not None
+        piece = next(self._pieces, None)
+        if piece is not None:
+            with torch.inference_mode():
+                piece()
+        return piece is not None
 
     # ------------------------------------------------------------ what is run
 
-    def _listed(self) -> Iterator[StepPlan]:
+    def _listed(self) -> Iterator[Callable[[], object]]:
         assert self._runner.graphs is not None
-        contexts = buckets_of(self._runner.graphs)
-        usual, rare = contexts[:2], contexts[2:]
+        contexts, drafter = buckets_of(self._runner.graphs), self._runner.drafter
+        usual, rare = contexts[:USUAL], contexts[USUAL:]
         return chain(
-            *map(self._decodes, usual),
+            map(self._run_of, chain(*map(self._decodes, usual))),
+            () if drafter is None else drafter.ahead(),
+            map(self._run_of, self._others(contexts, rare)),
+        )
+
+    def _run_of(self, plan: StepPlan) -> Callable[[], object]:
+        return lambda: self._runner.execute(plan).result()
+
+    def _others(self, contexts: list[int], rare: list[int]) -> Iterator[StepPlan]:
+        return chain(
             self._prompts(0),
             self._mixed(0),
             *map(self._prompts, contexts[:-1]),
@@ -103,11 +116,3 @@ class Ahead:
                 writes += [PageWrite(row, column, 0, group) for group in range(self._num_groups)]
         edits = (tuple(works), tuple(admissions), tuple(writes))
         return StepPlan(*edits, shares_prefix=shares_prefix)
-
-
-def buckets_of(graphs: GraphCache) -> list[int]:
-    """All upper bounds of contexts that graphs are keyed by."""
-    found = [graphs.context_bucket(1)]
-    while found[-1] < graphs.max_context:
-        found.append(graphs.context_bucket(found[-1] + 1))
-    return found

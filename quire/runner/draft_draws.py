@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from enum import Enum, auto
 
 import numpy as np
 from torch import Tensor
@@ -19,15 +20,32 @@ from quire.request import RequestId
 from quire.runner.drafter import drafting_rows, fork_matchers
 from quire.runner.gather import StepShape
 from quire.runner.masks import GrammarMasks
-from quire.runner.rows import GRAMMAR, HIDDEN, LOGPROBS
+from quire.runner.rows import (
+    GRAMMAR,
+    HIDDEN,
+    LOGPROBS,
+    MIN_P,
+    NOT_GREEDY,
+    TOP_K,
+    TOP_P,
+)
 from quire.runner.runner import ModelRunner
-from quire.runner.sampling import sample_inputs
+from quire.runner.sampling import filtered_inputs, sample_inputs
 from quire.runner.trees import StepTrees, TreeNode
 from quire.runner.upload import IntArray, Uploader
 from quire.sample.sampler import Sampler
 from quire.step import Work
 
 MAX_PLACES = 1 << 10  # nodes of a tree, at the very most
+FILTERS = TOP_K | TOP_P | MIN_P
+
+
+class DrawForm(Enum):
+    """How a graph of a head draws."""
+
+    APART = auto()  # not at all: somebody asks for what a graph cannot read, or guesses are a tree
+    WHOLE = auto()  # from all tokens
+    NARROWED = auto()  # from those that filters leave
 
 
 class DraftDraws:
@@ -50,6 +68,20 @@ class DraftDraws:
             self._target.masks.catch_up()
             ids = [work.request_id for work in self._judged]
             fork_matchers(ids, self._target.matchers, self._matchers)
+
+    def form(self, works: Sequence[Work]) -> DrawForm:
+        """Of a graph that may draw for these works, of whom none has a tree."""
+        needs = int(np.bitwise_or.reduce(self.rows.needs[[work.row for work in works]]))
+        if needs & ~(NOT_GREEDY | FILTERS):
+            return DrawForm.APART
+        return DrawForm.NARROWED if needs & FILTERS else DrawForm.WHOLE
+
+    def draw_lasting(
+        self, logits: Tensor, row_ids: Tensor, positions: Tensor, form: DrawForm
+    ) -> None:
+        """As `draw`, of what a graph can capture."""
+        inputs = filtered_inputs(self.rows, row_ids, positions, form is DrawForm.NARROWED)
+        self._sampler.ops.draw(logits, inputs)
 
     def draw(self, works: Sequence[Work], positions: Sequence[int], logits: Tensor) -> None:
         """A token for each of these works' rows at its position, from logits [works, tokens]."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -74,6 +74,10 @@ class ModelDrafter:
 
     def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
         """Tokens are all it needs."""
+
+    def ahead(self) -> Iterator[Callable[[], object]]:
+        """None: its graphs are captured when they come."""
+        return iter(())
 
     def _first(self, work: Work) -> list[Work]:
         """What the drafter has not read of a request yet, its newest token included."""

@@ -6,7 +6,7 @@ read the target's hidden states: a step hands them over as a value (`states.py`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -33,6 +33,10 @@ class Drafter(Protocol):
 
     def keep(self, works: Sequence[Work], shape: StepShape, states: StepStates) -> None:
         """What the target computed in this step, of all that the runner was told to hand over."""
+        ...
+
+    def ahead(self) -> Iterator[Callable[[], object]]:
+        """Captures of its own graphs, to be run one by one while no step is under way."""
         ...
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,7 +23,8 @@ from quire.memory.pool import PagePool
 from quire.models.heads.feature_head import FeatureHead, Guessed, Stored
 from quire.native.tape import NotRecordable
 from quire.request import RequestId
-from quire.runner.draft_draws import DraftDraws
+from quire.runner.draft_draws import DraftDraws, DrawForm
+from quire.runner.feature_graphs import FeatureGraphs
 from quire.runner.gather import StepShape, decode_batches, ragged_batches
 from quire.runner.head_tape import MOST_ROWS, HeadTape
 from quire.runner.kept_states import KeptStates
@@ -59,6 +60,9 @@ class FeatureDrafter:
         # At each position the head reads the token behind it.
         self._rows = copy.copy(self._draws.rows)
         self._rows.tokens = target.rows.tokens[:, 1:]
+        self.graphs: FeatureGraphs | None = None
+        if target.graphs is not None and layer.backend.caps.graphs:
+            self.graphs = FeatureGraphs(target.graphs, layer, self._rows, self._draws)
         self._tape: HeadTape | None = None
         if target.tapes is not None:
             with suppress(NotRecordable):
@@ -132,17 +136,41 @@ class FeatureDrafter:
             start, unread = self._kept.take(work.row, work.start)
             fed.append(Work(work.request_id, work.row, start, len(unread), True))
             states.append(unread)
-        features = self.layer.head.features(torch.cat(states))
-        if any(work.parents for work in works):
-            self._fill_trees(works, self._attend(fed, features))
+        graphs, has_trees = self._graphs_for(works, fed), any(work.parents for work in works)
+        form = DrawForm.APART if has_trees else self._draws.form(works)
+        if graphs is not None and form is not DrawForm.APART:
+            graphs.draft(works, fed, states, form)
             return
-        for depth in range(max(work.num_drafts for work in works)):
-            guessed = self._attend(fed, features)
+        if graphs is not None:
+            guessed = graphs.first(works, fed, states)
+        else:
+            guessed = self._attend(fed, self.layer.head.features(torch.cat(states)))
+        (self._fill_trees if has_trees else self._fill_chains)(works, guessed)
+
+    def _graphs_for(self, works: Sequence[Work], fed: Sequence[Work]) -> FeatureGraphs | None:
+        """Where there are any for guesses of these works, which feed so much."""
+        longest = max(work.start + work.num_drafts for work in works)
+        num_tokens = sum(work.num_tokens for work in fed)
+        if self.graphs is None or not self.graphs.covers(len(works), num_tokens, longest):
+            return None
+        return self.graphs
+
+    def _fill_chains(self, works: list[Work], guessed: Guessed) -> None:
+        """Draft by draft, from what was guessed behind each work's newest token."""
+        depth = 0
+        while True:
             self._draws.draw(works, [work.start + depth + 1 for work in works], guessed.logits)
-            on = [i for i, work in enumerate(works) if work.num_drafts > depth + 1]
-            features = guessed.features if len(on) == len(works) else guessed.features[on]
-            works = [works[i] for i in on]
-            fed = [Work(w.request_id, w.row, w.start + depth, 1, True) for w in works]
+            depth += 1
+            on = [i for i, work in enumerate(works) if work.num_drafts > depth]
+            if not on:
+                return
+            features = guessed.features
+            if len(on) < len(works):
+                index = self._uploader.send_one(torch.tensor(on))
+                features, works = features[index], [works[i] for i in on]
+            fed = [Work(w.request_id, w.row, w.start + depth - 1, 1, True) for w in works]
+            graphs = self._graphs_for(works, fed)
+            guessed = (self._attend if graphs is None else graphs.follow)(fed, features)
 
     def _fill_trees(self, works: list[Work], guessed: Guessed) -> None:
         """Level by level, from what was guessed behind each work's newest token."""
@@ -166,6 +194,9 @@ class FeatureDrafter:
         # The head reads a token at the position before it, so the tree begins one place earlier.
         before = [TreeNode(work._replace(start=work.start - 1), node) for work, node in nodes]
         fed = [node.alone(node.work.request_id) for node in before]
+        graphs = self._graphs_for([node.work for node in nodes], fed)
+        if graphs is not None:
+            return graphs.follow_nodes(before, features)
         return self._attend(fed, features, StepTrees.of_nodes(before))
 
     def _read(self, due: Iterable[tuple[Work, int]]) -> None:
@@ -233,10 +264,23 @@ class FeatureDrafter:
     @torch.inference_mode()
     def rehearse(self, num_works: int) -> None:
         """One guess for so many requests, of an engine that has not served anybody yet."""
-        fed = [Work(RequestId(0), 0, i % self._rows.max_len, 1, True) for i in range(num_works)]
-        reads = self.layer.head.reads
-        model = self._target.model
-        width = model.spec.hidden_size * max(1, len(reads.layers))
-        states = torch.zeros(num_works, width, dtype=model.dtype, device=model.device)
+        starts = [1 + i % (self._rows.max_len - 1) for i in range(num_works)]
+        works = [Work(RequestId(0), 0, start, 2, True, 1) for start in starts]
+        fed = [Work(RequestId(0), 0, start - 1, 1, True) for start in starts]
+        graphs, states = self._graphs_for(works, fed), self._states(num_works)
+        if graphs is not None:
+            graphs.draft(works, fed, [states], DrawForm.WHOLE)
+            return
         guessed = self._attend(fed, self.layer.head.features(states))
         self._draws.rehearse(fed, guessed.logits)
+
+    def _states(self, num: int) -> Tensor:
+        """As the target hands them over."""
+        model, layers = self._target.model, self.layer.head.reads.layers
+        width = model.spec.hidden_size * max(1, len(layers))
+        return torch.zeros(num, width, dtype=model.dtype, device=model.device)
+
+    def ahead(self) -> Iterator[Callable[[], object]]:
+        """As in `Drafter`."""
+        if self.graphs is not None:
+            yield from self.graphs.ahead(self._states(1), self._rows.max_rows)

@@ -29,6 +29,7 @@ BATCH_SIZES = (
     *(144, 160, 176, 200, 216, 256, 272, 304, 336, 384, 432, 464, 512),
 )
 SHORTEST_CONTEXT = 512  # one split of the attention kernel: nothing to merge
+USUAL = 2  # bounds of contexts that most requests stay below
 MAX_KEYS = 1 << 23  # batch times context of the largest graph; beyond it steps run eagerly
 
 # Threads that move pages (`memory/strip.py`) ask for events while this one captures.
@@ -160,6 +161,14 @@ class GraphCache:
             ("decodes", len(rows), *bounds),
         )
         return Captured(graph, rows, positions, nodes, made)
+
+
+def buckets_of(graphs: GraphCache) -> list[int]:
+    """All upper bounds of contexts that graphs are keyed by."""
+    found = [graphs.context_bucket(1)]
+    while found[-1] < graphs.max_context:
+        found.append(graphs.context_bucket(found[-1] + 1))
+    return found
 
 
 def run_aside(work: Callable[[], object]) -> None:

@@ -71,6 +71,27 @@ def sample_inputs(
     )
 
 
+def filtered_inputs(
+    rows: RequestRows, row_ids: Tensor, positions: Tensor, narrows: bool
+) -> SampleInputs:
+    """Of samples that ask for a temperature and, if `narrows`, for filters: all derives from two
+    device vectors and the rows, so a graph can capture it."""
+    return SampleInputs(
+        temperature=rows.float_columns[bits.TEMPERATURE],
+        top_k=rows.int_columns[bits.CANDIDATES],
+        top_p=rows.float_columns[bits.NUCLEUS],
+        min_p=rows.float_columns[bits.FLOOR],
+        seeds=rows.int_columns[bits.SEED],
+        positions=positions,
+        all_greedy=False,
+        any_top_k=narrows,
+        any_top_p=narrows,
+        any_min_p=narrows,
+        num_logprobs=None,
+        rows=SampleRows(row_ids, rows.tokens),
+    )
+
+
 def _most_logprobs(infos: list[RowInfo | None]) -> int:
     return max(i.params.logprobs for i in infos if i and i.params.logprobs is not None)
 

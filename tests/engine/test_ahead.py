@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from quire.runner.ahead import Ahead
-from quire.runner.graphs import GraphCache
+from quire.runner.graphs import USUAL, GraphCache
 from quire.runner.mixed_graphs import MOST_PROMPTS, MixedGraphs
 from quire.runner.prompt_graphs import PromptGraphs
 from quire.runner.runner import ModelRunner
@@ -33,6 +33,7 @@ class Played:
         self.rows = SimpleNamespace(max_rows=max_rows, max_len=max_len)
         self.pool = SimpleNamespace(groups=SimpleNamespace(windows=(None, 64)))
         self.spec = SimpleNamespace(page_size=16)
+        self.drafter: object | None = None
         self.plans: list[StepPlan] = []
         self.keys: set[object] = set()
 
@@ -93,6 +94,18 @@ def test_what_comes_most_often_comes_first() -> None:
     assert len(runner.keys) == len(runner.plans), "a graph was asked for twice"
     first = [len(plan.works) for plan in runner.plans[: len(runner.graphs.sizes)]]
     assert first[:9] == [1, 2, 4, 8, 16, 24, 32, 40, 1]
+
+
+def test_a_head_captures_behind_the_usual_decodes() -> None:
+    """Red when its captures are left out, or come where nobody waits for them any more."""
+    runner, at = Played(40, 9216), list[int]()
+    pieces = [lambda: at.append(len(runner.plans))] * 3
+    runner.drafter = SimpleNamespace(ahead=lambda: iter(pieces))
+    ahead = Ahead(cast(ModelRunner, runner), MOST)
+    while ahead.step():
+        pass
+    fits = sum(size <= 40 for size in runner.graphs.sizes)
+    assert at == [USUAL * fits] * 3 and len(runner.plans) > at[0]
 
 
 def test_nobody_else_is_written_to() -> None:
