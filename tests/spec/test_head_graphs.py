@@ -22,6 +22,7 @@ from torch import Tensor
 from quire.attn import select
 from quire.engine import draft_heads
 from quire.llm import LLM
+from quire.params import SamplingParams
 from quire.runner import feature_graphs
 from quire.runner.feature_drafter import FeatureDrafter
 from quire.runner.feature_graphs import FeatureGraphs
@@ -37,6 +38,7 @@ from tests.spec.cases import answer, everyone, open_tiny
 
 FAMILIES = {"eagle3": "llama", "mtp": "deepseek_v3", "medusa": "llama"}
 TREE = "[(0,), (1,), (0, 0), (1, 0), (2,), (0, 0, 0)]"
+Asked = list[tuple[str, SamplingParams]]
 Guesses = list[tuple[int, int, list[int]]]  # (row, start, drafts) of each work, as they come
 
 
@@ -143,10 +145,10 @@ def guesses_of(llm: LLM) -> Guesses:
     return seen
 
 
-def in_turns(llm: LLM) -> list[object]:
+def in_turns(llm: LLM, asked: Asked) -> list[object]:
     """Grammars are compiled beside the engine, so whoever has one is alone: all is in order."""
-    together = [(t, p) for t, p in everyone() if p.structured_outputs is None]
-    alone = [(t, p) for t, p in everyone() if p.structured_outputs is not None]
+    together = [(t, p) for t, p in asked if p.structured_outputs is None]
+    alone = [(t, p) for t, p in asked if p.structured_outputs is not None]
     return [answer(llm, some) for some in (together, *([one] for one in alone))]
 
 
@@ -156,11 +158,11 @@ def test_guesses_are_those_without_graphs(method: str, tree: str | None, folder:
     config = {} if tree is None else {"speculative_token_tree": tree}
     plain = opened(folder, method, **config)
     want = guesses_of(plain)
-    said = [in_turns(plain) for _ in range(2)]  # the second time prefixes are cached
+    said = [in_turns(plain, everyone()) for _ in range(2)]  # the second time prefixes are cached
     llm, memory = opened(folder, method, **config), Played()
     give_graphs(llm, memory)
     got = guesses_of(llm)
-    assert [in_turns(llm) for _ in range(2)] == said
+    assert [in_turns(llm, everyone()) for _ in range(2)] == said
     assert len(got) > 100 and got == want
     forms = {key[3] for key in memory.keys if len(key) > 3}
     assert forms >= ({"APART"} if tree else {"APART", "WHOLE", "NARROWED"})
@@ -205,7 +207,7 @@ def test_what_is_captured_ahead_need_not_be_captured_late(method: str, folder: P
     assert got == want and len(memory.keys) == captured
 
 
-def is_usual(params: Any) -> bool:
+def is_usual(params: SamplingParams) -> bool:
     """Whether it asks for a temperature and filters at most."""
     asked = (params.structured_outputs, params.logit_bias, params.bad_words)
     return not any(asked) and not params.has_penalties and not params.allowed_token_ids
