@@ -57,6 +57,7 @@ JOBS = (
     Job("tiers", 200, bench("gpu_tiers", "8b")),
     Job("lora", 120, bench("gpu_lora")),
     Job("spec", 150, bench("gpu_speculation", "--rounds", "1")),
+    Job("heads", 115, bench("gpu_heads")),
     Job("moe-fp8", 120, bench("gpu_shapes", "qwen3-30b-a3b", "1x128", "32x128", "128x128",
                               "--quantization", "fp8")),
     Job("moe-mxfp4", 120, bench("gpu_shapes", "gpt-oss-20b", "1x128", "32x128", "128x128",
