@@ -10,6 +10,7 @@ from typing import Any
 
 from quire import LLM, SamplingParams
 from quire.cli.main import main
+from quire.kv.groups import PageNeeds
 from quire.models.tiny import tiny_model
 from quire.params import StructuredOutputsParams
 
@@ -30,6 +31,7 @@ FORMATS = (*AT_LOAD, *WRITTEN)
 FAMILIES = ("llama", "gemma3_text", "qwen3_moe", "deepseek_v3")
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 64}
 RANKS = {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 32}  # whole groups of 32
+MAX_LEN, CHUNK = 96, 16  # tokens of a request, and of a step in the crowd
 TEXT = "A quire is four sheets of paper, folded once. " * 30
 
 
@@ -57,7 +59,7 @@ def folder_of(form: str, family: str, scratch: Path) -> tuple[Path, dict[str, An
 
 
 def engine(folder: Path, **changes: Any) -> LLM:
-    fixed = {"page_size": 4, "max_model_len": 96, "num_threads": 1, "kv_cache_memory": 1 << 22}
+    fixed = {"page_size": 4, "max_model_len": MAX_LEN, "num_threads": 1, "kv_cache_memory": 1 << 22}
     return LLM(str(folder), **{**fixed, **changes})
 
 
@@ -94,8 +96,13 @@ def check(folder: Path, **how: Any) -> None:
         for prompt, wish in zip(prompts, params, strict=True)
     ]
     pool = alone._engine.runner.pool
-    room = (40 if len(pool.groups) == 1 else 80) * pool.cache.page_bytes  # windows are groups
-    small = engine(folder, max_num_batched_tokens=16, kv_cache_memory=room, max_num_seqs=6, **how)
+    num_tokens = 160 if len(pool.groups) == 1 else 320  # windows are groups
+    size = pool.cache.page_size
+    one_request = PageNeeds(size, pool.groups.windows, max_inflight=2 * CHUNK).of(MAX_LEN) + 1
+    room = max(num_tokens // size, one_request) * pool.cache.page_bytes
+    small = engine(
+        folder, max_num_batched_tokens=CHUNK, kv_cache_memory=room, max_num_seqs=6, **how
+    )
     for _ in range(2):  # the second time prompts are found in the cache
         found = small.generate(prompts, params, False)
         for got, want, wish in zip(found, wanted, params, strict=True):
