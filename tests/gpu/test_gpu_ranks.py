@@ -50,6 +50,8 @@ LATENT = WIDE | {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 32}
 LONG = [[2 + i * 7 % 90 for i in range(230)], [9, 8] * 60, [4, 5, 6]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1, ignore_eos=True)
 
+PATIENCE_S = 300.0
+
 SHARED_OUT: dict[str, dict[str, int]] = {
     "beside": {},
     "stages": {"pipeline_parallel_size": 2},
@@ -99,7 +101,8 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         # They import what they need side by side, while one rank answers.
-        self.group, self.doomed = RankGroup(2), RankGroup(2)
+        # Kernels are compiled in steps, side by side with other tests: a rank may wait for long.
+        self.group, self.doomed = RankGroup(2, deadline_s=PATIENCE_S), RankGroup(2)
         self._folder = folder
         self._said: dict[str, list[list[object]]] = {}
 
@@ -199,13 +202,16 @@ def test_adapters_are_shared_out(bench: Bench, tmp_path: Path) -> None:
 
 def test_ranks_share_the_memory_of_their_card(bench: Bench) -> None:
     """Red when each of them takes what was meant for all."""
+    free, total = torch.cuda.mem_get_info()
+    if free < total // 4:
+        pytest.skip(f"others have taken most of the card: {free >> 20} of {total >> 20} MiB left")
     sizes = {name: size for name, size in MEMORY.items() if name != "kv_cache_memory"}
     with model_on(bench.group, bench.model("dense"), **ON_ONE, **sizes) as llm:
         why = next(made.why for made in llm.decisions if made.what == "kv cache")
         found = re.match(r"([\d.]+) GiB usable of ([\d.]+) GiB", why)
         assert found is not None, why
-        usable, total = map(float, found.groups())
-        assert 0 < 2 * usable < llm._engine.config.gpu_memory_utilization * total
+        usable, of_card = map(float, found.groups())
+        assert 0 < 2 * usable < llm._engine.config.gpu_memory_utilization * of_card
 
 
 @pytest.mark.parametrize(("name", "how"), THEN, ids=map(" ".join, THEN))
