@@ -1,7 +1,7 @@
 """Pieces of a head's guess over the Triton attention that GPUs have, in the interpreter.
 
-Red when a plan with bounds for lengths, the places of a tree or the padding of a piece gives another
-guess than the plan of the step at hand.
+Red when a plan with bounds for lengths, the places of a tree or the padding of a piece gives
+another guess than the plan of the step at hand.
 """
 
 from __future__ import annotations
