@@ -81,6 +81,11 @@ class Passage:
         """Where sums are split, one rank adds it."""
         return not self.splits_sums or self.inputs.rank == 0
 
+    @property
+    def is_entered(self) -> bool:
+        """Whether inputs are what the product here takes: nobody else is asked for some."""
+        return self.splits_sums or self.inputs.own.is_whole
+
     def enter(self, x: Tensor) -> Tensor:
         return x if self.splits_sums else self.inputs.gather(x)
 

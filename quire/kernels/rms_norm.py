@@ -4,6 +4,7 @@ One program per row and a tile shape that depends on the width alone, so a row's
 depend on how many rows there are. Rounds where Llama's module in Hugging Face does: the residual
 sum to the input dtype, the normalised row to the input dtype, then the product with the weight.
 With a weight in fp32 the row is rounded once, after the product, as Gemma's module does.
+`rms_norm_round.py` has the same row in eight bits.
 """
 
 from __future__ import annotations
@@ -21,6 +22,40 @@ from quire.kernels.launch import Launcher, alignments, pad_to_power
 
 
 @triton.jit
+def normed_row(
+    x,
+    residual,
+    weight,
+    summed_out,
+    x_stride,
+    residual_stride,
+    eps,
+    WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    ADD: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """This program's row [WIDTH_PAD] in the dtype of x; stores the sum with the residual."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, WIDTH_PAD)
+    keep = cols < WIDTH
+    dtype = x.dtype.element_ty
+    w = tl.load(weight + cols, mask=keep, other=0.0).to(tl.float32)
+    wait_for_inputs(EARLY)
+    h = tl.load(x + row * x_stride + cols, mask=keep, other=0.0).to(tl.float32)
+    if ADD:
+        r = tl.load(residual + row * residual_stride + cols, mask=keep, other=0.0)
+        summed = (h + r.to(tl.float32)).to(dtype)
+        tl.store(summed_out + row * WIDTH + cols, summed, mask=keep)
+        h = summed.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(h * h, 0) / WIDTH + eps)
+    normed = h * scale
+    if weight.dtype.element_ty == dtype:
+        normed = normed.to(dtype).to(tl.float32)
+    return (normed * w).to(dtype)
+
+
+@triton.jit
 def _rms_norm_kernel(
     x,
     residual,
@@ -35,30 +70,20 @@ def _rms_norm_kernel(
     ADD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    normed = normed_row(
+        x, residual, weight, summed_out, x_stride, residual_stride, eps, WIDTH, WIDTH_PAD, ADD,
+        EARLY,
+    )  # fmt: skip
     cols = tl.arange(0, WIDTH_PAD)
-    keep = cols < WIDTH
-    dtype = normed_out.dtype.element_ty
-    w = tl.load(weight + cols, mask=keep, other=0.0).to(tl.float32)
-    wait_for_inputs(EARLY)
-    h = tl.load(x + row * x_stride + cols, mask=keep, other=0.0).to(tl.float32)
-    if ADD:
-        r = tl.load(residual + row * residual_stride + cols, mask=keep, other=0.0)
-        summed = (h + r.to(tl.float32)).to(dtype)
-        tl.store(summed_out + row * WIDTH + cols, summed, mask=keep)
-        h = summed.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(h * h, 0) / WIDTH + eps)
-    normed = h * scale
-    if weight.dtype.element_ty == dtype:
-        normed = normed.to(dtype).to(tl.float32)
-    tl.store(normed_out + row * WIDTH + cols, (normed * w).to(dtype), mask=keep)
+    place = normed_out + tl.program_id(0).to(tl.int64) * WIDTH + cols
+    tl.store(place, normed, mask=cols < WIDTH)
 
 
 _launch = Launcher(_rms_norm_kernel)
 
 
 @cache
-def _constants(width: int, adds: bool) -> Mapping[str, object]:
+def norm_constants(width: int, adds: bool) -> Mapping[str, object]:
     pad = pad_to_power(width)
     return {
         "WIDTH": width,
@@ -88,7 +113,7 @@ def rms_norm(
     _launch(
         (tokens, 1, 1),
         (x, other, weight, normed, summed, *strides, eps),
-        _constants(width, residual is not None),
+        norm_constants(width, residual is not None),
         (x.dtype, weight.dtype, strides, alignments(x, other, weight)),
     )
     return normed, summed

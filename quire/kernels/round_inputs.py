@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.kernels.early import early_options, wait_for_inputs
 from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind, pad_to_power
 
-__all__ = ["RoundedRows", "Rounding", "round_inputs"]
+__all__ = ["RoundedRows", "Rounding", "eight_bits", "parts_of", "round_inputs", "scale_of"]
 
 SMALLEST = 1e-5  # the least maximum of a row that is assumed, so that nothing divides by zero
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -25,6 +25,7 @@ _MOST_BLOCK = 16384
 # Groups of one program where there are many: a hundred thousand programs of a warp each start
 # slower than they work.
 _GROUPS, _MANY = 16, 2048
+_PROGRAMS, _LEAST_PART = 132, 1024  # that share rows, and the inputs that are worth one
 
 
 class RoundedRows(NamedTuple):
@@ -43,10 +44,11 @@ class Rounding:
 
 @triton.jit
 def eight_bits(value, MOST: tl.constexpr, IS_INT: tl.constexpr):
-    """fp32 as codes; what is too large gets the largest."""
+    """fp32 as codes; what is too large gets the largest. The bounds come first: a product and the
+    sum after it might become one instruction, which rounds once."""
+    value = tl.minimum(tl.maximum(value, -MOST), MOST)
     if IS_INT:  # to the nearest even: numbers of 2**23 have no fractions
         value = (value + 12582912.0) - 12582912.0
-    value = tl.minimum(tl.maximum(value, -MOST), MOST)
     return value.to(tl.int8) if IS_INT else value.to(tl.float8e4nv)
 
 
@@ -61,10 +63,13 @@ def scale_of(top, MOST: tl.constexpr, SMALLEST: tl.constexpr):
 def _round_kernel(
     x, codes, scales, K, stride_x, num_groups, group, scale,
     MOST: tl.constexpr, SMALLEST: tl.constexpr, IS_INT: tl.constexpr, HAS_SCALE: tl.constexpr,
-    IS_ONE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    IS_ONE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(EARLY)
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if PARTS > 1:  # every program finds the scale, and writes some of the codes
+        own = tl.program_id(2) * (BLOCK // PARTS) + tl.arange(0, BLOCK // PARTS)
+        part = tl.load(x + row * stride_x + own, mask=own < K, other=0.0).to(tl.float32)
     begin = number * group
     end = tl.minimum(begin + group, K)
     columns = begin + tl.arange(0, BLOCK)
@@ -82,7 +87,11 @@ def _round_kernel(
                 most = tl.maximum(most, tl.abs(more.to(tl.float32)))
         step, times = scale_of(tl.max(most, 0), MOST, SMALLEST)
     tl.store(scales + row * num_groups + number, step)
-    tl.store(codes + row * K + columns, eight_bits(some * times, MOST, IS_INT), mask=columns < end)
+    if PARTS > 1:
+        tl.store(codes + row * K + own, eight_bits(part * times, MOST, IS_INT), mask=own < K)
+    else:
+        code = eight_bits(some * times, MOST, IS_INT)
+        tl.store(codes + row * K + columns, code, mask=columns < end)
     if not IS_ONE:
         for first in tl.range(begin + BLOCK, end, BLOCK):
             columns = first + tl.arange(0, BLOCK)
@@ -116,8 +125,16 @@ _launch = Launcher(_round_kernel)
 _launch_groups = Launcher(_round_groups_kernel)
 
 
-def round_inputs(x: Tensor, rounding: Rounding) -> RoundedRows:
-    """[m, k] in eight bits."""
+def parts_of(m: int, k: int) -> int:
+    """Programs that share the codes of a row: of few long rows, so that the chip has some for each
+    multiprocessor. One turns 16,384 numbers into codes for longer than it reads them."""
+    if k > _MOST_BLOCK:
+        return 1
+    return next((n for n in (8, 4, 2) if n * m <= _PROGRAMS and n * _LEAST_PART <= k), 1)
+
+
+def round_inputs(x: Tensor, rounding: Rounding, parts: int | None = None) -> RoundedRows:
+    """[m, k] in eight bits. `parts`: programs that share a row; None: as many as are quick."""
     m, k = x.shape
     assert x.stride(1) == 1
     dtype, group = rounding.dtype, rounding.group or k
@@ -147,14 +164,19 @@ def round_inputs(x: Tensor, rounding: Rounding) -> RoundedRows:
             kind,
         )
         return RoundedRows(codes, scales)
+    if num_groups > 1 or k > block:
+        parts = 1
+    elif parts is None:
+        parts = parts_of(m, k)
     _launch(
-        (m, num_groups, 1),
+        (m, num_groups, parts),
         (x, codes, scales, k, x.stride(0), num_groups, group, rounding.scale or 1.0),
         {
             **common,
             "HAS_SCALE": rounding.scale is not None,
             "IS_ONE": group <= block,
             "BLOCK": block,
+            "PARTS": parts,
             **early_options(),
             "num_warps": max(1, min(16, block // 512)),
             "enable_fp_fusion": False,  # products are rounded before they are made whole

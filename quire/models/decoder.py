@@ -24,14 +24,14 @@ from quire.models.heads.vocabulary import DraftVocabulary
 from quire.models.kv_cache import kv_shape
 from quire.models.spec import ModelSpec, RopeSpec
 from quire.nn.at_home import AtHome
-from quire.nn.attention import Attention, Ropes, RopeTables
+from quire.nn.attention import Attention, NormedStore, Ropes, RopeTables
 from quire.nn.embed import Embedding
 from quire.nn.linear import Adapted, Linear
 from quire.nn.mla import MlaAttention
 from quire.nn.mlp import MLP
 from quire.nn.moe import SparseMLP
 from quire.nn.norm import LayerNorm, RMSNorm
-from quire.nn.ops import Ops
+from quire.nn.ops import NormedKernel, Ops
 from quire.nn.parameter import Parameter
 from quire.nn.rope import rope_tables
 
@@ -61,12 +61,17 @@ class Block:
         mlp = SparseMLP if spec.is_sparse(layer) else MLP
         self.mlp = mlp(spec, dtype, device, ranks=ranks)
         self.scale = spec.residual_scale
+        self.norms_first = not spec.norm_after
+        self.store_normed: NormedStore | None = None  # norms joined with what reads them
+        self.mlp_normed: NormedKernel | None = None
 
     def norms(self) -> dict[str, RMSNorm | LayerNorm]:
         return {"attn_norm": self.attn_norm, "mlp_norm": self.mlp_norm}
 
     def store(self, x: Tensor, residual: Tensor | None, at: LayerContext) -> tuple[Tensor, Tensor]:
         """Keys and values of all tokens into the cache; returns queries and the stream."""
+        if self.store_normed is not None and at.adapted is None:
+            return self.store_normed(x, residual, at)
         x, residual = self.attn_norm(x, residual)
         return self.attn.store(x, at), residual
 
@@ -74,8 +79,15 @@ class Block:
         self, x: Tensor, residual: Tensor, adapted: Adapted | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """From what attention adds: what this block adds last, and the stream to add it to."""
-        x, residual = self.mlp_norm(self._scaled(x), residual)
-        return self._scaled(self.mlp(x, adapted)), residual
+        x, residual = self._fed(self._scaled(x), residual, adapted)
+        return self._scaled(x), residual
+
+    def _fed(self, x: Tensor, residual: Tensor, adapted: Adapted | None) -> tuple[Tensor, Tensor]:
+        """What the block adds for the norm of the sum, and that sum."""
+        if self.mlp_normed is not None and adapted is None:
+            return self.mlp_normed(x, residual)
+        x, residual = self.mlp_norm(x, residual)
+        return self.mlp(x, adapted), residual
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self.scale == 1.0 else x * self.scale
@@ -85,6 +97,9 @@ class Block:
         self.mlp.finish(ops)
         for norm in self.norms().values():
             norm.finish(ops)
+        if self.norms_first:
+            self.store_normed = self.attn.after(self.attn_norm)
+            self.mlp_normed = self.mlp.after(self.mlp_norm)
 
     def parameters(self, at: str) -> dict[str, Parameter]:
         """Every tensor of the block; `at` begins their names."""
@@ -143,8 +158,8 @@ class NormBothBlock(Block):
         self, x: Tensor, residual: Tensor, adapted: Adapted | None = None
     ) -> tuple[Tensor, Tensor | None]:
         x, _ = self.attn_out_norm(x, None)
-        x, residual = self.mlp_norm(x, residual)
-        x, _ = self.mlp_out_norm(self.mlp(x, adapted), None)
+        x, residual = self._fed(x, residual, adapted)
+        x, _ = self.mlp_out_norm(x, None)
         return x, residual
 
 

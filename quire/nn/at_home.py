@@ -12,10 +12,10 @@ from torch import Tensor
 
 from quire.dist.homes import Homes
 from quire.forward import LayerContext
-from quire.nn.attention import Attention, Ropes
+from quire.nn.attention import Attention, NormedStore, Ropes
 from quire.nn.linear import Linear
 from quire.nn.mla import MlaAttention
-from quire.nn.norm import RMSNorm
+from quire.nn.norm import LayerNorm, RMSNorm
 from quire.nn.ops import Ops
 from quire.nn.parameter import Parameter
 
@@ -38,6 +38,10 @@ class AtHome:
 
     def finish(self, ops: Ops, ropes: Ropes) -> None:
         self.inner.finish(ops, ropes)
+
+    def after(self, norm: RMSNorm | LayerNorm) -> NormedStore | None:
+        """Rows are normed before some are taken."""
+        return None
 
     def store(self, x: Tensor, at: LayerContext) -> Tensor:
         """Keys and values of our rows of [tokens, hidden] into the cache; returns their queries."""

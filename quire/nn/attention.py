@@ -6,7 +6,9 @@ queries of all tokens or, with a plan for them, of some.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,9 +20,12 @@ from quire.dist.ranks import ALONE, Ranks
 from quire.forward import LayerContext
 from quire.models.spec import ModelSpec
 from quire.nn.linear import Linear
-from quire.nn.norm import RMSNorm
-from quire.nn.ops import Ops
+from quire.nn.norm import LayerNorm, RMSNorm
+from quire.nn.ops import NormedKernel, Ops
 from quire.nn.parameter import WHOLE, Kept, Parameter
+
+# (x, residual, context) -> (queries, the stream)
+NormedStore = Callable[[Tensor, Tensor | None, LayerContext], tuple[Tensor, Tensor]]
 
 
 class RopeTables(NamedTuple):
@@ -113,8 +118,23 @@ class Attention:
 
     def store(self, x: Tensor, at: LayerContext) -> Tensor:
         """Keys and values of [tokens, hidden] into the cache; returns queries [tokens, H, D]."""
+        return self._store(self.qkv(x, at.adapted), at)
+
+    def after(self, norm: RMSNorm | LayerNorm) -> NormedStore | None:
+        """A norm, and `store` of what it makes, in fewer launches and without adapters. None: one
+        after the other is as good."""
+        kernel = norm.into(self.qkv.kernel)
+        return None if kernel is None else partial(self._store_normed, kernel)
+
+    def _store_normed(
+        self, kernel: NormedKernel, x: Tensor, residual: Tensor | None, at: LayerContext
+    ) -> tuple[Tensor, Tensor]:
+        qkv, stream = kernel(x, residual)
+        return self._store(qkv, at), stream
+
+    def _store(self, qkv: Tensor, at: LayerContext) -> Tensor:
+        """`qkv` [tokens, (H + 2 Hkv) * D]"""
         assert self.transform is not None, "Attention used before finish()"
-        qkv = self.qkv(x, at.adapted)  # [tokens, (H + 2 Hkv) * D]
         if self.is_wide:
             qkv = self._norm_wide(qkv)
         return at.attention.prepare(qkv, self.transform, at.cache, at.plan, self.heads)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,10 +28,10 @@ from quire.attn.latent import (
 from quire.dist.cuts import Cut
 from quire.dist.ranks import ALONE, Ranks
 from quire.forward import LayerContext
-from quire.nn.attention import Ropes
+from quire.nn.attention import NormedStore, Ropes
 from quire.nn.linear import Linear
-from quire.nn.norm import RMSNorm
-from quire.nn.ops import HeadProduct, Ops
+from quire.nn.norm import LayerNorm, RMSNorm
+from quire.nn.ops import HeadProduct, NormedKernel, Ops
 from quire.nn.parameter import Parameter
 from quire.quant.weight import tensor_of
 
@@ -117,9 +118,22 @@ class MlaAttention:
 
     def store(self, x: Tensor, at: LayerContext) -> Tensor:
         """Latents of [tokens, hidden] into the cache; returns queries [tokens, heads, width]."""
+        return self._store(self.qkv(x), at)
+
+    def after(self, norm: RMSNorm | LayerNorm) -> NormedStore | None:
+        kernel = norm.into(self.qkv.kernel)
+        return None if kernel is None else partial(self._store_normed, kernel)
+
+    def _store_normed(
+        self, kernel: NormedKernel, x: Tensor, residual: Tensor | None, at: LayerContext
+    ) -> tuple[Tensor, Tensor]:
+        qkv, stream = kernel(x, residual)
+        return self._store(qkv, at), stream
+
+    def _store(self, qkv: Tensor, at: LayerContext) -> Tensor:
         assert self.transform is not None, "MlaAttention used before finish()"
         backend, plan = latent_attention(at.attention), latent_plan(at.plan)
-        return backend.prepare(self._project(x), self.transform, at.cache, plan, self.heads)
+        return backend.prepare(self._project(qkv), self.transform, at.cache, plan, self.heads)
 
     def attend(self, q: Tensor, at: LayerContext) -> Tensor:
         """What the queries read from the cache -> [queries, hidden]."""
@@ -138,9 +152,9 @@ class MlaAttention:
             y.index_copy_(0, expanded.tokens, others)
         return self.passage.leave(self.out(self.passage.enter(y.flatten(1))))
 
-    def _project(self, x: Tensor) -> Projected:
+    def _project(self, qkv: Tensor) -> Projected:
         mla = self.mla
-        q, latent, key = self.qkv(x).split([self.qkv.parts["q"], mla.kv_rank, mla.rope_dim], 1)
+        q, latent, key = qkv.split([self.qkv.parts["q"], mla.kv_rank, mla.rope_dim], 1)
         if self.q_b is not None and self.q_norm is not None:
             q, _ = self.q_norm(q, None)
             q = self.q_b(q)

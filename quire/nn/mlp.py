@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from quire.dist.ranks import ALONE, Ranks
 from quire.models.spec import ModelSpec
 from quire.nn.linear import Adapted, Linear
-from quire.nn.norm import RMSNorm
-from quire.nn.ops import Ops
+from quire.nn.norm import LayerNorm, RMSNorm
+from quire.nn.ops import LinearKernel, NormedKernel, Ops
 
 
 class MLP:
@@ -38,6 +41,7 @@ class MLP:
         )
         self.activation = spec.activation
         self.ops: Ops | None = None
+        self.both: LinearKernel | None = None  # products, where the device has one kernel of them
         self.sub_norm = None
         if spec.sub_norms:
             self.sub_norm = RMSNorm(ffn, spec.norm_eps, dtype, device, spec.norm_offset)
@@ -54,9 +58,27 @@ class MLP:
         self.down.finish(ops)
         for norm in self.norms().values():
             norm.finish(ops)
+        if self.is_gated and self.sub_norm is None and self.passage.is_entered:
+            assert self.up.kernel is not None and self.down.kernel is not None
+            self.both = ops.chained(self.up.kernel, self.down.kernel)
+
+    def after(self, norm: RMSNorm | LayerNorm) -> NormedKernel | None:
+        """A norm and this block in fewer launches, without adapters. None: one after the other is
+        as good."""
+        rest: Callable[[Tensor], Tensor]
+        if self.both is None:
+            kernel, rest = norm.into(self.up.kernel), self._from_up
+        else:
+            kernel, rest = norm.into(self.both), self.passage.leave
+        return None if kernel is None else partial(_normed, kernel, rest)
 
     def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
-        x = self.up(x, adapted)  # [tokens, ffn]; a gate has been applied already
+        if self.both is not None and adapted is None:
+            return self.passage.leave(self.both(x))
+        return self._from_up(self.up(x, adapted), adapted)
+
+    def _from_up(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
+        """`x` [tokens, ffn]; a gate has been applied already."""
         if not self.is_gated:
             assert self.ops is not None, "MLP used before finish()"
             x = self.ops.activate(x, self.activation)
@@ -64,3 +86,10 @@ class MLP:
         if self.sub_norm is not None:
             x, _ = self.sub_norm(x, None)
         return self.passage.leave(self.down(x, adapted))
+
+
+def _normed(
+    kernel: NormedKernel, rest: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    made, stream = kernel(x, residual)
+    return rest(made), stream

@@ -14,7 +14,8 @@ from quire.dist.ranks import ALONE, Ranks
 from quire.nn.experts import Experts
 from quire.nn.linear import Adapted, Linear
 from quire.nn.mlp import MLP
-from quire.nn.ops import GateForm, Ops
+from quire.nn.norm import LayerNorm, RMSNorm
+from quire.nn.ops import GateForm, NormedKernel, Ops
 from quire.nn.parameter import Parameter
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ class SparseMLP:
         if self.shared is not None:
             self.shared.finish(ops)
         self.experts.finish(ops)
+
+    def after(self, norm: RMSNorm | LayerNorm) -> NormedKernel | None:
+        """Router and experts both read what is normed."""
+        return None
 
     def __call__(self, x: Tensor, adapted: Adapted | None = None) -> Tensor:
         assert self.ops is not None, "SparseMLP used before finish()"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.nn.ops import Ops
+from quire.nn.ops import LinearKernel, NormedKernel, Ops
 
 
 class RMSNorm:
@@ -36,6 +36,12 @@ class RMSNorm:
     def finish(self, ops: Ops) -> None:
         self.ops = ops
 
+    def into(self, kernel: LinearKernel | None) -> NormedKernel | None:
+        """Both together, for a kernel that alone reads what this makes; None: one after the
+        other."""
+        assert self.ops is not None and kernel is not None, "joined before weights were loaded"
+        return self.ops.normed(kernel, self.scale(), self.eps)
+
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         assert self.ops is not None, "RMSNorm used before its weight was loaded"
         return self.ops.rms_norm(x, residual, self.scale(), self.eps)
@@ -50,6 +56,9 @@ class LayerNorm:
 
     def finish(self, ops: Ops) -> None:
         self.ops = ops
+
+    def into(self, kernel: LinearKernel | None) -> NormedKernel | None:
+        return None
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         assert self.ops is not None, "LayerNorm used before its weight was loaded"

@@ -30,6 +30,14 @@ class GatedKernel(LinearKernel, Protocol):
     kernel: LinearKernel
 
 
+class NormedKernel(Protocol):
+    """A norm and the kernel that alone reads what it makes."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """([tokens, out], what was normed), to the bits of `rms_norm` and the kernel after it."""
+        ...
+
+
 class SumKernel(LinearKernel, Protocol):
     """A product whose sums can be had before they are rounded once and gated."""
 
@@ -112,6 +120,18 @@ class Kernels(Protocol):
     def experts(self, weights: ExpertWeights) -> ExpertKernel: ...
 
 
+class Joints(Protocol):
+    """Kernels that stand for two, in fewer launches. None: one after the other is as good."""
+
+    def normed(self, kernel: LinearKernel, weight: Tensor, eps: float) -> NormedKernel | None:
+        """An RMS norm, and a kernel of `linear` or `chained`."""
+        ...
+
+    def chained(self, first: LinearKernel, second: LinearKernel) -> LinearKernel | None:
+        """Two kernels of `linear`; the second reads what the first makes."""
+        ...
+
+
 class Norms(Protocol):
     """Done in every step, as is what follows."""
 
@@ -162,5 +182,5 @@ class Routing(Protocol):
         ...
 
 
-class Ops(Kernels, Norms, RowOps, Routing, Protocol):
+class Ops(Kernels, Joints, Norms, RowOps, Routing, Protocol):
     """All that a layer asks of its device."""

@@ -26,10 +26,12 @@ from quire.nn.ops import (
     GateForm,
     HeadProduct,
     LinearKernel,
+    NormedKernel,
     Table,
     Visits,
 )
 from quire.ops.eight_bit_experts import EightBitExperts, can_fuse
+from quire.ops.eight_bit_joints import EightBitJoints
 from quire.ops.int8_inputs import Int8SumInputs
 from quire.ops.matmul_linear import MatmulLinear
 from quire.ops.packed_experts import PackedExperts, are_packed, rows_of
@@ -49,6 +51,7 @@ class CudaOps:
         """`dtype`: of activations, and of weights that are expanded."""
         self._layouts = Layouts()  # shared by all products
         self.packed = PackedForms(device, dtype, self._layouts)
+        self._joints = EightBitJoints(dtype)
 
     def linear(
         self, weights: Sequence[Weight], bias: Tensor | None, gate: str | None = None
@@ -98,6 +101,12 @@ class CudaOps:
             return PackedExperts(slabs[0], slabs[1], num, act)
         up, down = ((of.floats(num, self.packed.expanded), of.bias) for of in rows)
         return GroupedExperts(up, down, weights.gate)
+
+    def normed(self, kernel: LinearKernel, weight: Tensor, eps: float) -> NormedKernel | None:
+        return self._joints.normed(kernel, weight, eps)
+
+    def chained(self, first: LinearKernel, second: LinearKernel) -> LinearKernel | None:
+        return self._joints.chained(first, second)
 
     def rms_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float

@@ -20,7 +20,9 @@ from quire.kernels.matmul import interleave
 from quire.kernels.packed_matmul import multiprocessors
 from quire.kernels.rehearsal import rehearsal
 from quire.kernels.round_inputs import RoundedRows, Rounding, round_inputs
-from quire.kernels.vendor_eight_bit import VendorEightBit
+from quire.kernels.silu_mul import silu_mul
+from quire.kernels.silu_mul_round import silu_mul_round
+from quire.kernels.vendor_eight_bit import Gated, VendorEightBit
 from quire.ops.eight_bit_of import EightBitForm, eight_bit_weight
 from quire.quant.weight import Weight
 
@@ -52,8 +54,9 @@ class EightBitLinear:
         self.few, self.many = _on_hopper(weight, bias, gate)
         self.library: VendorEightBit | None = None
         if library is not None and self.many is not None:
-            ours = partial(self.multiply, dtype=torch.bfloat16)
-            self.library = library if library.may_take(weight, bias, ours) else None
+            own = partial(self.multiply, dtype=torch.bfloat16)
+            ours = (self._ungated, Gated(gate, own)) if gate else (own, None)
+            self.library = library if library.may_take(weight, self.bias, *ours) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[m, k] -> [m, n] in x's dtype; gated [m, n / 2]."""
@@ -62,8 +65,8 @@ class EightBitLinear:
     def multiply(self, x: RoundedRows, dtype: torch.dtype) -> Tensor:
         """Rows that somebody has rounded as `rounding` says."""
         m, n = len(x.codes), self.weight.shape[0]
-        if self.library is not None and m > MOST_EIGHT_BIT_ROWS and dtype == torch.bfloat16:
-            return self.library(x, self.weight, self.bias)
+        if (made := self._of_library(x, dtype)) is not None:
+            return silu_mul(made, self.gate, interleaved=True) if self.gate else made
         if self.few is not None and m and (config := self.few.pick(m)) is not None:
             self.few(x, out := self._out(x, dtype), config)
             return out
@@ -72,6 +75,23 @@ class EightBitLinear:
             return out
         tile = pick_eight_bit(m, n, multiprocessors(x.codes.device))
         return eight_bit_matmul(x, self.weight, self.bias, dtype, tile, self.gate)
+
+    def rounded(self, x: RoundedRows, dtype: torch.dtype, rounding: Rounding) -> RoundedRows:
+        """What `multiply` makes, rounded for the product that reads it."""
+        if self.gate and (made := self._of_library(x, dtype)) is not None:
+            return silu_mul_round(made, rounding, self.gate)
+        return round_inputs(self.multiply(x, dtype), rounding)
+
+    def _of_library(self, x: RoundedRows, dtype: torch.dtype) -> Tensor | None:
+        """The product without the gate; None: ours are faster, or the library has other bits."""
+        is_many = len(x.codes) > MOST_EIGHT_BIT_ROWS
+        if self.library is None or not is_many or dtype != torch.bfloat16:
+            return None
+        return self.library(x, self.weight, self.bias)
+
+    def _ungated(self, x: RoundedRows) -> Tensor:
+        tile = pick_eight_bit(len(x.codes), self.weight.shape[0], multiprocessors(x.codes.device))
+        return eight_bit_matmul(x, self.weight, self.bias, torch.bfloat16, tile)
 
     def sums(self, x: Tensor) -> Tensor:
         """[m, k] -> [m, n] in fp32, without the gate: of the kernel that takes any."""

@@ -27,6 +27,7 @@ from quire.nn.ops import (
     GateForm,
     HeadProduct,
     LinearKernel,
+    NormedKernel,
     Table,
     Visits,
 )
@@ -99,6 +100,12 @@ class NativeOps:
         if len(up) == len(down) == weights.num_experts and can_fuse(up, down):
             return NativeExperts(up, down, weights.gate)
         return loop
+
+    def normed(self, kernel: LinearKernel, weight: Tensor, eps: float) -> NormedKernel | None:
+        return None
+
+    def chained(self, first: LinearKernel, second: LinearKernel) -> LinearKernel | None:
+        return None
 
     def rms_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float

@@ -18,6 +18,7 @@ from quire.nn.ops import (
     GateForm,
     HeadProduct,
     LinearKernel,
+    NormedKernel,
     Table,
     Visits,
 )
@@ -94,6 +95,12 @@ class TorchOps:
 
     def experts(self, weights: ExpertWeights) -> ExpertKernel:
         return ExpertLoop.of(weights, self)
+
+    def normed(self, kernel: LinearKernel, weight: Tensor, eps: float) -> NormedKernel | None:
+        return None
+
+    def chained(self, first: LinearKernel, second: LinearKernel) -> LinearKernel | None:
+        return None
 
     def rms_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
