@@ -5,10 +5,12 @@ inputs), of the rounding, of the tiled kernel, of that for many rows by tiles of
 rows, of the vendor's library and of the dense product in bf16, and the first one's TB/s of weights
 and TFLOP/s. "taken" behind it: the library is what the engine takes. 28,672 outputs are gate and
 up, with their gate. `--sweep` times other sizes of the streamed kernel. `--compile-only` needs no
-GPU.
+GPU. `--joints` has rounding in the kernels that make inputs, and candidates for 129-256 rows
+(`gpu_w8a8_joints.py`).
 
     python -m benchmarks.gpu_w8a8 --max-seconds 60
     python -m benchmarks.gpu_w8a8 --sweep --rows 1,32,64,128
+    python -m benchmarks.gpu_w8a8 --joints --max-seconds 50
     python -m benchmarks.gpu_w8a8 --compile-only
 """
 
@@ -26,6 +28,7 @@ from torch import Tensor
 
 from benchmarks.gpu_matmul import ROTATE_BYTES, SHARED_BYTES, become_compiler, graph_micros
 from benchmarks.gpu_packed import SHAPES, Compiling, inspect
+from benchmarks.gpu_w8a8_joints import compile_joints, run_joints
 from quire.kernels import eight_bit_matmul as tiled
 from quire.kernels.eight_bit_configs import (
     MOST_EIGHT_BIT_ROWS,
@@ -348,11 +351,17 @@ def main() -> int:
     parser.add_argument("--max-seconds", type=float, default=60.0)
     parser.add_argument("--no-dense", action="store_true")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--joints", action="store_true")
     parser.add_argument("--compile-only", action="store_true")
     args = parser.parse_args()
     forms, rows = args.forms.split(","), [int(row) for row in args.rows.split(",")]
     if args.compile_only:
-        return 1 if compile_all(forms, rows) else 0
+        bad = compile_joints() if args.joints else compile_all(forms, rows)
+        return 1 if bad else 0
+    if args.joints:
+        pieces = {name: Weights(FORMS[name]) for name in forms}
+        wrong = run_joints(forms, lambda name, n, k: pieces[name].of(n, k), args.max_seconds)
+        return 1 if wrong else 0
     if args.sweep:
         sweep(forms, rows, args.max_seconds)
         return 0

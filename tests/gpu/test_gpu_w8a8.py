@@ -24,9 +24,14 @@ from quire.kernels.eight_bit_matmul import EightBitTile, eight_bit_matmul
 from quire.kernels.eight_bit_weight import EightBitWeight
 from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.rehearsal import rehearsal
+from quire.kernels.rms_norm import rms_norm
+from quire.kernels.rms_norm_round import rms_norm_round
 from quire.kernels.round_inputs import RoundedRows, Rounding, round_inputs
+from quire.kernels.silu_mul import silu_mul
+from quire.kernels.silu_mul_round import silu_mul_round
 from quire.kernels.vendor_eight_bit import VendorEightBit
 from quire.models.tiny import tiny_model
+from quire.ops.cuda_ops import CudaOps
 from quire.ops.eight_bit_linear import EightBitLinear
 
 CUDA = torch.device("cuda")
@@ -140,8 +145,25 @@ def test_the_library_is_asked_where_it_has_our_bits(name: str, biased: bool) -> 
     want = eight_bit_matmul(round_inputs(x, ROUNDINGS[name]), w, bias, x.dtype, ONE_TILE)
     for rows in (129, 130, 192, 257, 384, 700):
         assert torch.equal(kernel(x[:rows]), want[:rows]), f"{rows=}"
-    gated = EightBitLinear(_weight(name, n, k, True), ROUNDINGS[name], None, "silu", library)
-    assert gated.library is None
+
+
+@needs_hopper
+@pytest.mark.parametrize("name", ["fp8", "fp8-one"])
+def test_the_library_makes_pairs_for_a_gate(name: str) -> None:
+    """Red when many rows get other bits than few, or the library is not asked; rounded for the
+    next product or not."""
+    torch.manual_seed(6)
+    library, n, k = VendorEightBit(), 4096, 1024
+    w, rounding = _weight(name, n, k, True), ROUNDINGS[name]
+    kernel = EightBitLinear(w, rounding, None, "silu", library)
+    assert kernel.library is library
+    x = round_inputs(_spread(700, k), rounding)
+    want = eight_bit_matmul(x, w, None, torch.bfloat16, ONE_TILE, "silu")
+    for rows in (1, 128, 129, 192, 257, 700):
+        some = RoundedRows(x.codes[:rows], x.scales[:rows])
+        assert torch.equal(kernel.multiply(some, torch.bfloat16), want[:rows]), f"{rows=}"
+        made = kernel.rounded(some, torch.bfloat16, ROUNDINGS["fp8"])
+        _assert_same(made, round_inputs(want[:rows], ROUNDINGS["fp8"]))
 
 
 @needs_hopper
@@ -179,6 +201,55 @@ def test_rows_are_rounded_as_torch_rounds_them() -> None:
         want = scaled.round().to(dtype) if dtype == torch.int8 else scaled.to(dtype)
         assert torch.equal(got.codes.view(torch.uint8), want.view(torch.uint8))
         assert torch.equal(got.scales, top / most)
+
+
+def _assert_same(got: RoundedRows, want: RoundedRows) -> None:
+    assert torch.equal(got.codes.view(torch.uint8), want.codes.view(torch.uint8))
+    assert torch.equal(got.scales, want.scales)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8", "fp8-one"])
+@pytest.mark.parametrize("width", [1024, 4096, 5120, 2882])
+def test_norms_that_round_have_the_bits_of_two_launches(name: str, width: int) -> None:
+    """Red when a row is summed in another order, or a product and a sum become one instruction."""
+    torch.manual_seed(7)
+    rounding = ROUNDINGS[name]
+    for dtype, weight_dtype in (
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float16),
+    ):
+        x, residual = _spread(257, width).to(dtype), _spread(257, width).to(dtype)
+        x[3] = 0.0
+        weight = torch.randn(width, device=CUDA).to(weight_dtype)
+        for rows in (1, 2, 31, 257):
+            for other in (None, residual[:rows]):
+                normed, stream = rms_norm(x[:rows], weight, 1e-5, other)
+                got, summed = rms_norm_round(x[:rows], weight, 1e-5, rounding, other)
+                _assert_same(got, round_inputs(normed, rounding))
+                assert torch.equal(summed, stream)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8", "fp8-one"])
+@pytest.mark.parametrize("width", [1024, 14336, 17408, 2881])
+def test_gates_that_round_have_the_bits_of_two_launches(name: str, width: int) -> None:
+    torch.manual_seed(8)
+    pairs = _spread(257, 2 * width)
+    pairs[3] = 0.0
+    for rows in (1, 2, 31, 257):
+        made = silu_mul(pairs[:rows], interleaved=True)
+        got = silu_mul_round(pairs[:rows], ROUNDINGS[name])
+        _assert_same(got, round_inputs(made, ROUNDINGS[name]))
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("k", [4096, 14336, 2881])
+def test_programs_that_share_a_row_change_no_code(name: str, k: int) -> None:
+    torch.manual_seed(9)
+    x = _spread(9, k)
+    want = round_inputs(x, ROUNDINGS[name], parts=1)
+    for parts in (2, 4, 8):
+        _assert_same(round_inputs(x, ROUNDINGS[name], parts), want)
 
 
 @needs_hopper
@@ -250,6 +321,26 @@ def test_a_request_alone_gets_the_tokens_of_a_batch(llm: LLM) -> None:
     assert not [each for each in llm._engine.decisions if each.what == "inputs"]
     together = _tokens(llm, PROMPTS)
     assert [_tokens(llm, [prompt])[0] for prompt in PROMPTS] == together
+
+
+def test_norms_are_joined_and_change_no_token(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a norm or a gate stays a launch of its own, or one that rounds has other bits."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "torch_dtype": "bfloat16"}
+    wide = write_shape(shrunk(SHAPES["8b"]) | sizes, tmp_path / "wide")
+    joined = _llm(wide, load_format="dummy", quantization=name)
+    block = joined._engine.runner.model.blocks[0]
+    assert block.store_normed is not None and block.mlp_normed is not None
+    if has_hopper_kernels(CUDA):
+        assert (block.mlp.both is not None) == (name == "fp8")
+    want = _tokens(joined, PROMPTS)
+    monkeypatch.setattr(CudaOps, "normed", lambda *_: None)
+    monkeypatch.setattr(CudaOps, "chained", lambda *_: None)
+    apart = _llm(wide, load_format="dummy", quantization=name)
+    block = apart._engine.runner.model.blocks[0]
+    assert block.mlp_normed is None and block.mlp.both is None
+    assert _tokens(apart, PROMPTS) == want
 
 
 def test_graphs_change_no_token(llm: LLM, name: str, folder: str) -> None:

@@ -13,7 +13,8 @@ from quire.kernels import vendor_eight_bit as module
 from quire.kernels.eight_bit_configs import NARROW_TILE, WIDE_TILE, pick_many
 from quire.kernels.eight_bit_weight import EightBitWeight
 from quire.kernels.round_inputs import RoundedRows
-from quire.kernels.vendor_eight_bit import VendorEightBit
+from quire.kernels.silu_mul import silu_mul
+from quire.kernels.vendor_eight_bit import Gated, VendorEightBit
 
 E4M3 = torch.float8_e4m3fn
 
@@ -29,9 +30,11 @@ def _rows_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_inputs", rows)
 
 
-def _weight(num_out: int = 512, group: int = 0, paired: bool = False) -> EightBitWeight:
+def _weight(
+    num_out: int = 512, group: int = 0, paired: bool = False, rows: int = 1
+) -> EightBitWeight:
     codes = torch.randn(num_out, 128).to(E4M3)
-    return EightBitWeight(codes, torch.rand(1, num_out), group, paired)
+    return EightBitWeight(codes, torch.rand(1, num_out // rows), group, paired, rows)
 
 
 def test_one_different_bit_is_disagreement() -> None:
@@ -62,7 +65,28 @@ def test_a_library_without_such_a_product_is_not_asked(monkeypatch: pytest.Monke
     assert not VendorEightBit().may_take(_weight(), None, lambda x: torch.empty(0))
 
 
-@pytest.mark.parametrize("weight", [_weight(group=128), _weight(paired=True), _weight(72)])
+def test_the_gate_after_it_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a paired weight is taken whose gate in the product has other bits."""
+    torch.manual_seed(1)
+    weight = _weight(paired=True)
+    monkeypatch.setattr(module, "_CHECKED_ROWS", (3, 5))
+
+    def ours(x: RoundedRows) -> Tensor:
+        return VendorEightBit()(x, weight, None)
+
+    def gated(x: RoundedRows) -> Tensor:
+        return silu_mul(ours(x), interleaved=True)
+
+    def one_bit_off(x: RoundedRows) -> Tensor:
+        out = gated(x)
+        out.view(torch.int16)[0, 0] ^= 1
+        return out
+
+    assert VendorEightBit().may_take(weight, None, ours, Gated("silu", gated))
+    assert not VendorEightBit().may_take(weight, None, ours, Gated("silu", one_bit_off))
+
+
+@pytest.mark.parametrize("weight", [_weight(group=128), _weight(rows=2), _weight(72)])
 def test_what_it_never_takes(weight: EightBitWeight) -> None:
     def ours(x: RoundedRows) -> Tensor:
         raise AssertionError("nothing to compare")
