@@ -1,11 +1,13 @@
-"""Rounding in the kernel that makes the inputs of W8A8 products: equal bits, and how much faster?
+"""Rounding in the kernels that make the inputs of W8A8 products: equal bits, and how much faster?
 
 One JSON line for each measurement, microseconds, on the shapes of the 8B model; bits are compared
-first. `norm`: a norm and the rounding of what it makes, apart and joined. `parts`: rounding alone,
-by how many programs share a row. `gate`: gate | up and the rounding before `down`: the product with
-the gate, or a product without it (the library's, or ours) and a gate that rounds. `block`: norm,
-gate | up and down one after the other, as the engine makes them, apart and joined. `many`: kernels
-for 129-256 rows. Called by `python -m benchmarks.gpu_w8a8 --joints`.
+first. `norm`: a norm and the rounding of what it makes, apart and joined. `block`: norm, gate | up
+and down one after the other, as the engine makes them, apart and joined. `gate`: gate | up and the
+rounding before `down`: the product with the gate, or a product without it (the library's, or ours)
+and a gate that rounds; `gate alone` is that last launch. `bands`: streamed int8 products, bands of
+a stage summed in a chain or apart. `many`: kernels for 129-256 rows; `sums` are the library's of
+int8, without scales, which the engine does not take. `parts`: rounding alone, by how many programs
+share a row. Called by `python -m benchmarks.gpu_w8a8 --joints`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,6 +38,7 @@ from quire.kernels.rms_norm_round import rms_norm_round
 from quire.kernels.round_inputs import RoundedRows, Rounding, round_inputs
 from quire.kernels.silu_mul import silu_mul
 from quire.kernels.silu_mul_round import silu_mul_round
+from quire.kernels.stream_eight_bit import StreamEightBit
 from quire.kernels.vendor_eight_bit import VendorEightBit
 from quire.ops.eight_bit_joints import EightBitPair, NormedProduct
 from quire.ops.eight_bit_linear import EightBitLinear
@@ -45,23 +49,60 @@ ROUNDINGS = {"fp8": Rounding(E4M3), "int8": Rounding(torch.int8)}
 NARROW = ((6144, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, FFN))
 
 
-class Clock:
-    """Rows to be timed, while there is time."""
-
-    def __init__(self, seconds: float) -> None:
-        self.started, self.seconds = time.monotonic(), seconds
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self.started
-
-    def rows(self, *rows: int) -> Iterator[int]:
-        return (m for m in rows if self.elapsed < self.seconds)
-
-
 Call = Callable[[], object]
 Product = Callable[[], Tensor]
 PickWeights = Callable[[str, int, int], list[EightBitWeight]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Ways of making the same bits, each over weights of its own."""
+
+    what: str
+    of: Mapping[str, object]
+    ways: dict[str, list[Call]]
+
+
+def run_joints(names: list[str], pick: PickWeights, max_seconds: float) -> int:
+    """Returns how many had other bits. The most telling come first: time may run out."""
+    started, wrong = time.monotonic(), 0
+    found: list[Callable[[], Iterator[Case]]] = [norm_cases]
+    for name in names:
+        found += [partial(block_cases, name, pick), partial(gate_cases, name, pick)]
+        found += [partial(band_cases, pick)] if name == "int8" else []
+        found.append(partial(many_cases, name, pick))
+    complete = True
+    for stage in (*found, part_cases):
+        cases = list(stage())
+        with rehearsal():  # all kernels of a stage are compiled side by side
+            for case in cases:
+                for calls in case.ways.values():
+                    calls[0]()
+        for case in cases:
+            complete = time.monotonic() - started < max_seconds
+            if not complete:
+                break
+            wrong += not measure(case)
+        if not complete:
+            break
+    say("seconds", total=time.monotonic() - started, complete=complete, wrong=wrong)
+    return wrong
+
+
+def measure(case: Case) -> bool:
+    want, *others = [bits(calls[0]()) for calls in case.ways.values()]
+    equal = all(torch.equal(a, b) for made in others for a, b in zip(made, want, strict=True))
+    micros = {name: graph_micros(calls) for name, calls in case.ways.items()}
+    say(case.what, **case.of, equal=equal, **micros)
+    return equal
+
+
+def bits(made: object) -> list[Tensor]:
+    """Copies of every tensor in a result, as comparable numbers: some ways share their memory."""
+    if isinstance(made, Tensor):
+        return [(made.view(torch.uint8) if made.itemsize == 1 else made).clone()]
+    assert isinstance(made, tuple)
+    return [each for part in made for each in bits(part)]
 
 
 def say(what: str, **found: object) -> None:
@@ -69,185 +110,164 @@ def say(what: str, **found: object) -> None:
     print(json.dumps({"what": what, **micros}), flush=True)
 
 
-def bits(made: object) -> list[Tensor]:
-    """Every tensor in a result, as comparable numbers."""
-    if isinstance(made, Tensor):
-        return [made.view(torch.uint8) if made.itemsize == 1 else made]
-    assert isinstance(made, tuple)
-    return [each for part in made for each in bits(part)]
-
-
-def same(ways: dict[str, Call]) -> bool:
-    """Whether all give the bits of the first. All are compiled before."""
-    with rehearsal():
-        for call in ways.values():
-            call()
-    want, *others = [bits(call()) for call in ways.values()]
-    return all(torch.equal(a, b) for made in others for a, b in zip(made, want, strict=True))
-
-
 def rows_of(m: int, k: int) -> Tensor:
     x = torch.randn(m, k, device="cuda") * torch.randn(m, k, device="cuda").exp()
     return x.bfloat16()
 
 
-def compare(what: str, ways: dict[str, list[Call]], **of: object) -> bool:
-    """Time ways of the same thing, each over its own weights."""
-    equal = same({name: calls[0] for name, calls in ways.items()})
-    say(what, **of, equal=equal, **{name: graph_micros(calls) for name, calls in ways.items()})
-    return equal
+def few(calls: list[Call], m: int) -> list[Call]:
+    """As many as take a millisecond or two."""
+    return calls[: max(1, 4096 // m)]
 
 
 # ------------------------------------------------------------ what is timed
 
 
-def time_norms(clock: Clock) -> int:
-    weight, wrong = torch.randn(HIDDEN, device="cuda").bfloat16(), 0
-    for m in clock.rows(1, 32, 256, 2048, 8192):
+def norm_cases() -> Iterator[Case]:
+    weight = torch.randn(HIDDEN, device="cuda").bfloat16()
+
+    def apart(x: Tensor, residual: Tensor, rounding: Rounding) -> object:
+        normed, stream = rms_norm(x, weight, 1e-5, residual)
+        return round_inputs(normed, rounding), stream
+
+    for m in (1, 32, 256, 2048, 8192):
         x, residual = rows_of(m, HIDDEN), rows_of(m, HIDDEN)
         for name, rounding in ROUNDINGS.items():
-
-            def apart(x: Tensor, residual: Tensor, rounding: Rounding) -> object:
-                normed, stream = rms_norm(x, weight, 1e-5, residual)
-                return round_inputs(normed, rounding), stream
-
-            joint = partial(rms_norm_round, x, weight, 1e-5, rounding, residual)
-            ways: dict[str, Call] = {"apart": partial(apart, x, residual, rounding)}
-            ways["joined"] = joint
-            made: dict[str, list[Call]] = {way: [call] * 32 for way, call in ways.items()}
-            wrong += not compare("norm", made, form=name, rows=m)
-    return wrong
+            joined = partial(rms_norm_round, x, weight, 1e-5, rounding, residual)
+            ways: dict[str, list[Call]] = {"apart": [partial(apart, x, residual, rounding)] * 32}
+            yield Case("norm", {"form": name, "rows": m}, {**ways, "joined": [joined] * 32})
 
 
-def time_parts(clock: Clock) -> int:
-    wrong = 0
-    for k in (HIDDEN, FFN):
-        for m in clock.rows(1, 8, 32, 128):
-            x = rows_of(m, k)
-            made: dict[str, list[Call]] = {
-                str(n): [partial(round_inputs, x, ROUNDINGS["fp8"], n)] * 32 for n in (1, 2, 4, 8)
-            }
-            wrong += not compare("parts", made, rows=m, inputs=k, picked=roundings.parts_of(m, k))
-    return wrong
+def block_cases(name: str, pick: PickWeights) -> Iterator[Case]:
+    """The chain from one norm to the next, of several layers one after the other."""
+    rounding, library = ROUNDINGS[name], VendorEightBit()
+    norm = torch.randn(HIDDEN, device="cuda").bfloat16()
+    # Pieces of one memory: a layer's two should not be the same bytes.
+    weights = zip(pick(name, 2 * FFN, HIDDEN), reversed(pick(name, HIDDEN, FFN)), strict=False)
+    layers = [
+        EightBitPair(
+            EightBitLinear(up, rounding, None, "silu", library),
+            EightBitLinear(down, rounding, None, None, library),
+        )
+        for up, down in weights
+    ]
+
+    def apart(layer: EightBitPair, x: Tensor, residual: Tensor) -> object:
+        normed, stream = rms_norm(x, norm, 1e-5, residual)
+        return layer.down(layer.up(normed)), stream
+
+    for m in (1, 32, 128, 256, 2048, 8192):
+        x, residual = rows_of(m, HIDDEN), rows_of(m, HIDDEN)
+        one: list[Call] = [partial(apart, layer, x, residual) for layer in layers]
+        joints = [NormedProduct(layer, norm, 1e-5) for layer in layers]
+        two: list[Call] = [partial(joint, x, residual) for joint in joints]
+        yield Case(
+            "block", {"form": name, "rows": m}, {"apart": few(one, m), "joined": few(two, m)}
+        )
 
 
-def tiled(x: RoundedRows, w: EightBitWeight, gate: str | None = None) -> Tensor:
+def gate_cases(name: str, pick: PickWeights) -> Iterator[Case]:
+    rounding, library = ROUNDINGS[name], VendorEightBit()
+    weights = pick(name, 2 * FFN, HIDDEN)
+    kernels = [EightBitLinear(w, rounding, None, "silu") for w in weights]
+
+    def gated(kernel: EightBitLinear, x: RoundedRows) -> object:
+        return round_inputs(kernel.multiply(x, torch.bfloat16), rounding)
+
+    def after(product: Product) -> object:
+        return silu_mul_round(product(), rounding)
+
+    for m in (129, 192, 256, 512, 2048, 8192):
+        x, of = round_inputs(rows_of(m, HIDDEN), rounding), {"form": name, "rows": m}
+        ways: dict[str, list[Call]] = {"gated": [partial(gated, k, x) for k in kernels]}
+        for tile_n in (NARROW_TILE, WIDE_TILE):
+            ways[f"ours{tile_n}"] = [partial(after, many(x, w, tile_n)) for w in weights]
+        if name == "fp8":
+            ways["library"] = [partial(after, partial(library, x, w, None)) for w in weights]
+        else:
+            yield sums_case(x, weights, of)
+        yield Case("gate", dict(of), {way: few(calls, m) for way, calls in ways.items()})
+        pairs = tiled(x, weights[0])
+        inner = silu_mul(pairs, interleaved=True)
+        alone: list[Call] = [partial(silu_mul_round, pairs, rounding)] * 32
+        rounded: list[Call] = [partial(round_inputs, inner, rounding)] * 32
+        yield Case("gate alone", dict(of), {"gate": alone, "rounding": rounded})
+
+
+def tiled(x: RoundedRows, w: EightBitWeight) -> Tensor:
     tile = pick_eight_bit(len(x.codes), w.shape[0], 132)
-    return eight_bit_matmul(x, w, None, torch.bfloat16, tile, gate)
+    return eight_bit_matmul(x, w, None, torch.bfloat16, tile)
 
 
-def many(x: RoundedRows, w: EightBitWeight, tile_n: int, gate: str | None = None) -> Product:
+def many(x: RoundedRows, w: EightBitWeight, tile_n: int) -> Product:
     from quire.kernels.many_eight_bit import ManyEightBit
 
-    kernel = ManyEightBit(w, None, gate)
-    width = w.shape[0] // (2 if gate else 1)
-    out = torch.empty(len(x.codes), width, dtype=torch.bfloat16, device="cuda")
+    kernel = ManyEightBit(w, None, None)
 
     def call() -> Tensor:
+        out = torch.empty(len(x.codes), w.shape[0], dtype=torch.bfloat16, device="cuda")
         kernel(x, out, tile_n)
         return out
 
     return call
 
 
-def time_gates(name: str, weights: list[EightBitWeight], clock: Clock) -> int:
-    """As many weights as make a millisecond or two."""
-    rounding, library, wrong = ROUNDINGS[name], VendorEightBit(), 0
-    for m in clock.rows(129, 192, 256, 512, 2048, 8192):
-        x = round_inputs(rows_of(m, HIDDEN), rounding)
-        some = weights[: max(1, min(len(weights), 4096 // m))]
-        gated = [EightBitLinear(w, rounding, None, "silu") for w in some]
-
-        def with_gate(kernel: EightBitLinear, x: RoundedRows) -> object:
-            return round_inputs(kernel.multiply(x, torch.bfloat16), rounding)
-
-        def after(product: Product) -> object:
-            return silu_mul_round(product(), rounding)
-
-        ways: dict[str, list[Call]] = {"gated": [partial(with_gate, k, x) for k in gated]}
-        for tile_n in (NARROW_TILE, WIDE_TILE):
-            ways[f"ours{tile_n}"] = [partial(after, many(x, w, tile_n)) for w in some]
-        if name == "fp8":
-            ways["library"] = [partial(after, partial(library, x, w, None)) for w in some]
-        pairs = tiled(x, some[0])
-        alone = graph_micros([partial(silu_mul_round, pairs, rounding)] * 32)
-        inner = silu_mul(pairs, interleaved=True)
-        separate = graph_micros([partial(round_inputs, inner, rounding)] * 32)
-        of = {"form": name, "rows": m, "gate_alone": alone, "round_alone": separate}
-        wrong += not compare("gate", ways, **of)
-    return wrong
+def sums_case(x: RoundedRows, weights: list[EightBitWeight], of: Mapping[str, object]) -> Case:
+    calls: list[Call] = [partial(torch._int_mm, x.codes, w.codes.t()) for w in weights]
+    n, k = weights[0].shape
+    return Case("sums", {**of, "weight": f"{n}x{k}"}, {"library": few(calls, len(x.codes))})
 
 
-def time_blocks(
-    name: str, ups: list[EightBitWeight], downs: list[EightBitWeight], clock: Clock
-) -> int:
-    """The chain from one norm to the next, of several layers one after the other."""
-    rounding, library, wrong = ROUNDINGS[name], VendorEightBit(), 0
-    norm = torch.randn(HIDDEN, device="cuda").bfloat16()
-    layers = [
-        EightBitPair(
-            EightBitLinear(up, rounding, None, "silu", library),
-            EightBitLinear(down, rounding, None, None, library),
-        )
-        for up, down in zip(ups, reversed(downs), strict=False)  # pieces of one memory
-    ]
-    for m in clock.rows(1, 32, 128, 256, 2048, 8192):
-        x, residual = rows_of(m, HIDDEN), rows_of(m, HIDDEN)
-
-        def apart(layer: EightBitPair, x: Tensor, residual: Tensor) -> object:
-            normed, stream = rms_norm(x, norm, 1e-5, residual)
-            return layer.down(layer.up(normed)), stream
-
-        some = layers[: max(1, min(len(layers), 4096 // m))]
-        ways: dict[str, list[Call]] = {
-            "apart": [partial(apart, layer, x, residual) for layer in some],
-            "joined": [partial(NormedProduct(layer, norm, 1e-5), x, residual) for layer in some],
-        }
-        wrong += not compare("block", ways, form=name, rows=m)
-    return wrong
+def streamed(kernel: StreamEightBit, x: RoundedRows, gate: str | None, size: int) -> Tensor:
+    """As `size` rows are."""
+    n, k = kernel.weight.shape
+    out = torch.empty(len(x.codes), n // (2 if gate else 1), dtype=torch.bfloat16, device="cuda")
+    config = pick_eight_bit_stream(size, n, k)
+    assert config is not None
+    kernel(x, out, config)
+    return out
 
 
-def time_many(name: str, pick: PickWeights, clock: Clock) -> int:
-    from quire.kernels.stream_eight_bit import StreamEightBit
+def band_cases(pick: PickWeights) -> Iterator[Case]:
+    for n, k in ((6144, HIDDEN), (HIDDEN, FFN), (2 * FFN, HIDDEN)):
+        weights, gate = pick("int8", n, k), "silu" if n == 2 * FFN else None
+        for m in (1, 16, 32, 64):
+            x = round_inputs(rows_of(m, k), ROUNDINGS["int8"])
+            ways: dict[str, list[Call]] = {}
+            for way, most in (("chain", 0), ("apart", 128)):
+                kernels = [StreamEightBit(w, None, gate, most) for w in weights]
+                ways[way] = [partial(streamed, each, x, gate, m) for each in kernels]
+            yield Case("bands", {"rows": m, "weight": f"{n}x{k}"}, ways)
 
-    library, wrong = VendorEightBit(), 0
+
+def many_cases(name: str, pick: PickWeights) -> Iterator[Case]:
+    library = VendorEightBit()
     for n, k in NARROW:
         weights = pick(name, n, k)
-        streams = [StreamEightBit(w, None, None) for w in weights]
-        for m in clock.rows(192, 256):
-            x = round_inputs(rows_of(m, k), ROUNDINGS[name])
-            out = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
-
-            def streamed(stream: StreamEightBit, x: RoundedRows, out: Tensor, size: int) -> Tensor:
-                config = pick_eight_bit_stream(size, *stream.weight.shape)
-                assert config is not None
-                stream(x, out, config)
-                return out
-
+        for m in (192, 256):
+            x, of = round_inputs(rows_of(m, k), ROUNDINGS[name]), {"form": name, "rows": m}
             ways: dict[str, list[Call]] = {"tiled": [partial(tiled, x, w) for w in weights]}
             for tile_n in (NARROW_TILE, WIDE_TILE):
                 ways[f"tiles{tile_n}"] = [many(x, w, tile_n) for w in weights]
             for size in (64, 128):
-                calls: list[Call] = [partial(streamed, each, x, out, size) for each in streams]
-                ways[f"stream{size}"] = calls
+                kernels = [StreamEightBit(w, None, None) for w in weights]
+                ways[f"stream{size}"] = [partial(streamed, w, x, None, size) for w in kernels]
             if name == "fp8":
                 ways["library"] = [partial(library, x, w, None) for w in weights]
-            wrong += not compare("many", ways, form=name, rows=m, weight=f"{n}x{k}")
-    return wrong
+            else:
+                yield sums_case(x, weights, of)
+            yield Case("many", {**of, "weight": f"{n}x{k}"}, ways)
 
 
-def run_joints(names: list[str], pick: PickWeights, max_seconds: float) -> int:
-    """Returns how many had other bits. The most telling come first: time may run out."""
-    clock, wrong = Clock(max_seconds), 0
-    wrong += time_norms(clock)
-    for name in names:
-        ups, downs = pick(name, 2 * FFN, HIDDEN), pick(name, HIDDEN, FFN)
-        wrong += time_blocks(name, ups, downs, clock)
-        wrong += time_gates(name, ups, clock)
-        wrong += time_many(name, pick, clock)
-    wrong += time_parts(clock)
-    say("seconds", total=clock.elapsed, complete=clock.elapsed < max_seconds, wrong=wrong)
-    return wrong
+def part_cases() -> Iterator[Case]:
+    for k in (HIDDEN, FFN):
+        for m in (1, 8, 32, 128):
+            x = rows_of(m, k)
+            ways: dict[str, list[Call]] = {
+                str(n): [partial(round_inputs, x, ROUNDINGS["fp8"], n)] * 32 for n in (1, 2, 4, 8)
+            }
+            of = {"rows": m, "inputs": k, "picked": roundings.parts_of(m, k)}
+            yield Case("parts", of, ways)
 
 
 # ------------------------------------------------------------ compiling

@@ -13,6 +13,7 @@ from quire.kernels.matmul_configs import MULTIPROCESSORS
 from quire.kernels.stream_configs import StreamConfig
 
 __all__ = [
+    "MOST_APART",
     "MOST_EIGHT_BIT_ROWS",
     "NARROW_TILE",
     "WIDE_TILE",
@@ -22,6 +23,8 @@ __all__ = [
 ]
 
 MOST_EIGHT_BIT_ROWS = 128
+# Products of few rows are short: in a chain each waits for the one before longer than it takes.
+MOST_APART = 32
 NARROW_TILE, WIDE_TILE = 128, 256  # weight rows
 
 _TILE = 64  # weight rows of the matrix instruction
