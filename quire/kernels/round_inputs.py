@@ -137,42 +137,24 @@ def round_inputs(x: Tensor, rounding: Rounding, parts: int | None = None) -> Rou
     """[m, k] in eight bits. `parts`: programs that share a row; None: as many as are quick."""
     m, k = x.shape
     assert x.stride(1) == 1
-    dtype, group = rounding.dtype, rounding.group or k
+    group = rounding.group or k
     num_groups, block = ceil_div(k, group), min(_MOST_BLOCK, pad_to_power(group))
-    codes = torch.empty(m, k, dtype=dtype, device=x.device)
-    scales = torch.empty(m, num_groups, dtype=torch.float32, device=x.device)
+    codes = torch.empty(m, k, dtype=rounding.dtype, device=x.device)
+    rows = RoundedRows(codes, torch.empty(m, num_groups, dtype=torch.float32, device=x.device))
     if m == 0:
-        return RoundedRows(codes, scales)
-    kind = (
-        *(x.dtype, int_kind(k), int_kind(x.stride(0)), int_kind(num_groups), int_kind(group)),
-        alignments(x, codes, scales),
-    )
-    common = {"MOST": MOST[dtype], "SMALLEST": SMALLEST, "IS_INT": dtype == torch.int8}
+        return rows
     if rounding.scale is None and block * _GROUPS <= _MOST_BLOCK and m * num_groups >= _MANY:
-        count = m * num_groups
-        _launch_groups(
-            (ceil_div(count, _GROUPS), 1, 1),
-            (x, codes, scales, k, x.stride(0), num_groups, group, count),
-            {
-                **common,
-                "GROUPS": _GROUPS,
-                "BLOCK": block,
-                **early_options(),
-                "num_warps": max(1, min(16, block * _GROUPS // 512)),
-                "enable_fp_fusion": False,
-            },
-            kind,
-        )
-        return RoundedRows(codes, scales)
+        _round_groups(x, rows, group, block)
+        return rows
     if num_groups > 1 or k > block:
         parts = 1
     elif parts is None:
         parts = parts_of(m, k)
     _launch(
         (m, num_groups, parts),
-        (x, codes, scales, k, x.stride(0), num_groups, group, rounding.scale or 1.0),
+        (x, *rows, k, x.stride(0), num_groups, group, rounding.scale or 1.0),
         {
-            **common,
+            **_constants(rounding.dtype),
             "HAS_SCALE": rounding.scale is not None,
             "IS_ONE": group <= block,
             "BLOCK": block,
@@ -181,6 +163,32 @@ def round_inputs(x: Tensor, rounding: Rounding, parts: int | None = None) -> Rou
             "num_warps": max(1, min(16, block // 512)),
             "enable_fp_fusion": False,  # products are rounded before they are made whole
         },
-        kind,
+        _kind(x, rows, group),
     )
-    return RoundedRows(codes, scales)
+    return rows
+
+
+def _round_groups(x: Tensor, rows: RoundedRows, group: int, block: int) -> None:
+    count, num_groups = rows.scales.numel(), rows.scales.shape[1]
+    _launch_groups(
+        (ceil_div(count, _GROUPS), 1, 1),
+        (x, *rows, x.shape[1], x.stride(0), num_groups, group, count),
+        {
+            **_constants(rows.codes.dtype),
+            "GROUPS": _GROUPS,
+            "BLOCK": block,
+            **early_options(),
+            "num_warps": max(1, min(16, block * _GROUPS // 512)),
+            "enable_fp_fusion": False,
+        },
+        _kind(x, rows, group),
+    )
+
+
+def _constants(dtype: torch.dtype) -> dict[str, object]:
+    return {"MOST": MOST[dtype], "SMALLEST": SMALLEST, "IS_INT": dtype == torch.int8}
+
+
+def _kind(x: Tensor, rows: RoundedRows, group: int) -> tuple[object, ...]:
+    integers = (x.shape[1], x.stride(0), rows.scales.shape[1], group)
+    return x.dtype, *map(int_kind, integers), alignments(x, *rows)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire.kernels.eight_bit_configs import MOST_EIGHT_BIT_ROWS
+from quire.kernels.eight_bit_configs import MOST_EIGHT_BIT_ROWS, MOST_GATED_ROWS
 from quire.kernels.eight_bit_matmul import EightBitTile, eight_bit_matmul, pick_eight_bit
 from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight
 from quire.kernels.hopper import has_hopper_kernels
@@ -84,7 +84,7 @@ class EightBitLinear:
 
     def _of_library(self, x: RoundedRows, dtype: torch.dtype) -> Tensor | None:
         """The product without the gate; None: ours are faster, or the library has other bits."""
-        is_many = len(x.codes) > MOST_EIGHT_BIT_ROWS
+        is_many = len(x.codes) > (MOST_GATED_ROWS if self.gate else MOST_EIGHT_BIT_ROWS)
         if self.library is None or not is_many or dtype != torch.bfloat16:
             return None
         return self.library(x, self.weight, self.bias)
