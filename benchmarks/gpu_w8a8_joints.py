@@ -69,10 +69,10 @@ def run_joints(names: list[str], pick: PickWeights, max_seconds: float) -> int:
     found: list[Callable[[], Iterator[Case]]] = [norm_cases]
     for name in names:
         found += [partial(block_cases, name, pick), partial(gate_cases, name, pick)]
-        found += [partial(band_cases, pick)] if name == "int8" else []
-        found.append(partial(many_cases, name, pick))
+    found += [partial(band_cases, pick)] if "int8" in names else []
+    found += [part_cases, *(partial(many_cases, name, pick) for name in reversed(names))]
     complete = True
-    for stage in (*found, part_cases):
+    for stage in found:
         cases = list(stage())
         with rehearsal():  # all kernels of a stage are compiled side by side
             for case in cases:

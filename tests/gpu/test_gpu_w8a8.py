@@ -32,6 +32,7 @@ from quire.kernels.silu_mul_round import silu_mul_round
 from quire.kernels.vendor_eight_bit import VendorEightBit
 from quire.models.tiny import tiny_model
 from quire.ops.cuda_ops import CudaOps
+from quire.ops.eight_bit_joints import EightBitPair, NormedProduct
 from quire.ops.eight_bit_linear import EightBitLinear
 
 CUDA = torch.device("cuda")
@@ -279,6 +280,50 @@ def test_inputs_are_read_after_the_kernel_that_writes_them() -> None:
                 torch.cuda.synchronize()
             graph.replay()
             assert torch.equal(got, want), f"{m=}"
+
+
+@needs_hopper
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_joined_kernels_read_what_the_one_before_wrote(name: str) -> None:
+    """In a graph, as above: norm, gate and up, gate, down; the next norm adds what that made."""
+    torch.manual_seed(10)
+    rounding, library = ROUNDINGS[name], VendorEightBit()
+    layers = [
+        EightBitPair(
+            EightBitLinear(_weight(name, 2048, 512, True), rounding, None, "silu", library),
+            EightBitLinear(_weight(name, 512, 1024), rounding, None, None, library),
+        )
+        for _ in range(3)
+    ]
+    weight = torch.randn(512, device=CUDA).bfloat16()
+    joints = [NormedProduct(layer, weight, 1e-5) for layer in layers]
+
+    def chain(x: Tensor) -> tuple[Tensor, Tensor | None]:
+        stream = None
+        for joint in joints:
+            x, stream = joint(x, stream)
+        return x, stream
+
+    def apart(x: Tensor) -> tuple[Tensor, Tensor | None]:
+        stream = None
+        for layer in layers:
+            normed, stream = rms_norm(x, weight, 1e-5, stream)
+            torch.cuda.synchronize()
+            x = layer.down(layer.up(normed))
+            torch.cuda.synchronize()
+        return x, stream
+
+    for m in (1, 32, 200):
+        x = _spread(m, 512)
+        chain(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = chain(x)
+        for _ in range(10):
+            x.copy_(_spread(m, 512))
+            want = apart(x)
+            graph.replay()
+            assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1]), f"{m=}"
 
 
 # ------------------------------------------------------------ the engine
