@@ -72,7 +72,9 @@ def test_a_norm_that_rounds(name: str, dtype: torch.dtype, width: int) -> None:
             assert torch.equal(summed, stream)
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, in the interpreter
+@pytest.mark.filterwarnings(
+    "ignore:invalid value", "ignore:divide by zero"
+)  # NumPy's, in the interpreter
 def test_a_row_that_no_scale_makes_finite() -> None:
     """Red when what lies behind a row of zeros, divided by no eps, becomes its largest number."""
     x = torch.zeros(2, 80)
@@ -153,6 +155,7 @@ class Ours(VendorEightBit):
         )
 
 
+@pytest.mark.filterwarnings("ignore:overflow")  # NumPy's, in the interpreter
 @pytest.mark.parametrize("dtype", [torch.int8, E4M3], ids=str)
 def test_a_gate_apart_from_its_product(dtype: torch.dtype) -> None:
     """Red when many rows get other bits than few, whose product has the gate, rounded or not."""
