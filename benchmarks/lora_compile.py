@@ -15,7 +15,7 @@ from benchmarks.gpu_matmul import become_compiler
 from benchmarks.gpu_packed import Built, inspect
 from quire.kernels import low_rank_expand as expand
 from quire.kernels import low_rank_shrink as shrink
-from quire.kernels.low_rank_places import PLACE, TILE, Places, shrink_shape
+from quire.kernels.low_rank_places import PLACE, TILE_WORDS, Places
 from quire.kernels.rehearsal import outline
 
 # Inputs and parts of the products of Llama-3.1-8B; of two equal parts the first is a gate.
@@ -43,12 +43,12 @@ def build(num_in: int, sizes: tuple[int, ...], dtype: torch.dtype) -> dict[str, 
     empty = partial(torch.empty, dtype=dtype)
     table = torch.zeros(33, 128, expand.MOST_PARTS, PLACE.value, dtype=torch.int64)
     places = Places(empty(RANK), table, 0, sizes, RANK)
-    tiles = torch.zeros(ROWS, 1 + TILE.value, dtype=torch.int32)
-    shrink.low_rank_shrink(empty(ROWS, num_in), tiles, places)
-    h, sums = torch.empty(ROWS, len(sizes), shrink_shape(num_in)[1], RANK), _sums(sizes)
+    tiles, x = torch.zeros(1, TILE_WORDS.value, dtype=torch.int32), empty(ROWS, num_in)
+    h, sums = shrink.room_for_ranks(x, places), _sums(sizes)
+    shrink.low_rank_shrink(x, tiles, places, h)
     if len(sizes) == 2:
         out = empty(ROWS, sizes[0])
-        expand.low_rank_gate(sums, h, tiles, places, out, "silu", pairs=True)
+        expand.low_rank_gate(sums, h, tiles, places, out, ("silu", True))
         return {"shrink": inspect(shrinking.made), "gate": inspect(gating.made)}
     expand.low_rank_expand(sums, h, tiles, places, empty(ROWS, sum(sizes)))
     return {"shrink": inspect(shrinking.made), "expand": inspect(expanding.made)}

@@ -20,11 +20,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 __all__ = ["early_options", "let_next_start", "wait_for_inputs", "wait_for_last"]
 
 FIRST_CAPABILITY = (9, 0)
+WITH_INPUTS = tl.constexpr(2)  # an EARLY: the next kernel starts once this one's inputs are there
 
 
 @triton.jit
 def let_next_start(EARLY: tl.constexpr):
-    if EARLY:
+    if EARLY and EARLY != WITH_INPUTS:
         gdc_launch_dependents()
 
 
@@ -33,6 +34,8 @@ def wait_for_last(EARLY: tl.constexpr):
     """Wait until the kernel before has written its results."""
     if EARLY:
         gdc_wait()
+    if EARLY == WITH_INPUTS:
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -51,8 +54,11 @@ def wait_for_inputs(EARLY: tl.constexpr):
 
 
 @cache
-def early_options() -> Mapping[str, object]:
-    """Compile-time constants and launch options of a kernel that calls `wait_for_inputs`."""
+def early_options(next_has_inputs: bool = False) -> Mapping[str, object]:
+    """Compile-time constants and launch options of a kernel that calls `wait_for_inputs`.
+
+    `next_has_inputs`: the next kernel starts only once all programs of this one have waited. So it
+    may read at once what this one's inputs are, and run beside it."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() >= FIRST_CAPABILITY:
-        return {"EARLY": True, "launch_pdl": True}
+        return {"EARLY": WITH_INPUTS.value if next_has_inputs else True, "launch_pdl": True}
     return {"EARLY": False}

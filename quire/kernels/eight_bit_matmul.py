@@ -181,7 +181,7 @@ def eight_bit_matmul(
             "GATE": gate or "",
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
-            **early_options(),
+            **early_options(next_has_inputs=dtype == torch.float32),
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
             "enable_fp_fusion": False,  # sums of 128 are scaled, rounded, then added

@@ -1,15 +1,19 @@
 """The second half of what adapters add: B times the ranks, onto sums, before they are rounded.
 
 y = round(sums + B (scale * h)), and the gate from rounded numbers as products themselves apply it.
-The chains of `low_rank_shrink.py` are added in their order. The matrix unit multiplies by B, always
-for tiles of 16 rows; what it is given of h keeps 22 bits, far more than are left after rounding. A
-row without an adapter is only rounded and gated, so it has the bits of a product that no adapter
-touched. A program reads its rows of B before it waits for its inputs.
+A program has a tile of 16 rows and some outputs. It goes through the tile's slots, several at a
+time: their ranks lie side by side, and a row has zeros at those of others, which leave its sums
+alone. So sums are read, rounded and gated once, however many adapters the rows have. The chains of
+`low_rank_shrink.py` are added in their order. Where B is bf16, h is split into two such numbers,
+which keeps 16 bits, twice what is left after rounding; both have a sum of their own, one chain over
+increasing ranks. A row without an adapter is only rounded and gated, so it has the bits of a
+product that no adapter touched. The first slots' B is read before the wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,64 +21,110 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
-from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind
-from quire.kernels.low_rank_places import RANKS, TILE, Places, place_at, tile_at
+from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind, pad_to_power
+from quire.kernels.low_rank_places import (
+    RANKS,
+    TILE,
+    TILE_WORDS,
+    Places,
+    place_at,
+    rows_at,
+    slots_at,
+)
 from quire.kernels.silu_mul import activated
 
-__all__ = ["MOST_PARTS", "low_rank_expand", "low_rank_gate"]
+__all__ = ["MOST_PARTS", "ExpandConfig", "low_rank_expand", "low_rank_gate"]
 
 MOST_PARTS = 3
-_BLOCK_N = 128
-_BLOCK_PAIRS = 64
+
+
+class ExpandConfig(NamedTuple):
+    """How programs go about it; no bit depends on it."""
+
+    block: int = 64  # outputs of a program
+    width: int = 64  # ranks of all slots that are multiplied at once
+    num_warps: int = 4
 
 
 @triton.jit
-def _high_tile(high, n, size, rank, r):
-    """[outputs, RANKS] of B; zeros where there are none."""
-    cells = high + n.to(tl.int64)[:, None] * rank + (r + tl.arange(0, RANKS))[None, :]
-    return tl.load(cells, mask=(n < size)[:, None] & (r < rank), other=0.0)
+def _ranks_of_step(step, num_ranks, WIDTH: tl.constexpr, R: tl.constexpr):
+    """(which of the tile's slots, which rank), [WIDTH] each: R ranks of some slots a step."""
+    i = tl.arange(0, WIDTH)
+    turns = tl.cdiv(num_ranks, R)  # steps that the same slots take
+    return step // turns * (WIDTH // R) + i // R, step % turns * R + i % R
 
 
 @triton.jit
-def _ranks_of(h_rows, live, r, num_ranks, CHUNKS: tl.constexpr):
-    """[TILE, RANKS]: the chains of RANKS ranks, added in their order."""
-    cells = h_rows[:, None] + (r + tl.arange(0, RANKS))[None, :]
-    total = tl.load(cells, mask=live[:, None], other=0.0)
-    for chunk in tl.static_range(1, CHUNKS):
-        total += tl.load(cells + chunk * num_ranks, mask=live[:, None], other=0.0)
-    return total
-
-
-@triton.jit
-def _added(
-    total, first, high, n, size, rank, scale, h_rows, live, num_ranks,
-    CHUNKS: tl.constexpr,
+def _high_tile(
+    tile, count, origin, table, slot_stride, part, step, num_ranks, n, size,
+    WIDTH: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """total plus B (scale * h); `first` is B's first tile."""
-    # Numbers of 16 bits are exact in tf32, so the three products of tf32x3 lose nothing of B.
-    HOW: tl.constexpr = "ieee" if first.dtype == tl.float32 else "tf32x3"
-    if rank > 0:
-        low = _ranks_of(h_rows, live, 0, num_ranks, CHUNKS) * scale
-        delta = tl.dot(low, first.to(tl.float32).T, input_precision=HOW)
-        for r in tl.range(RANKS, rank, RANKS):
-            low = _ranks_of(h_rows, live, r, num_ranks, CHUNKS) * scale
-            tile = _high_tile(high, n, size, rank, r)
-            delta = tl.dot(low, tile.to(tl.float32).T, delta, input_precision=HOW)
-        total += delta
-    return total
+    """[outputs, WIDTH] of B; zeros where there are none."""
+    index, r = _ranks_of_step(step, num_ranks, WIDTH, R)
+    place = place_at(table, slots_at(tile, count, index), slot_stride, part)
+    high, rank = tl.load(place + 1), tl.load(place + 2).to(tl.int32)
+    cells = (high + r)[None, :] + n.to(tl.int64)[:, None] * rank[None, :]
+    cells = tl.max_contiguous(tl.multiple_of(cells, (1, RANKS)), (1, RANKS))
+    has_rank = tl.max_constancy((r < rank).to(tl.int32), RANKS) > 0
+    return tl.load(origin + cells, mask=(n < size)[:, None] & has_rank[None, :], other=0.0)
+
+
+@triton.jit
+def _scales_of(tile, count, table, slot_stride, part, which):
+    """(scale, rank) of each row."""
+    slots = slots_at(tile, tl.where(which >= 0, count, 0), tl.maximum(which, 0))
+    place = place_at(table, slots, slot_stride, part)
+    scale = tl.load(place + 3).to(tl.int32).to(tl.float32, bitcast=True)
+    return scale, tl.load(place + 2).to(tl.int32)
+
+
+@triton.jit
+def _low_tile(
+    h_rows, which, scaled, step, num_ranks,
+    WIDTH: tl.constexpr, R: tl.constexpr, CHAINS: tl.constexpr,
+):  # fmt: skip
+    """[TILE, WIDTH]: scale * h of each row at its own slot's ranks, zeros at others."""
+    scale, rank = scaled
+    index, r = _ranks_of_step(step, num_ranks, WIDTH, R)
+    own = (which[:, None] == index[None, :]) & (r[None, :] < rank[:, None])
+    cells = h_rows[:, None] + r[None, :]
+    total = tl.load(cells, mask=own, other=0.0)
+    for chain in tl.static_range(1, CHAINS):
+        total += tl.load(cells + chain * num_ranks, mask=own, other=0.0)
+    return total * scale[:, None]
+
+
+@triton.jit
+def _add_products(sums, low, high):
+    """(sum of the upper halves of h, sum of the lower) with a step's products."""
+    upper, lower = sums
+    if high.dtype == tl.bfloat16:
+        first = low.to(tl.bfloat16)
+        rest = (low - first.to(tl.float32)).to(tl.bfloat16)
+        upper = tl.dot(first, high.T, upper)
+        lower = tl.dot(rest, high.T, lower)
+    else:  # numbers of 16 bits are exact in tf32
+        HOW: tl.constexpr = "ieee" if high.dtype == tl.float32 else "tf32x3"
+        upper = tl.dot(low, high.to(tl.float32).T, upper, input_precision=HOW)
+    return upper, lower
+
+
+@triton.jit
+def _nothing(BLOCK: tl.constexpr):
+    return tl.zeros([TILE, BLOCK], tl.float32), tl.zeros([TILE, BLOCK], tl.float32)
 
 
 @triton.jit
 def _expand_kernel(
     sums,  # [M, N] f32
-    h,  # [M, PARTS, CHUNKS, num_ranks] f32
+    h,  # [M, PARTS, CHAINS, num_ranks] f32
     tiles, origin, table, slot_stride,
     y,  # [M, N]
     N, size_0, size_1, size_2, num_ranks,
-    PARTS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    PARTS: tl.constexpr, CHAINS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    R: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
-    slot, rows = tile_at(tiles, tl.program_id(1))
     # Which part this program has, where that begins, and the first of its outputs there.
     block = tl.program_id(0)
     first_1 = tl.cdiv(size_0, BLOCK)
@@ -86,46 +136,62 @@ def _expand_kernel(
     block -= tl.where(in_2, first_2, tl.where(in_1, first_1, 0))
     n = block * BLOCK + tl.arange(0, BLOCK)
     dtype: tl.constexpr = y.dtype.element_ty
-    _, high, rank, scale = place_at(table, slot, slot_stride, part)
-    high = origin + high
-    first = _high_tile(high, n, size, rank, 0)
-    wait_for_last(EARLY)
-
+    tile = tiles + tl.program_id(1) * TILE_WORDS
+    count = tl.load(tile)
+    rows, which = rows_at(tile)
+    high = _high_tile(
+        tile, count, origin, table, slot_stride, part, 0, num_ranks, n, size, WIDTH, R
+    )
+    scaled = _scales_of(tile, count, table, slot_stride, part, which)
     live = rows >= 0
     rows = tl.maximum(rows, 0).to(tl.int64)
     cells = rows[:, None] * N + (begin + n)[None, :]
     inside = live[:, None] & (n < size)[None, :]
+    h_rows = h + (rows * PARTS + part) * (CHAINS * num_ranks)
+    wait_for_last(EARLY)
+
     total = tl.load(sums + cells, mask=inside, other=0.0)
-    h_rows = h + (rows * PARTS + part) * (CHUNKS * num_ranks)
-    total = _added(total, first, high, n, size, rank, scale, h_rows, live, num_ranks, CHUNKS)
+    added = _nothing(BLOCK)
+    for step in tl.range(0, tl.cdiv(count, WIDTH // R) * tl.cdiv(num_ranks, R)):
+        later = _high_tile(
+            tile, count, origin, table, slot_stride, part, step + 1, num_ranks, n, size, WIDTH, R
+        )
+        low = _low_tile(h_rows, which, scaled, step, num_ranks, WIDTH, R, CHAINS)
+        added = _add_products(added, low, high)
+        high = later
+    total = tl.where((which >= 0)[:, None], total + (added[0] + added[1]), total)
     tl.store(y + cells, total.to(dtype), mask=inside)
 
 
 @triton.jit
 def _gate_kernel(
     sums,  # [M, 2 * N] f32: gate | up, or in pairs
-    h,  # [M, 2, CHUNKS, num_ranks] f32
+    h,  # [M, 2, CHAINS, num_ranks] f32
     tiles, origin, table, slot_stride,
     y,  # [M, N]
     N, num_ranks,
-    PAIRS: tl.constexpr, GATE: tl.constexpr,
-    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    PAIRS: tl.constexpr, GATE: tl.constexpr, CHAINS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, R: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
-    slot, rows = tile_at(tiles, tl.program_id(1))
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dtype: tl.constexpr = y.dtype.element_ty
-    _, gate_high, gate_rank, gate_scale = place_at(table, slot, slot_stride, 0)
-    _, up_high, up_rank, up_scale = place_at(table, slot, slot_stride, 1)
-    gate_high, up_high = origin + gate_high, origin + up_high
-    gate_first = _high_tile(gate_high, n, N, gate_rank, 0)
-    up_first = _high_tile(up_high, n, N, up_rank, 0)
-    wait_for_last(EARLY)
-
+    tile = tiles + tl.program_id(1) * TILE_WORDS
+    count = tl.load(tile)
+    rows, which = rows_at(tile)
+    of_gate = _high_tile(
+        tile, count, origin, table, slot_stride, 0, 0, num_ranks, n, N, WIDTH, R
+    )
+    of_up = _high_tile(tile, count, origin, table, slot_stride, 1, 0, num_ranks, n, N, WIDTH, R)
+    gate_scaled = _scales_of(tile, count, table, slot_stride, 0, which)
+    up_scaled = _scales_of(tile, count, table, slot_stride, 1, which)
     live = rows >= 0
     rows = tl.maximum(rows, 0).to(tl.int64)
     inside = live[:, None] & (n < N)[None, :]
     begin = sums + rows[:, None] * (2 * N)
+    h_rows = h + rows * (2 * CHAINS * num_ranks)
+    wait_for_last(EARLY)
+
     if PAIRS:
         pair = tl.program_id(0) * 2 * BLOCK + tl.arange(0, 2 * BLOCK)
         cells = begin + pair[None, :]
@@ -134,15 +200,24 @@ def _gate_kernel(
     else:
         gate = tl.load(begin + n[None, :], mask=inside, other=0.0)
         up = tl.load(begin + N + n[None, :], mask=inside, other=0.0)
-    h_rows = h + rows * (2 * CHUNKS * num_ranks)
-    gate = _added(
-        gate, gate_first, gate_high, n, N, gate_rank, gate_scale, h_rows, live, num_ranks,
-        CHUNKS,
-    )  # fmt: skip
-    up = _added(
-        up, up_first, up_high, n, N, up_rank, up_scale, h_rows + CHUNKS * num_ranks, live,
-        num_ranks, CHUNKS,
-    )  # fmt: skip
+    to_gate, to_up = _nothing(BLOCK), _nothing(BLOCK)
+    for step in tl.range(0, tl.cdiv(count, WIDTH // R) * tl.cdiv(num_ranks, R)):
+        later_gate = _high_tile(
+            tile, count, origin, table, slot_stride, 0, step + 1, num_ranks, n, N, WIDTH, R
+        )
+        later_up = _high_tile(
+            tile, count, origin, table, slot_stride, 1, step + 1, num_ranks, n, N, WIDTH, R
+        )
+        low = _low_tile(h_rows, which, gate_scaled, step, num_ranks, WIDTH, R, CHAINS)
+        to_gate = _add_products(to_gate, low, of_gate)
+        low = _low_tile(
+            h_rows + CHAINS * num_ranks, which, up_scaled, step, num_ranks, WIDTH, R, CHAINS
+        )
+        to_up = _add_products(to_up, low, of_up)
+        of_gate, of_up = later_gate, later_up
+    has_adapter = (which >= 0)[:, None]
+    gate = tl.where(has_adapter, gate + (to_gate[0] + to_gate[1]), gate)
+    up = tl.where(has_adapter, up + (to_up[0] + to_up[1]), up)
     gated = activated(gate.to(dtype), GATE) * up.to(dtype).to(tl.float32)
     tl.store(y + rows[:, None] * N + n[None, :], gated.to(dtype), mask=inside)
 
@@ -150,9 +225,17 @@ def _gate_kernel(
 _launch_expand, _launch_gate = Launcher(_expand_kernel), Launcher(_gate_kernel)
 
 
-def low_rank_expand(sums: Tensor, h: Tensor, tiles: Tensor, places: Places, out: Tensor) -> Tensor:
+def low_rank_expand(
+    sums: Tensor,
+    h: Tensor,
+    tiles: Tensor,
+    places: Places,
+    out: Tensor,
+    config: ExpandConfig | None = None,
+) -> Tensor:
     """sums [rows, out] and what `low_rank_shrink` gave -> out of the model's dtype."""
     sizes, (m, n) = places.sizes, sums.shape
+    config = config or ExpandConfig()
     assert len(sizes) <= MOST_PARTS and sum(sizes) == n, f"{sizes=} {n=}"
     _check(sums, out)
     if m == 0:
@@ -160,9 +243,9 @@ def low_rank_expand(sums: Tensor, h: Tensor, tiles: Tensor, places: Places, out:
     origin, table, slot_stride = places.kernel_args()
     padded = (*sizes, 0, 0)[:MOST_PARTS]
     _launch_expand(
-        (sum(ceil_div(size, _BLOCK_N) for size in sizes), len(tiles), 1),
+        (sum(ceil_div(size, config.block) for size in sizes), len(tiles), 1),
         (sums, h, tiles, origin, table, slot_stride, out, n, *padded, h.shape[3]),
-        {"PARTS": len(sizes), **_constants(h, _BLOCK_N)},
+        {"PARTS": len(sizes), **_constants(h, out.dtype, config)},
         (
             *(out.dtype, sizes, int_kind(slot_stride)),
             alignments(sums, h, tiles, origin, table, out),
@@ -172,30 +255,42 @@ def low_rank_expand(sums: Tensor, h: Tensor, tiles: Tensor, places: Places, out:
 
 
 def low_rank_gate(
-    sums: Tensor, h: Tensor, tiles: Tensor, places: Places, out: Tensor, gate: str, pairs: bool
+    sums: Tensor,
+    h: Tensor,
+    tiles: Tensor,
+    places: Places,
+    out: Tensor,
+    form: tuple[str, bool],
+    config: ExpandConfig | None = None,
 ) -> Tensor:
-    """The same for gate and up, sums [rows, 2 * width] -> out [rows, width]: act(gate) * up."""
-    m, n = out.shape
+    """The same for gate and up, sums [rows, 2 * width] -> out [rows, width]: act(gate) * up.
+    `form`: the activation, and whether sums lie in pairs."""
+    (m, n), (gate, pairs) = out.shape, form
+    config = config or ExpandConfig()
     assert places.sizes == (n, n) and sums.shape[1] == 2 * n, f"{places.sizes=} {sums.shape=}"
     _check(sums, out)
     if m == 0:
         return out
     origin, table, slot_stride = places.kernel_args()
     _launch_gate(
-        (ceil_div(n, _BLOCK_PAIRS), len(tiles), 1),
+        (ceil_div(n, config.block), len(tiles), 1),
         (sums, h, tiles, origin, table, slot_stride, out, n, h.shape[3]),
-        {"PAIRS": pairs, "GATE": gate, **_constants(h, _BLOCK_PAIRS)},
+        {"PAIRS": pairs, "GATE": gate, **_constants(h, out.dtype, config)},
         (out.dtype, n, int_kind(slot_stride), alignments(sums, h, tiles, origin, table, out)),
     )
     return out
 
 
-def _constants(h: Tensor, block: int) -> Mapping[str, object]:
+def _constants(h: Tensor, dtype: torch.dtype, config: ExpandConfig) -> Mapping[str, object]:
+    # Only the two sums of bf16 are the same whether ranks come one step after the other or at once.
+    at_once = config.width if dtype == torch.bfloat16 else RANKS.value
     return {
-        "CHUNKS": h.shape[2],
-        "BLOCK": block,
+        "CHAINS": h.shape[2],
+        "BLOCK": config.block,
+        "WIDTH": config.width if dtype != torch.float32 else RANKS.value,
+        "R": min(at_once, pad_to_power(h.shape[3])),
         **early_options(),
-        "num_warps": 4,
+        "num_warps": config.num_warps,
         "num_stages": 1,
     }
 

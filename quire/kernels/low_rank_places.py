@@ -1,9 +1,9 @@
-"""Where a step's adapters lie: a table by slot, and tiles of rows that share a slot.
+"""Where a step's adapters lie: a table by slot, and tiles of rows with the slots that they have.
 
 An adapter's A and B of one product are anywhere in the device's memory. The table says where, as
 the distance from one tensor, so that compilers know how addresses are aligned. Adapters come and
-go, of any rank, while a captured graph reads the same table. Rows
-of a step are sorted into tiles of TILE rows with one slot each. `low_rank_shrink.py` and
+go, of any rank, while a captured graph reads the same table. Rows of a step are sorted by their
+slots and cut into tiles of TILE; a tile names each of its slots once. `low_rank_shrink.py` and
 `low_rank_expand.py` read both.
 """
 
@@ -15,14 +15,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["PLACE", "RANKS", "TILE", "Places", "place_at", "shrink_shape", "tile_at"]
+__all__ = [
+    *("PLACE", "RANKS", "TILE", "TILE_WORDS"),
+    *("Places", "place_at", "rows_at", "shrink_shape", "slots_at"),
+]
 
-TILE = tl.constexpr(16)  # rows of a tile
+TILE = tl.constexpr(16)  # rows of a tile, and slots at most
+# Of a tile: how many slots; its rows, -1 for none; which slot each has, -1 for none; the slots.
+TILE_WORDS = tl.constexpr(1 + 3 * 16)
 PLACE = tl.constexpr(4)  # int64 of one A and B: places of both, rank, bits of the fp32 scale
 RANKS = tl.constexpr(16)  # ranks are padded to a multiple of this many
 
-_CHUNK = 256  # inputs of one chain at least
-_MOST_CHUNKS = 32
+_CHAIN = 1024  # inputs of one chain at least
+_MOST_CHAINS = 8
 
 
 class Places(NamedTuple):
@@ -44,26 +49,28 @@ def shrink_shape(num_in: int) -> tuple[int, int]:
     the cut decides on bits.
 
     >>> shrink_shape(4096), shrink_shape(14336), shrink_shape(64)
-    ((256, 16), (512, 28), (256, 1))
+    ((1024, 4), (2048, 7), (1024, 1))
     """
-    chunk = _CHUNK
-    while chunk * _MOST_CHUNKS < num_in:
-        chunk *= 2
-    return chunk, -(-num_in // chunk)
+    chain = _CHAIN
+    while chain * _MOST_CHAINS < num_in:
+        chain *= 2
+    return chain, -(-num_in // chain)
 
 
 @triton.jit
-def tile_at(tiles, tile):
-    """(slot, rows [TILE]) of a tile; -1: no row."""
-    first = tiles + tile * (TILE + 1)
-    return tl.load(first), tl.load(first + 1 + tl.arange(0, TILE))
+def rows_at(tile):
+    """(rows, which of the tile's slots each has), [TILE] each."""
+    i = tl.arange(0, TILE)
+    return tl.load(tile + 1 + i), tl.load(tile + 1 + TILE + i)
+
+
+@triton.jit
+def slots_at(tile, count, index):
+    """Slots of a tile by their place in it; 0, which has no ranks, behind the last."""
+    return tl.load(tile + 1 + 2 * TILE + index, mask=index < count, other=0)
 
 
 @triton.jit
 def place_at(table, slot, slot_stride, part):
-    """(place of A, place of B, rank, scale)"""
-    place = table + slot.to(tl.int64) * slot_stride + part * PLACE
-    low, high = tl.load(place), tl.load(place + 1)
-    rank = tl.load(place + 2).to(tl.int32)
-    scale = tl.load(place + 3).to(tl.int32).to(tl.float32, bitcast=True)
-    return tl.multiple_of(low, 16), tl.multiple_of(high, 16), tl.multiple_of(rank, 16), scale
+    """Where the table has a slot's A and B."""
+    return table + slot.to(tl.int64) * slot_stride + part * PLACE

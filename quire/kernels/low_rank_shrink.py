@@ -1,12 +1,16 @@
 """The first half of what adapters add: each row's inputs times its adapter's A, in fp32.
 
-A product is cut into chains of neighbouring inputs by its number of inputs alone. Each chain is one
-sum on the matrix unit over increasing k, always of a tile of 16 rows, so a row's bits depend on
-that row and its adapter. `low_rank_expand.py` adds the chains in their order. A program reads its
-part of A before it waits for its inputs.
+It is launched behind the product whose inputs it shares, and runs beside it: that one lets it start
+once the inputs are there. One of its programs waits for the product, so that who waits for this
+kernel waits for both. A product's inputs are cut into few chains of neighbours by their number
+alone. Each chain is one sum on the matrix unit over increasing k, always of a tile of 16 rows, so a
+row's bits depend on that row and its adapter. `low_rank_expand.py` adds the chains in their order.
+Programs need little shared memory, of which the product leaves little.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,69 +19,114 @@ from torch import Tensor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.launch import Launcher, alignments, int_kind
-from quire.kernels.low_rank_places import RANKS, TILE, Places, place_at, shrink_shape, tile_at
+from quire.kernels.low_rank_places import (
+    RANKS,
+    TILE,
+    TILE_WORDS,
+    Places,
+    place_at,
+    rows_at,
+    shrink_shape,
+    slots_at,
+)
 
-__all__ = ["low_rank_shrink"]
+__all__ = ["ShrinkConfig", "low_rank_shrink", "room_for_ranks"]
+
+
+class ShrinkConfig(NamedTuple):
+    """How programs go about it; no bit depends on it."""
+
+    step: int = 128  # inputs that are multiplied at once
+    num_warps: int = 4
+
+
+@triton.jit
+def _inputs(cells, live, k, end, STEP: tl.constexpr):
+    """[rows, STEP] of x, or of A."""
+    columns = k + tl.arange(0, STEP)
+    return tl.load(cells + columns[None, :], mask=live[:, None] & (columns < end)[None, :], other=0)
 
 
 @triton.jit
 def _shrink_kernel(
     x,  # [M, K]
     tiles, origin, table, slot_stride,
-    h,  # [M, parts, CHUNKS, num_ranks] f32
+    h,  # [M, parts, CHAINS, num_ranks] f32
     K, stride_x, num_ranks,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
+    SLOTS: tl.constexpr, CHAIN: tl.constexpr, CHAINS: tl.constexpr, STEP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
-    slot, rows = tile_at(tiles, tl.program_id(0))
-    chunk, part = tl.program_id(1), tl.program_id(2)
-    low, _, rank, _ = place_at(table, slot, slot_stride, part)
-    ranks = tl.arange(0, RANKS)
-    k = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = k < K
-    cells = origin + low + ranks[:, None] * K + k[None, :]
-    a = tl.load(cells, mask=inside[None, :] & (rank > 0), other=0.0)  # [RANKS, CHUNK]
-    wait_for_last(EARLY)
-
-    if rank > 0:
-        live = (rows >= 0)[:, None]
-        at = tl.maximum(rows, 0).to(tl.int64)
-        x_cells = x + at[:, None] * stride_x + k[None, :]
-        x_tile = tl.load(x_cells, mask=live & inside[None, :], other=0.0)
-        of_row = tl.num_programs(2) * CHUNKS
-        h_rows = h + (at * of_row + part * CHUNKS + chunk) * num_ranks
-        low_cells = h_rows[:, None] + ranks[None, :]
-        tl.store(low_cells, tl.dot(x_tile, a.T, input_precision="ieee"), mask=live)
-        for r in tl.range(RANKS, rank, RANKS):
-            more = tl.load(cells + r * K, mask=inside[None, :], other=0.0)
-            tl.store(low_cells + r, tl.dot(x_tile, more.T, input_precision="ieee"), mask=live)
+    chain, first = tl.program_id(0) % CHAINS, tl.program_id(0) // CHAINS * RANKS
+    part, at = tl.program_id(1), tl.program_id(2)
+    tile, index = tiles + at // SLOTS * TILE_WORDS, at % SLOTS
+    slot = slots_at(tile, tl.load(tile), index)
+    place = place_at(table, slot, slot_stride, part)
+    rank = tl.load(place + 2).to(tl.int32)
+    if first < rank:
+        rows, which = rows_at(tile)
+        own = which == index
+        rows = tl.maximum(rows, 0).to(tl.int64)
+        ranks = first + tl.arange(0, RANKS)
+        a_cells = origin + tl.multiple_of(tl.load(place), 16) + ranks.to(tl.int64)[:, None] * K
+        x_cells = x + rows[:, None] * stride_x
+        is_rank = ranks < rank
+        begin = chain * CHAIN
+        end = tl.minimum(begin + CHAIN, K)
+        a_tile, x_tile = (
+            _inputs(a_cells, is_rank, begin, end, STEP),
+            _inputs(x_cells, own, begin, end, STEP),
+        )
+        total = tl.zeros([TILE, RANKS], tl.float32)
+        for k in tl.range(begin + STEP, end, STEP):
+            next_a = _inputs(a_cells, is_rank, k, end, STEP)
+            next_x = _inputs(x_cells, own, k, end, STEP)
+            total = tl.dot(x_tile, a_tile.T, total, input_precision="ieee")
+            a_tile, x_tile = next_a, next_x
+        total = tl.dot(x_tile, a_tile.T, total, input_precision="ieee")
+        of_row = (rows * tl.num_programs(1) + part) * CHAINS + chain
+        tl.store(h + of_row[:, None] * num_ranks + ranks[None, :], total, mask=own[:, None])
+    if (tl.program_id(0) == 0) & (part == 0) & (at == 0):
+        wait_for_last(EARLY)
 
 
 _launch = Launcher(_shrink_kernel)
 
 
-def low_rank_shrink(x: Tensor, tiles: Tensor, places: Places) -> Tensor:
-    """x [rows, in] -> [rows, parts, chains, num_ranks] fp32; what no adapter has is not written.
+def room_for_ranks(x: Tensor, places: Places) -> Tensor:
+    """What `low_rank_shrink` writes: [rows, parts, chains, num_ranks] fp32."""
+    shape = (len(x), len(places.sizes), shrink_shape(x.shape[1])[1], places.num_ranks)
+    return torch.empty(shape, dtype=torch.float32, device=x.device)
 
-    Weights are of x's dtype."""
+
+def low_rank_shrink(
+    x: Tensor, tiles: Tensor, places: Places, h: Tensor, config: ShrinkConfig | None = None
+) -> None:
+    """x [rows, in] -> `h` of `room_for_ranks`; what no adapter has is not written.
+
+    Weights are of x's dtype. `h` must have been there before the product was launched: memory that
+    the product has given back may still be in use."""
     (m, k), parts = x.shape, len(places.sizes)
-    assert x.stride(1) == 1 and tiles.shape[1] == 1 + TILE.value, f"{x.stride()=} {tiles.shape=}"
+    assert x.stride(1) == 1, f"{x.stride()=}"
+    assert tiles.shape[1] == TILE_WORDS.value and m <= len(tiles) * TILE.value, f"{tiles.shape=}"
     assert places.num_ranks % RANKS.value == 0, f"{places.num_ranks=}"
-    chunk, chunks = shrink_shape(k)
-    shape = (m, parts, chunks, places.num_ranks)
-    h = torch.empty(shape, dtype=torch.float32, device=x.device)
     if m == 0:
-        return h
+        return
+    config = config or ShrinkConfig()
+    chain, chains = shrink_shape(k)
     origin, table, slot_stride = places.kernel_args()
     assert origin.dtype == x.dtype, f"{origin.dtype=} {x.dtype=}"
+    slots = 1 if m == 1 else TILE.value
     _launch(
-        (len(tiles), chunks, parts),
+        (chains * (places.num_ranks // RANKS.value), parts, len(tiles) * slots),
         (x, tiles, origin, table, slot_stride, h, k, x.stride(0), places.num_ranks),
         {
-            "CHUNK": chunk,
-            "CHUNKS": chunks,
+            "SLOTS": slots,
+            "CHAIN": chain,
+            "CHAINS": chains,
+            "STEP": config.step,
             **early_options(),
-            "num_warps": 4,
+            "num_warps": config.num_warps,
             "num_stages": 1,
         },
         (
@@ -85,4 +134,3 @@ def low_rank_shrink(x: Tensor, tiles: Tensor, places: Places) -> Tensor:
             alignments(x, tiles, origin, table, h),
         ),
     )
-    return h

@@ -191,6 +191,9 @@ def plan_matmul(
     assert out.dtype == x.dtype or (out.dtype == torch.float32 and not gate), f"got {out.dtype}"
     assert x.stride(1) == w.stride(1) == out.stride(1) == 1, "rows must be contiguous"
     layout = _layout(m, w, bias, config, _alignment(x) and _alignment(w), gate)
+    if out.dtype == torch.float32:
+        options = {**layout.options, **early_options(next_has_inputs=True)}
+        layout = replace(layout, options=options)
     return bind(layout, x, w, bias, out, None)
 
 

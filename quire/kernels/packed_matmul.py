@@ -126,7 +126,7 @@ def plan_packed(
             "EVEN_K": k % slabs.form.slab == 0,
             "HAS_BIAS": bias is not None,
             "GATE": gate or "",
-            **early_options(),
+            **early_options(next_has_inputs=out.dtype == torch.float32),
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
         },

@@ -201,7 +201,7 @@ class StreamMatmul:
                 "AHEAD": config.num_ahead,
                 "HAS_BIAS": self.bias is not None,
                 "GATE": gate or "",
-                **early_options(),
+                **early_options(next_has_inputs=out.dtype != x.dtype),
                 "num_warps": min(8, config.tile // 16),  # a warpgroup for 64 or 128 rows
             },
             (

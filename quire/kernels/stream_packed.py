@@ -173,7 +173,7 @@ class StreamPacked:
                 "AHEAD": config.num_ahead,
                 "HAS_BIAS": self.bias is not None,
                 "GATE": gate or "",
-                **early_options(),
+                **early_options(next_has_inputs=out.dtype == torch.float32),
                 "num_warps": 4 if config.in_turns else max(4, config.tile // 16),
             },
             (

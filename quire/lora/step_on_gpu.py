@@ -1,9 +1,9 @@
 """GpuStep: the adapters of one step's rows on a GPU, as layers see them.
 
-A product that an adapter may add to is asked for its fp32 sums. One launch multiplies all rows by
-their A's, another adds B's results to the sums, rounds and gates (`kernels/low_rank_*.py`). Rows
-without an adapter go along and are only rounded. A graph that is captured keeps the tiles where
-they are (`runner/adapted_graphs.py`).
+A product that an adapter may add to is asked for its fp32 sums. Beside it one launch multiplies all
+rows by their A's, then another adds B's results to the sums, rounds and gates
+(`kernels/low_rank_*.py`). Rows without an adapter go along and are only rounded. A graph that is
+captured keeps the tiles where they are (`runner/adapted_graphs.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.dist.homes import Homes
 from quire.kernels.low_rank_expand import low_rank_expand, low_rank_gate
 from quire.kernels.low_rank_places import Places
-from quire.kernels.low_rank_shrink import low_rank_shrink
+from quire.kernels.low_rank_shrink import low_rank_shrink, room_for_ranks
 from quire.lora.on_gpu import GpuAdapters
 from quire.lora.row_tiles import Block, RowTiles
 from quire.nn.linear import Linear
@@ -34,7 +34,7 @@ class GpuStep:
         blocks: tuple[Block, ...],
         tail: Callable[[], RowTiles] | None = None,
     ) -> None:
-        """`tiles` [tiles, 1 + TILE] on the device. `tail`: of the rows that a step's tail keeps."""
+        """`tiles` [tiles, TILE_WORDS] on the device. `tail`: of the rows that a step's tail keeps."""
         self._adapters, self._tiles, self._blocks, self._tail = adapters, tiles, blocks, tail
 
     @staticmethod
@@ -60,14 +60,15 @@ class GpuStep:
         return out
 
     def _add(self, linear: Linear, x: Tensor, tiles: Tensor, places: Places, out: Tensor) -> None:
-        # Before the product: it begins to read its weight while A is multiplied.
-        h = low_rank_shrink(x, tiles, places)
+        h = room_for_ranks(x, places)
         kernel = cast("SumKernel", linear.kernel)
         sums = kernel.sums(x)
+        low_rank_shrink(x, tiles, places, h)
         if linear.gate is None:
             low_rank_expand(sums, h, tiles, places, out)
         else:
-            low_rank_gate(sums, h, tiles, places, out, linear.gate.activation, kernel.pairs)
+            form = linear.gate.activation, kernel.pairs
+            low_rank_gate(sums, h, tiles, places, out, form)
 
     def of_tail(self) -> GpuStep:
         assert self._tail is not None, "a tail of a tail"

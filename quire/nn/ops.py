@@ -44,7 +44,8 @@ class SumKernel(LinearKernel, Protocol):
     pairs: bool  # outputs are gate, up, gate, up ...; otherwise as the weight's rows
 
     def sums(self, x: Tensor) -> Tensor:
-        """[tokens, in] -> [tokens, out] in fp32, the bias added, without the gate."""
+        """[tokens, in] -> [tokens, out] in fp32, the bias added, without the gate. On a GPU the
+        kernel launched next may read x at once: it starts when this one's inputs are there."""
         ...
 
 

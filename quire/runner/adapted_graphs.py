@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.lora.bank import AdapterBank
 from quire.lora.on_gpu import GpuAdapters
-from quire.lora.row_tiles import TILE, padded_blocks
+from quire.lora.row_tiles import TILE_WORDS, blocks_of
 from quire.lora.step_on_gpu import GpuStep
 from quire.nn.linear import Adapted
 from quire.runner.adapted import numbers_of
@@ -48,7 +48,7 @@ class AdaptedGraphs:
         assert bank.on_gpu is not None, "graphs of a CPU"
         self._decode, self._bank, self._rows, self._plain = decode, bank, rows, plain
         self._adapters: GpuAdapters = bank.on_gpu
-        shape = (plain.sizes[-1], 1 + TILE)
+        shape = (blocks_of(plain.sizes[-1])[-1].last, TILE_WORDS)
         self._tiles = torch.zeros(shape, dtype=torch.int32, device=self._adapters.device)
         self._graphs, self._version = self._new(), self._adapters.version
 
@@ -60,7 +60,7 @@ class AdaptedGraphs:
         if self._version != self._adapters.version:
             self._graphs, self._version = self._new(), self._adapters.version
         fed = np.repeat(numbers, shape.query_lens)  # a draft is a sequence of its own
-        host = torch.from_numpy(self._bank.tiles(fed).padded())
+        host = torch.from_numpy(self._bank.tiles(fed).tiles)
         host = host.pin_memory() if self._tiles.is_cuda else host
         self._tiles[: len(host)].copy_(host, non_blocking=True)
         return self._graphs
@@ -74,8 +74,8 @@ class AdaptedGraphs:
         nodes: Nodes | None = None,
     ) -> Decoded:
         """What a graph captures."""
-        blocks = padded_blocks(len(row_ids))
-        adapted = GpuStep(self._adapters, self._tiles[: len(row_ids)], blocks)
+        blocks = blocks_of(len(row_ids))
+        adapted = GpuStep(self._adapters, self._tiles[: blocks[-1].last], blocks)
         return self._decode(row_ids, positions, max_context, shares_prefix, nodes, adapted)
 
     def _new(self) -> GraphCache:

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.low_rank_expand import low_rank_expand, low_rank_gate
+from quire.kernels.low_rank_expand import ExpandConfig, low_rank_expand, low_rank_gate
 from quire.kernels.low_rank_places import PLACE, Places, shrink_shape
-from quire.kernels.low_rank_shrink import low_rank_shrink
+from quire.kernels.low_rank_shrink import ShrinkConfig, low_rank_shrink, room_for_ranks
 from quire.kernels.silu_mul import silu_mul
 from quire.lora import row_tiles
-from quire.lora.row_tiles import RowTiles, padded_blocks, tiles_of
+from quire.lora.row_tiles import TILE, TILE_WORDS, RowTiles, blocks_of, tiles_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -63,6 +63,7 @@ class Case:
                 table[slot, 1, part] = torch.tensor(entry)
         most = max((-(-rank // 16) * 16 for of in ranks for rank in of), default=16) or 16
         self.places = Places(self.origin, table.to(DEVICE), 1, self.sizes, most)
+        self.shrink, self.expand = ShrinkConfig(), ExpandConfig()
 
     def place(self, weight: Tensor) -> int:
         return (weight.data_ptr() - self.origin.data_ptr()) // weight.element_size()
@@ -75,16 +76,19 @@ class Case:
 
     def shrunk(self, x: Tensor, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
         tiles = torch.from_numpy(tiles_of(np.asarray(slots, dtype=np.int64))).to(DEVICE)
-        return low_rank_shrink(x, tiles, self.places), tiles
+        h = torch.full_like(room_for_ranks(x, self.places), float("nan"))
+        low_rank_shrink(x, tiles, self.places, h, self.shrink)
+        return h, tiles
 
     def add(self, x: Tensor, sums: Tensor, slots: Sequence[int]) -> Tensor:
         h, tiles = self.shrunk(x, slots)
-        return low_rank_expand(sums, h, tiles, self.places, sums.to(self.dtype) * float("nan"))
+        out = sums.to(self.dtype) * float("nan")
+        return low_rank_expand(sums, h, tiles, self.places, out, self.expand)
 
     def gate(self, x: Tensor, sums: Tensor, slots: Sequence[int], pairs: bool) -> Tensor:
         h, tiles = self.shrunk(x, slots)
         out = torch.full((len(x), self.sizes[0]), float("nan"), dtype=self.dtype, device=DEVICE)
-        return low_rank_gate(sums, h, tiles, self.places, out, "silu", pairs)
+        return low_rank_gate(sums, h, tiles, self.places, out, ("silu", pairs), self.expand)
 
     def wanted(self, x: Tensor, sums: Tensor, slots: Sequence[int]) -> Tensor:
         """fp32 sums with everything added."""
@@ -110,7 +114,9 @@ CASES = {
     "rank 4": (64, (48,), [[4]]),
     "rank 16, three parts": (256, (64, 32, 32), [[16, 16, 16]]),
     "rank 64": (272, (130,), [[64]]),
-    "several chains": (528, (48, 16, 16), [[8, 0, 24], [0, 40, 0]]),
+    "ranks of three kinds": (528, (48, 16, 16), [[8, 0, 24], [0, 40, 0]]),
+    "several chains": (2064, (48,), [[8], [32]]),
+    "more ranks than a step has": (64, (40,), [[70], [4], [130]]),
     "many slots": (64, (20, 12), [[1 + slot % 17, slot % 3] for slot in range(64)]),
 }
 
@@ -162,16 +168,34 @@ def test_rows_without_an_adapter_are_only_rounded() -> None:
     assert not torch.equal(got[1::2], own[1::2])
 
 
-def test_padded_tiles_and_no_rows() -> None:
-    """A captured graph has as many tiles as rows, most of them empty; a step may have no rows."""
+def test_no_rows() -> None:
     case = Case(64, (48,), [[16]], torch.bfloat16)
     x, sums = case.inputs(5)
-    sent = torch.from_numpy(RowTiles.of(np.asarray([1, 0, 1, 1, 0])).padded()).to(DEVICE)
-    assert len(sent) == 5
-    h = low_rank_shrink(x, sent, case.places)
-    got = low_rank_expand(sums, h, sent, case.places, torch.empty_like(x[:, :48]).contiguous())
-    assert torch.equal(got, case.add(x, sums, [1, 0, 1, 1, 0]))
     assert case.add(x[:0], sums[:0], []).shape == (0, 48)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_bits_follow_no_config_and_no_other_rank(dtype: torch.dtype) -> None:
+    """Red when an adapter of a larger rank, how many slots go at once, or a block's size reaches
+    into a row's bits."""
+    ranks = [[16, 8], [48, 64], [64, 20]]
+    case = Case(2064, (72, 72), ranks, dtype)
+    slots = [1, 2, 0, 3, 1, 2, 3, 3, 1, 0, 2, 1, 1, 3, 2, 1, 1, 2]
+    x, sums = case.inputs(len(slots))
+    usual = case.gate(x, sums, slots, True), case.add(x, sums, slots)
+    changes: list[tuple[ShrinkConfig, ExpandConfig, int]] = [
+        (ShrinkConfig(256, 8), ExpandConfig(32, 16, 4), 64),
+        (ShrinkConfig(64, 2), ExpandConfig(128, 128, 8), 64),
+        (ShrinkConfig(), ExpandConfig(), 128),
+    ]
+    for case.shrink, case.expand, num_ranks in changes:
+        case.places = case.places._replace(num_ranks=num_ranks)
+        assert torch.equal(case.gate(x, sums, slots, True), usual[0])
+        assert torch.equal(case.add(x, sums, slots), usual[1])
+    small = [row for row, slot in enumerate(slots) if slot <= 1]
+    case.places = case.places._replace(num_ranks=16)
+    alone = case.add(x[small], sums[small], [slots[row] for row in small])
+    assert torch.equal(alone, usual[1][small])
 
 
 def test_inputs_may_be_columns_of_something_wider() -> None:
@@ -184,8 +208,8 @@ def test_inputs_may_be_columns_of_something_wider() -> None:
 
 def test_chains_cover_all_inputs() -> None:
     for num_in in (16, 256, 272, 4096, 8192, 14336, 53248):
-        chunk, chunks = shrink_shape(num_in)
-        assert chunk * (chunks - 1) < num_in <= chunk * chunks and chunks <= 32
+        chain, chains = shrink_shape(num_in)
+        assert chain * (chains - 1) < num_in <= chain * chains and chains <= 8
 
 
 def test_every_row_is_in_one_tile() -> None:
@@ -193,18 +217,18 @@ def test_every_row_is_in_one_tile() -> None:
     for count in (0, 1, 16, 17, 100, row_tiles.BLOCK_ROWS + 5):
         slots = draw.integers(0, 7, count)
         made = RowTiles.of(slots)
+        assert made.blocks == blocks_of(count) and made.tiles.shape[1] == TILE_WORDS
+        assert len(made.tiles) == (made.blocks[-1].last if count else 0)
         seen = []
         for block in made.blocks:
-            for slot, *rows in made.tiles[block.first : block.last].tolist():
-                own = [block.begin + row for row in rows if row >= 0]
-                assert own and all(slots[row] == slot for row in own)
-                seen += own
+            for words in made.tiles[block.first : block.last].tolist():
+                num_slots, rows, rest = words[0], words[1 : 1 + TILE], words[1 + TILE :]
+                which, named = rest[:TILE], rest[TILE : TILE + num_slots]
+                assert 0 not in named and len(set(named)) == num_slots
+                for row, place in zip(rows, which, strict=True):
+                    if row < 0:
+                        assert place < 0
+                        continue
+                    assert slots[block.begin + row] == (named[place] if place >= 0 else 0)
+                    seen.append(block.begin + row)
         assert sorted(seen) == list(range(count))
-        if count == 0:
-            continue
-        padded = made.padded()
-        for own, block in zip(made.blocks, padded_blocks(count), strict=True):
-            tiles = padded[block.first : block.last].tolist()
-            num = own.last - own.first
-            assert tiles[:num] == made.tiles[own.first : own.last].tolist()
-            assert all(tile == [0] + [-1] * (len(tile) - 1) for tile in tiles[num:])
