@@ -7,7 +7,8 @@ alone. So sums are read, rounded and gated once, however many adapters the rows 
 `low_rank_shrink.py` are added in their order. Where B is bf16, h is split into two such numbers,
 which keeps 16 bits, twice what is left after rounding; both have a sum of their own, one chain over
 increasing ranks. A row without an adapter is only rounded and gated, so it has the bits of a
-product that no adapter touched. The first slots' B is read before the wait.
+product that no adapter touched. The first slots' B is read before the wait, and that of the others
+asked into L2.
 """
 
 from __future__ import annotations
@@ -41,32 +42,41 @@ MOST_PARTS = 3
 class ExpandConfig(NamedTuple):
     """How programs go about it; no bit depends on it."""
 
-    block: int = 64  # outputs of a program
-    width: int = 64  # ranks of all slots that are multiplied at once
-    num_warps: int = 4
-
-
-@triton.jit
-def _ranks_of_step(step, num_ranks, WIDTH: tl.constexpr, R: tl.constexpr):
-    """(which of the tile's slots, which rank), [WIDTH] each: R ranks of some slots a step."""
-    i = tl.arange(0, WIDTH)
-    turns = tl.cdiv(num_ranks, R)  # steps that the same slots take
-    return step // turns * (WIDTH // R) + i // R, step % turns * R + i % R
+    block: int  # outputs of a program
+    width: int  # ranks of all slots that are multiplied at once
+    num_warps: int
+    asks: bool = True  # for B of all slots before the wait
 
 
 @triton.jit
 def _high_tile(
-    tile, count, origin, table, slot_stride, part, step, num_ranks, n, size,
+    tile, count, origin, table, slot_stride, part, group, first, n, size,
     WIDTH: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """[outputs, WIDTH] of B; zeros where there are none."""
-    index, r = _ranks_of_step(step, num_ranks, WIDTH, R)
+    """[outputs, WIDTH] of B: of a group of slots, R ranks each from the `first` on; zeros where
+    there are none."""
+    SLOTS: tl.constexpr = WIDTH // R
+    slots = slots_at(tile, count, group * SLOTS + tl.arange(0, SLOTS))
+    place = place_at(table, slots, slot_stride, part)
+    high = tl.multiple_of(tl.load(place + 1), 16)[None, :, None]
+    rank = tl.multiple_of(tl.load(place + 2).to(tl.int32), 16)[None, :, None]
+    r = (first + tl.arange(0, R))[None, None, :]
+    cells = origin + high + (n[:, None, None] * rank + r)
+    mask = (n < size)[:, None, None] & (r < rank)
+    return tl.load(cells, mask=mask, other=0.0).reshape(n.shape[0], WIDTH)
+
+
+@triton.jit
+def _ask_high(
+    tile, count, origin, table, slot_stride, part, n, size, WIDTH: tl.constexpr, R: tl.constexpr
+):
+    """Bring B of slots behind the first group into L2: nobody uses what is loaded."""
+    index = tl.arange(0, TILE)
     place = place_at(table, slots_at(tile, count, index), slot_stride, part)
-    high, rank = tl.load(place + 1), tl.load(place + 2).to(tl.int32)
-    cells = (high + r)[None, :] + n.to(tl.int64)[:, None] * rank[None, :]
-    cells = tl.max_contiguous(tl.multiple_of(cells, (1, RANKS)), (1, RANKS))
-    has_rank = tl.max_constancy((r < rank).to(tl.int32), RANKS) > 0
-    return tl.load(origin + cells, mask=(n < size)[:, None] & has_rank[None, :], other=0.0)
+    high = tl.multiple_of(tl.load(place + 1), 16)[None, :]
+    rank = tl.multiple_of(tl.load(place + 2).to(tl.int32), 16)[None, :]
+    mask = (n < size)[:, None] & (rank > 0) & (index >= WIDTH // R)[None, :]
+    tl.load(origin + high + n[:, None] * rank, mask=mask, other=0.0, volatile=True)
 
 
 @triton.jit
@@ -80,32 +90,44 @@ def _scales_of(tile, count, table, slot_stride, part, which):
 
 @triton.jit
 def _low_tile(
-    h_rows, which, scaled, step, num_ranks,
-    WIDTH: tl.constexpr, R: tl.constexpr, CHAINS: tl.constexpr,
-):  # fmt: skip
-    """[TILE, WIDTH]: scale * h of each row at its own slot's ranks, zeros at others."""
+    h_rows, scaled, first, num_ranks, dtype: tl.constexpr, R: tl.constexpr, CHAINS: tl.constexpr
+):
+    """scale * h at R ranks of each row's own slot, [TILE, R], in two parts where B is bf16."""
     scale, rank = scaled
-    index, r = _ranks_of_step(step, num_ranks, WIDTH, R)
-    own = (which[:, None] == index[None, :]) & (r[None, :] < rank[:, None])
+    r = first + tl.arange(0, R)
+    own = r[None, :] < rank[:, None]
     cells = h_rows[:, None] + r[None, :]
     total = tl.load(cells, mask=own, other=0.0)
     for chain in tl.static_range(1, CHAINS):
         total += tl.load(cells + chain * num_ranks, mask=own, other=0.0)
-    return total * scale[:, None]
+    total *= scale[:, None]
+    upper, lower = total, total
+    if dtype == tl.bfloat16:
+        upper = total.to(dtype)
+        lower = (total - upper.to(tl.float32)).to(dtype)
+    return upper, lower
 
 
 @triton.jit
-def _add_products(sums, low, high):
-    """(sum of the upper halves of h, sum of the lower) with a step's products."""
+def _among_others(low, which, group, WIDTH: tl.constexpr, R: tl.constexpr):
+    """[TILE, R] -> [TILE, WIDTH]: each row's at its own slot's ranks, zeros at others."""
+    SLOTS: tl.constexpr = WIDTH // R
+    own = which[:, None] == (group * SLOTS + tl.arange(0, SLOTS))[None, :]
+    spread = tl.where(own[:, :, None], low[:, None, :], 0.0).to(low.dtype)
+    return spread.reshape(TILE, WIDTH)
+
+
+@triton.jit
+def _add_products(sums, low, which, group, high, WIDTH: tl.constexpr, R: tl.constexpr):
+    """(sum of the upper parts of h, sum of the lower) with a group's products."""
     upper, lower = sums
+    first = _among_others(low[0], which, group, WIDTH, R)
     if high.dtype == tl.bfloat16:
-        first = low.to(tl.bfloat16)
-        rest = (low - first.to(tl.float32)).to(tl.bfloat16)
         upper = tl.dot(first, high.T, upper)
-        lower = tl.dot(rest, high.T, lower)
+        lower = tl.dot(_among_others(low[1], which, group, WIDTH, R), high.T, lower)
     else:  # numbers of 16 bits are exact in tf32
         HOW: tl.constexpr = "ieee" if high.dtype == tl.float32 else "tf32x3"
-        upper = tl.dot(low, high.to(tl.float32).T, upper, input_precision=HOW)
+        upper = tl.dot(first, high.to(tl.float32).T, upper, input_precision=HOW)
     return upper, lower
 
 
@@ -122,7 +144,7 @@ def _expand_kernel(
     y,  # [M, N]
     N, size_0, size_1, size_2, num_ranks,
     PARTS: tl.constexpr, CHAINS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-    R: tl.constexpr, EARLY: tl.constexpr,
+    R: tl.constexpr, ASKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     # Which part this program has, where that begins, and the first of its outputs there.
@@ -139,9 +161,10 @@ def _expand_kernel(
     tile = tiles + tl.program_id(1) * TILE_WORDS
     count = tl.load(tile)
     rows, which = rows_at(tile)
-    high = _high_tile(
-        tile, count, origin, table, slot_stride, part, 0, num_ranks, n, size, WIDTH, R
-    )
+    of_part = (tile, count, origin, table, slot_stride, part)
+    high = _high_tile(*of_part, 0, 0, n, size, WIDTH, R)
+    if ASKS:
+        _ask_high(*of_part, n, size, WIDTH, R)
     scaled = _scales_of(tile, count, table, slot_stride, part, which)
     live = rows >= 0
     rows = tl.maximum(rows, 0).to(tl.int64)
@@ -152,13 +175,13 @@ def _expand_kernel(
 
     total = tl.load(sums + cells, mask=inside, other=0.0)
     added = _nothing(BLOCK)
-    for step in tl.range(0, tl.cdiv(count, WIDTH // R) * tl.cdiv(num_ranks, R)):
-        later = _high_tile(
-            tile, count, origin, table, slot_stride, part, step + 1, num_ranks, n, size, WIDTH, R
-        )
-        low = _low_tile(h_rows, which, scaled, step, num_ranks, WIDTH, R, CHAINS)
-        added = _add_products(added, low, high)
-        high = later
+    for first in tl.range(0, num_ranks, R):
+        low = _low_tile(h_rows, scaled, first, num_ranks, dtype, R, CHAINS)
+        for group in tl.range(0, tl.cdiv(count, WIDTH // R)):
+            later = _high_tile(*of_part, group + 1, first, n, size, WIDTH, R)
+            added = _add_products(added, low, which, group, high, WIDTH, R)
+            high = later
+        high = _high_tile(*of_part, 0, first + R, n, size, WIDTH, R)
     total = tl.where((which >= 0)[:, None], total + (added[0] + added[1]), total)
     tl.store(y + cells, total.to(dtype), mask=inside)
 
@@ -171,7 +194,7 @@ def _gate_kernel(
     y,  # [M, N]
     N, num_ranks,
     PAIRS: tl.constexpr, GATE: tl.constexpr, CHAINS: tl.constexpr, BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr, R: tl.constexpr, EARLY: tl.constexpr,
+    WIDTH: tl.constexpr, R: tl.constexpr, ASKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -179,10 +202,12 @@ def _gate_kernel(
     tile = tiles + tl.program_id(1) * TILE_WORDS
     count = tl.load(tile)
     rows, which = rows_at(tile)
-    of_gate = _high_tile(
-        tile, count, origin, table, slot_stride, 0, 0, num_ranks, n, N, WIDTH, R
-    )
-    of_up = _high_tile(tile, count, origin, table, slot_stride, 1, 0, num_ranks, n, N, WIDTH, R)
+    adapters = (tile, count, origin, table, slot_stride)
+    of_gate = _high_tile(*adapters, 0, 0, 0, n, N, WIDTH, R)
+    of_up = _high_tile(*adapters, 1, 0, 0, n, N, WIDTH, R)
+    if ASKS:
+        _ask_high(*adapters, 0, n, N, WIDTH, R)
+        _ask_high(*adapters, 1, n, N, WIDTH, R)
     gate_scaled = _scales_of(tile, count, table, slot_stride, 0, which)
     up_scaled = _scales_of(tile, count, table, slot_stride, 1, which)
     live = rows >= 0
@@ -201,20 +226,18 @@ def _gate_kernel(
         gate = tl.load(begin + n[None, :], mask=inside, other=0.0)
         up = tl.load(begin + N + n[None, :], mask=inside, other=0.0)
     to_gate, to_up = _nothing(BLOCK), _nothing(BLOCK)
-    for step in tl.range(0, tl.cdiv(count, WIDTH // R) * tl.cdiv(num_ranks, R)):
-        later_gate = _high_tile(
-            tile, count, origin, table, slot_stride, 0, step + 1, num_ranks, n, N, WIDTH, R
-        )
-        later_up = _high_tile(
-            tile, count, origin, table, slot_stride, 1, step + 1, num_ranks, n, N, WIDTH, R
-        )
-        low = _low_tile(h_rows, which, gate_scaled, step, num_ranks, WIDTH, R, CHAINS)
-        to_gate = _add_products(to_gate, low, of_gate)
-        low = _low_tile(
-            h_rows + CHAINS * num_ranks, which, up_scaled, step, num_ranks, WIDTH, R, CHAINS
-        )
-        to_up = _add_products(to_up, low, of_up)
-        of_gate, of_up = later_gate, later_up
+    for first in tl.range(0, num_ranks, R):
+        low_gate = _low_tile(h_rows, gate_scaled, first, num_ranks, dtype, R, CHAINS)
+        up_rows = h_rows + CHAINS * num_ranks
+        low_up = _low_tile(up_rows, up_scaled, first, num_ranks, dtype, R, CHAINS)
+        for group in tl.range(0, tl.cdiv(count, WIDTH // R)):
+            later_gate = _high_tile(*adapters, 0, group + 1, first, n, N, WIDTH, R)
+            later_up = _high_tile(*adapters, 1, group + 1, first, n, N, WIDTH, R)
+            to_gate = _add_products(to_gate, low_gate, which, group, of_gate, WIDTH, R)
+            to_up = _add_products(to_up, low_up, which, group, of_up, WIDTH, R)
+            of_gate, of_up = later_gate, later_up
+        of_gate = _high_tile(*adapters, 0, 0, first + R, n, N, WIDTH, R)
+        of_up = _high_tile(*adapters, 1, 0, first + R, n, N, WIDTH, R)
     has_adapter = (which >= 0)[:, None]
     gate = tl.where(has_adapter, gate + (to_gate[0] + to_gate[1]), gate)
     up = tl.where(has_adapter, up + (to_up[0] + to_up[1]), up)
@@ -222,6 +245,7 @@ def _gate_kernel(
     tl.store(y + rows[:, None] * N + n[None, :], gated.to(dtype), mask=inside)
 
 
+_EXPAND, _GATE = ExpandConfig(64, 32, 4), ExpandConfig(32, 32, 4)
 _launch_expand, _launch_gate = Launcher(_expand_kernel), Launcher(_gate_kernel)
 
 
@@ -235,7 +259,7 @@ def low_rank_expand(
 ) -> Tensor:
     """sums [rows, out] and what `low_rank_shrink` gave -> out of the model's dtype."""
     sizes, (m, n) = places.sizes, sums.shape
-    config = config or ExpandConfig()
+    config = config or _EXPAND
     assert len(sizes) <= MOST_PARTS and sum(sizes) == n, f"{sizes=} {n=}"
     _check(sums, out)
     if m == 0:
@@ -266,7 +290,7 @@ def low_rank_gate(
     """The same for gate and up, sums [rows, 2 * width] -> out [rows, width]: act(gate) * up.
     `form`: the activation, and whether sums lie in pairs."""
     (m, n), (gate, pairs) = out.shape, form
-    config = config or ExpandConfig()
+    config = config or _GATE
     assert places.sizes == (n, n) and sums.shape[1] == 2 * n, f"{places.sizes=} {sums.shape=}"
     _check(sums, out)
     if m == 0:
@@ -289,6 +313,7 @@ def _constants(h: Tensor, dtype: torch.dtype, config: ExpandConfig) -> Mapping[s
         "BLOCK": config.block,
         "WIDTH": config.width if dtype != torch.float32 else RANKS.value,
         "R": min(at_once, pad_to_power(h.shape[3])),
+        "ASKS": config.asks,
         **early_options(),
         "num_warps": config.num_warps,
         "num_stages": 1,
