@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_NAME_CHARS = 512
 MAX_DIMS = 16
 LENGTH_BYTES = 8
+COPIED_AT_ONCE, COPIERS = 4 << 20, 8  # bytes, threads
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -152,25 +154,46 @@ class Shard:
                 self.entries = _check_entries(header, data_start, self._size, path)
                 # Private and writable: torch wants a writable buffer, the file stays as it is.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-                self._data: mmap.mmap | NDArray[np.uint8] = self._map
+                self._data: Tensor | None = None  # a copy
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
 
-    def load(self) -> NDArray[np.uint8]:
-        """Copy all of it into memory, in one go: tensors are views of that from now on."""
+    def load(self, pinned: bool = False) -> NDArray[np.uint8]:
+        """Copy all of it into memory, in one go: tensors are views of that from now on. Pinned
+        memory is torch's, which keeps it for the next file."""
         self._check_size()
-        self._data = np.frombuffer(self._map, np.uint8, self._size).copy()
-        return self._data
+        self._data = torch.empty(self._size, dtype=torch.uint8, pin_memory=pinned)
+        copy: NDArray[np.uint8] = self._data.numpy()
+        mapped = np.frombuffer(self._map, np.uint8, self._size)
+        begins = range(0, self._size, COPIED_AT_ONCE)
+        with ThreadPoolExecutor(COPIERS, "file copy") as threads:
+            parts = [slice(begin, begin + COPIED_AT_ONCE) for begin in begins]
+            list(threads.map(lambda part: np.copyto(copy[part], mapped[part]), parts))
+        return copy
+
+    def numbers(self) -> Tensor | None:
+        """Of all tensors, one after the other; None where they are of several dtypes. Loaded."""
+        assert self._data is not None, "not loaded"
+        dtypes = {entry.dtype for entry in self.entries.values()}
+        start = min((entry.start for entry in self.entries.values()), default=0)
+        if len(dtypes) != 1 or start % (dtype := dtypes.pop()).itemsize:
+            return None
+        return self._data[start:].view(dtype)
 
     def read(self, name: str) -> Tensor:
         """A view of the mapped file; a copy where the data is not aligned."""
         entry = self.entries[name]
-        if self._data is self._map:
+        if self._data is None:
             self._check_size()
         num_bytes = entry.stop - entry.start
         if num_bytes == 0:
             return torch.empty(entry.shape, dtype=entry.dtype)
-        raw = torch.frombuffer(self._data, dtype=torch.uint8, count=num_bytes, offset=entry.start)
+        if self._data is not None:
+            raw = self._data[entry.start : entry.stop]
+        else:
+            raw = torch.frombuffer(
+                self._map, dtype=torch.uint8, count=num_bytes, offset=entry.start
+            )
         if entry.dtype is torch.bool:
             return raw.ne(0).reshape(entry.shape)  # any byte but 0 and 1 is no bool to torch
         if entry.start % entry.dtype.itemsize:

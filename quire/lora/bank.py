@@ -50,7 +50,7 @@ class AdapterBank:
         check_model(self._model)
         slot = self._free[-1]
         with torch.inference_mode():
-            folder = read_adapter(path)
+            folder = read_adapter(path, pinned=self._model.device.type == "cuda")
             found = fitted(folder, self._model, self._names)
             if self.on_gpu is not None:
                 num_bytes = self.on_gpu.put(slot, found)

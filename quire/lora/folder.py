@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from quire.load.safetensors_checkpoint import Shard
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MAX_CONFIG_BYTES = 4_000_000
 MAX_RANK = 1024
+HASHED_AT_ONCE, HASHERS = 4 << 20, 8  # bytes, threads
 PREFIX = "base_model.model."
 SHRINK, EXPAND = ".lora_A.weight", ".lora_B.weight"
 KEPT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -87,8 +87,10 @@ class AdapterFolder:
         return max(pair.rank for pair in self.modules.values())
 
 
-def read_adapter(path: str | Path) -> AdapterFolder:
-    """Raises CheckpointError for a folder that is damaged, NotSupported for what is not done."""
+def read_adapter(path: str | Path, pinned: bool = False) -> AdapterFolder:
+    """Raises CheckpointError for a folder that is damaged, NotSupported for what is not done.
+
+    `pinned`: into memory that a GPU copies from."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}; give the path of a PEFT adapter")
@@ -100,8 +102,9 @@ def read_adapter(path: str | Path) -> AdapterFolder:
         raise CheckpointError(_no_weights(folder))
     shard = Shard(folder / WEIGHTS)
     scales, names = _Scales.of(config, folder), _module_names(shard, folder)
-    hashing = _hash(shard.load(), [(name, *scales.of_module(name)) for name in names])
-    modules = {name: _pair(shard, name, scales) for name in names}
+    hashing = _hash(shard.load(pinned), [(name, *scales.of_module(name)) for name in names])
+    are_finite = _are_finite(shard)
+    modules = {name: _pair(shard, name, scales, are_finite) for name in names}
     return AdapterFolder(folder, modules, hashing)
 
 
@@ -222,9 +225,10 @@ def _why_not(tensor: str) -> str:
     return "nothing here adds it"
 
 
-def _pair(shard: Shard, name: str, scales: _Scales) -> LowRank:
+def _pair(shard: Shard, name: str, scales: _Scales, are_finite: bool) -> LowRank:
     rank, scale = scales.of_module(name)
-    shrink, expand = (_tensor(shard, PREFIX + name + half) for half in (SHRINK, EXPAND))
+    tensors = (PREFIX + name + half for half in (SHRINK, EXPAND))
+    shrink, expand = (_tensor(shard, tensor, are_finite) for tensor in tensors)
     got = shrink.shape[0], expand.shape[1]
     if got != (rank, rank):
         raise CheckpointError(
@@ -238,7 +242,7 @@ def _pair(shard: Shard, name: str, scales: _Scales) -> LowRank:
     return LowRank(shrink, expand, scale)
 
 
-def _tensor(shard: Shard, name: str) -> Tensor:
+def _tensor(shard: Shard, name: str, is_finite: bool) -> Tensor:
     tensor = shard.read(name)
     if tensor.ndim != 2 or not tensor.dtype.is_floating_point:
         raise CheckpointError(
@@ -246,20 +250,34 @@ def _tensor(shard: Shard, name: str) -> Tensor:
             " want a matrix of floats"
         )
     tensor = tensor if tensor.dtype in KEPT_DTYPES else tensor.float()
-    # What is no number shows in a sum, which is quick; so does a sum that is too large for one.
-    if not math.isfinite(tensor.sum().item()) and not bool(tensor.isfinite().all()):
+    if not is_finite and not bool(tensor.isfinite().all()):
         raise CheckpointError(f"{shard.path}: {name} holds NaN or infinity")
     return tensor
 
 
+def _are_finite(shard: Shard) -> bool:
+    """Whether all numbers of the file are, as far as one look shows; else each tensor is asked."""
+    numbers = shard.numbers()
+    if numbers is None or numbers.dtype not in KEPT_DTYPES:
+        return False
+    # What is no number shows in a sum, which is quick; so does a sum that is too large for one.
+    return math.isfinite(numbers.sum(dtype=torch.float32).item())
+
+
 def _hash(data: NDArray[np.uint8], scales: list[tuple[str, int, float]]) -> Future[bytes]:
-    """Of the file and of how its modules are scaled; by a thread, while the weights are placed."""
-    found: Future[bytes] = Future()
+    """Of the file and of how its modules are scaled; by threads, while the weights are placed. The
+    file goes in parts, whose digests are digested."""
 
-    def run() -> None:
-        digest = sha256(repr(scales).encode())
-        digest.update(data.data)  # without the interpreter's lock
-        found.set_result(digest.digest())
+    def of(begin: int) -> bytes:
+        return sha256(data[begin : begin + HASHED_AT_ONCE].data).digest()  # without the lock
 
-    Thread(target=run, name="adapter digest").start()
+    threads = ThreadPoolExecutor(HASHERS + 1, "adapter digest")
+    parts = [threads.submit(of, begin) for begin in range(0, len(data), HASHED_AT_ONCE)]
+
+    def run() -> bytes:
+        told = repr((len(data), scales)).encode()
+        return sha256(told + b"".join(part.result() for part in parts)).digest()
+
+    found = threads.submit(run)
+    threads.shutdown(wait=False)
     return found

@@ -79,12 +79,9 @@ class GpuAdapters:
                 " gpu_memory_utilization or max_loras, or name adapters at start, which sets their"
                 " memory aside"
             ) from None
-        # Torch keeps the pinned block until the copy has run, and for the next adapter.
-        host = torch.empty(size, dtype=self.dtype, pin_memory=memory.is_cuda)
         for of_linear in pieces.values():
             for piece in of_linear:
-                _fill(host, piece)
-        memory.copy_(host, non_blocking=True)
+                _fill(memory, piece)
         return memory
 
     def _enter(
@@ -128,13 +125,24 @@ def _laid_out(found: Mapping[Linear, Pairs]) -> tuple[dict[Linear, list[Piece]],
     return pieces, size
 
 
-def _fill(host: Tensor, piece: Piece) -> None:
-    """A [rank, in] and B [out, rank], zeros where ranks are padded."""
+def _fill(memory: Tensor, piece: Piece) -> None:
+    """A [rank, in] and B [out, rank], zeros where ranks are padded. Straight from the file, whose
+    pinned block torch keeps until copies have run."""
     pair, rank = piece.pair, piece.rank
-    low = host[piece.low : piece.high].view(rank, -1)
-    high = host[piece.high : piece.high + rank * len(pair.expand)].view(-1, rank)
+    low = memory[piece.low : piece.high].view(rank, -1)
+    high = memory[piece.high : piece.high + rank * len(pair.expand)].view(-1, rank)
     if pair.rank < rank:
         low[pair.rank :].zero_()
         high[:, pair.rank :].zero_()
-    low[: pair.rank].copy_(pair.shrink)
-    high[:, : pair.rank].copy_(pair.expand)
+    low[: pair.rank].copy_(_in_dtype(pair.shrink, memory.dtype), non_blocking=True)
+    high[:, : pair.rank].copy_(_in_dtype(pair.expand, memory.dtype), non_blocking=True)
+
+
+def _in_dtype(stored: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers that are too large for the dtype would reach other rows: products with their zeros
+    are none."""
+    made = stored.to(dtype)
+    if made is not stored and not bool(made.isfinite().all()):
+        most = stored.abs().max().item()
+        raise NotSupported(f"got an adapter with weights up to {most:g}, too large for {dtype}")
+    return made
