@@ -113,7 +113,7 @@ class EngineArgs:
     kv_transport: str = "sockets"  # "nixl" or "ipc"; the same in engines that exchange pages
     speculative_config: Mapping[str, object] | None = None  # `speculative.py` says what it may hold
     lora: Mapping[str, str] | None = None  # adapters to begin with: folders by name
-    max_loras: int = 32  # adapters in memory at once
+    max_loras: int | None = None  # adapters in memory at once; None: 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.config import Decision, EngineArgs
+from quire.errors import NotSupported
 from quire.lora.adapters import Adapters, Facts
 from quire.lora.bank import AdapterBank
 from quire.lora.folder import WEIGHTS
+from quire.lora.placed import check_model
 from quire.memory.sizing import size_text
 from quire.models.names import Target
 from quire.runner.captured import decoded
@@ -23,6 +25,10 @@ from quire.runner.warmup import SOME
 if TYPE_CHECKING:
     from quire.engine.rank_group import RankGroup
     from quire.runner.adapted_graphs import AdaptedGraphs
+
+
+MAX_LORAS_USUALLY = 32
+USUAL_RANK = 16  # up to it, padded; of larger ones some kernels compile with the first
 
 
 class GroupBank:
@@ -49,7 +55,8 @@ def open_adapters(
     group: RankGroup | None = None,
 ) -> Adapters:
     """With those that were asked for at start. Raises CheckpointError or NotSupported."""
-    own = runner.adapters = AdapterBank(runner.model, names, args.max_loras)
+    most = args.max_loras or MAX_LORAS_USUALLY
+    own = runner.adapters = AdapterBank(runner.model, names, most)
     if runner.tapes is not None:
         runner.tapes.adapters = own.recorded
     if own.on_gpu is not None and runner.graphs is not None:
@@ -58,7 +65,9 @@ def open_adapters(
         graphs = AdaptedGraphs(partial(decoded, runner), own, runner.rows, runner.graphs)
         runner.adapted_graphs = graphs
         own.on_first = partial(_compile, runner, graphs)
-    adapters = Adapters(own if group is None else GroupBank(own, group), args.max_loras)
+        if args.max_loras is not None and not args.lora:
+            _compile_ahead(own, runner, graphs)
+    adapters = Adapters(own if group is None else GroupBank(own, group), most)
     for name, path in (args.lora or {}).items():
         entry = adapters.load(name, path)
         why = f"rank {entry.facts.rank}, {size_text(entry.facts.num_bytes)} of {entry.path}"
@@ -71,6 +80,17 @@ def adapter_bytes(args: EngineArgs) -> int:
     sized. Whoever cannot be read is named later, when it is."""
     files = (Path(path).expanduser() / WEIGHTS for path in (args.lora or {}).values())
     return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _compile_ahead(bank: AdapterBank, runner: ModelRunner, graphs: AdaptedGraphs) -> None:
+    """Somebody will load adapters: kernels compile now, as if there were one of a usual rank."""
+    try:
+        check_model(runner.model)
+    except NotSupported:
+        return  # said when somebody loads one
+    assert bank.on_gpu is not None
+    with bank.on_gpu.as_if_of(USUAL_RANK):
+        _compile(runner, graphs)
 
 
 def _compile(runner: ModelRunner, graphs: AdaptedGraphs) -> None:

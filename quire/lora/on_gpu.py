@@ -9,7 +9,8 @@ counts those.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,20 @@ class GpuAdapters:
     def places(self, linear: Linear) -> Places | None:
         """None: no adapter so far adds to its products."""
         return self._places.get(linear)
+
+    @contextmanager
+    def as_if_of(self, rank: int) -> Iterator[None]:
+        """Within, adapters of this rank seem to add to every product: for kernels to compile."""
+        kept = self._places
+        self._places = {
+            linear: Places(self._origin, self._table, number, tuple(linear.parts.values()), rank)
+            for linear, number in self._linears.items()
+            if len(linear.parts) <= MOST_PARTS and linear.weight.shape[1] % RANKS.value == 0
+        }
+        try:
+            yield
+        finally:
+            self._places = kept
 
     def put(self, slot: int, found: Mapping[Linear, Pairs]) -> int:
         """Returns the bytes it takes. Raises Overloaded, and then nothing has changed."""

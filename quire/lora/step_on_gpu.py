@@ -34,7 +34,7 @@ class GpuStep:
         blocks: tuple[Block, ...],
         tail: Callable[[], RowTiles] | None = None,
     ) -> None:
-        """`tiles` [tiles, TILE_WORDS] on the device. `tail`: of the rows that a step's tail keeps."""
+        """`tiles` [tiles, TILE_WORDS] on the device. `tail`: of rows that a step's tail keeps."""
         self._adapters, self._tiles, self._blocks, self._tail = adapters, tiles, blocks, tail
 
     @staticmethod

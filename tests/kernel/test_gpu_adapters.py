@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.errors import NotSupported
 from quire.kernels.matmul import Layouts
 from quire.kernels.silu_mul import silu_mul
 from quire.load.loader import load_weights
@@ -121,6 +122,38 @@ def test_slots_are_used_again(tmp_path: Path) -> None:
         assert torch.equal(added(1), step(alone, [1] * 3).multiply(linear, x))
         adapters.drop(1)
     assert versions[0] == versions[1] < versions[2]
+
+
+def test_as_if_there_were_one(tmp_path: Path) -> None:
+    """Red when what kernels are compiled for stays behind, or is of other shapes than the real."""
+    own = base("llama-packable")
+    model = decoder(own)
+    adapters = GpuAdapters(model, 1)
+    linears = list(linears_of(model).values())
+    with adapters.as_if_of(16):
+        expected = [adapters.places(linear) for linear in linears]
+    assert adapters.version == 0 and not any(map(adapters.places, linears))
+    put(adapters, 1, write_adapter(tmp_path / "a", own), model, own)
+    for linear, place in zip(linears, expected, strict=True):
+        found = adapters.places(linear)
+        assert place is not None and found is not None
+        assert place[2:] == found[2:]
+
+
+def test_weights_too_large_for_the_dtype(tmp_path: Path) -> None:
+    """Red when infinity gets into a tile, where neighbours multiply it by zero."""
+    own = base("llama-packable")
+    model = decoder(own)
+    adapters = GpuAdapters(model, 1)
+    adapters.dtype = torch.float16
+    folder = write_adapter(tmp_path / "a", own)
+    found = fitted(
+        read_adapter(folder), model, names_of(StateDictCheckpoint(own).config, model.spec)
+    )
+    pair = next(iter(next(iter(found.values())).values()))
+    pair.shrink[0, 0] = 1e5
+    with pytest.raises(NotSupported, match="too large for"):
+        adapters.put(1, found)
 
 
 def test_many_rows_go_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
