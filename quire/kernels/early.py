@@ -58,7 +58,8 @@ def early_options(next_has_inputs: bool = False) -> Mapping[str, object]:
     """Compile-time constants and launch options of a kernel that calls `wait_for_inputs`.
 
     `next_has_inputs`: the next kernel starts only once all programs of this one have waited. So it
-    may read at once what this one's inputs are, and run beside it."""
+    may read at once what this one's inputs are, past its multiprocessor's own cache, and run
+    beside it."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() >= FIRST_CAPABILITY:
         return {"EARLY": WITH_INPUTS.value if next_has_inputs else True, "launch_pdl": True}
     return {"EARLY": False}

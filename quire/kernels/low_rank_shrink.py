@@ -42,9 +42,11 @@ class ShrinkConfig(NamedTuple):
 
 @triton.jit
 def _inputs(cells, live, k, end, STEP: tl.constexpr):
-    """[rows, STEP] of x, or of A."""
+    """[rows, STEP] of x, or of A. From L2: without a wait, a multiprocessor's own cache may still
+    have what was at x's place before."""
     columns = k + tl.arange(0, STEP)
-    return tl.load(cells + columns[None, :], mask=live[:, None] & (columns < end)[None, :], other=0)
+    mask = live[:, None] & (columns < end)[None, :]
+    return tl.load(cells + columns[None, :], mask=mask, other=0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -73,10 +75,8 @@ def _shrink_kernel(
         is_rank = ranks < rank
         begin = chain * CHAIN
         end = tl.minimum(begin + CHAIN, K)
-        a_tile, x_tile = (
-            _inputs(a_cells, is_rank, begin, end, STEP),
-            _inputs(x_cells, own, begin, end, STEP),
-        )
+        a_tile = _inputs(a_cells, is_rank, begin, end, STEP)
+        x_tile = _inputs(x_cells, own, begin, end, STEP)
         total = tl.zeros([TILE, RANKS], tl.float32)
         for k in tl.range(begin + STEP, end, STEP):
             next_a = _inputs(a_cells, is_rank, k, end, STEP)
