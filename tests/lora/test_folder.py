@@ -182,6 +182,26 @@ def test_the_digest_is_of_what_decides(tmp_path: Path) -> None:
     assert len(made) == 4 and again in made
 
 
+def test_the_digest_is_of_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a part of a large file is left out, or parts may change places."""
+    monkeypatch.setattr("quire.lora.folder.HASHED_AT_ONCE", 1000)
+    file = write_adapter(tmp_path / "x", model(), ALL) / "adapter_model.safetensors"
+    whole = file.read_bytes()
+    made = {read_adapter(file.parent).digest}
+    rest = len(whole) // 1000 * 1000 - 4000
+    for changed in (
+        whole[:-1] + bytes([whole[-1] ^ 1]),
+        whole[: rest + 3] + bytes([whole[rest + 3] ^ 1]) + whole[rest + 4 :],
+        whole[:rest]
+        + whole[rest + 1000 : rest + 2000]
+        + whole[rest : rest + 1000]
+        + whole[rest + 2000 :],
+    ):
+        file.write_bytes(changed)
+        made.add(read_adapter(file.parent).digest)
+    assert len(made) == 4
+
+
 def test_a_bad_folder_leaves_the_engine_as_it_was(engine: Engine, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "x", model(), rank=6)
     load(engine, folder)
