@@ -187,6 +187,22 @@ def _expand_kernel(
 
 
 @triton.jit
+def _gate_and_up(row_cells, live, n, N, PAIRS: tl.constexpr):
+    """Sums of both at outputs n."""
+    BLOCK: tl.constexpr = n.shape[0]
+    if PAIRS:
+        pair = tl.program_id(0) * 2 * BLOCK + tl.arange(0, 2 * BLOCK)
+        inside = live[:, None] & (pair < 2 * N)[None, :]
+        both = tl.load(row_cells + pair[None, :], mask=inside, other=0.0)
+        gate, up = both.reshape(TILE, BLOCK, 2).split()
+    else:
+        inside = live[:, None] & (n < N)[None, :]
+        gate = tl.load(row_cells + n[None, :], mask=inside, other=0.0)
+        up = tl.load(row_cells + N + n[None, :], mask=inside, other=0.0)
+    return gate, up
+
+
+@triton.jit
 def _gate_kernel(
     sums,  # [M, 2 * N] f32: gate | up, or in pairs
     h,  # [M, 2, CHAINS, num_ranks] f32
@@ -213,18 +229,10 @@ def _gate_kernel(
     live = rows >= 0
     rows = tl.maximum(rows, 0).to(tl.int64)
     inside = live[:, None] & (n < N)[None, :]
-    begin = sums + rows[:, None] * (2 * N)
     h_rows = h + rows * (2 * CHAINS * num_ranks)
     wait_for_last(EARLY)
 
-    if PAIRS:
-        pair = tl.program_id(0) * 2 * BLOCK + tl.arange(0, 2 * BLOCK)
-        cells = begin + pair[None, :]
-        both = tl.load(cells, mask=live[:, None] & (pair < 2 * N)[None, :], other=0.0)
-        gate, up = both.reshape(TILE, BLOCK, 2).split()
-    else:
-        gate = tl.load(begin + n[None, :], mask=inside, other=0.0)
-        up = tl.load(begin + N + n[None, :], mask=inside, other=0.0)
+    gate, up = _gate_and_up(sums + rows[:, None] * (2 * N), live, n, N, PAIRS)
     to_gate, to_up = _nothing(BLOCK), _nothing(BLOCK)
     for first in tl.range(0, num_ranks, R):
         low_gate = _low_tile(h_rows, gate_scaled, first, num_ranks, dtype, R, CHAINS)
