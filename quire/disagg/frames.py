@@ -49,9 +49,7 @@ def receive(
     return body
 
 
-def expect(
-    connection: socket.socket, kind: int, most: int, deadline: float | None = None
-) -> int:
+def expect(connection: socket.socket, kind: int, most: int, deadline: float | None = None) -> int:
     """The length of the next frame's body, which stays to be received."""
     head = bytearray(_HEAD.size)
     fill(connection, head, deadline)

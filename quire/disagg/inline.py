@@ -59,9 +59,7 @@ class InlineMover:
                 key, seal = bytes(head[: frames.KEY_BYTES]), head[frames.KEY_BYTES :]
                 if key in tokens_of:  # else a page that is here already
                     taken[key] = data
-                    checks.append(
-                        checkers.submit(self._is_proved, seal, key, tokens_of[key], data)
-                    )
+                    checks.append(checkers.submit(self._is_proved, seal, key, tokens_of[key], data))
             frames.receive(connection, frames.END, 0)
         if not all(check.result() for check in checks):
             raise TransferError("a page came damaged, or of other tokens")

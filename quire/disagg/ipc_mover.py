@@ -1,11 +1,11 @@
 """IpcMover: pages between two engines on one GPU, through memory of the one that the other maps.
 
-Lent nodes lie in rows of the lender's strip (`memory/strip.py`): copied from its pool when they were
-lent, as far as there was room, and brought from memory of the host otherwise. The lender says which
-rows they are; the taker copies them to rows of its own and says when it has. Memory is named by a handle of CUDA,
-plain bytes in a typed frame that is sealed. The pages are not digested: they never leave the
-device, and both sides have greeted each other. Engines on two devices, in one process, or where a
-handle cannot be opened send the bytes on the connection instead (`inline.py`).
+Lent nodes lie in rows of the lender's strip (`memory/strip.py`): copied from its pool when they
+were lent, as far as there was room, and brought from memory of the host otherwise. The lender says
+which rows they are; the taker copies them to rows of its own and says when it has. Memory is named
+by a handle of CUDA, plain bytes in a typed frame that is sealed. The pages are not digested: they
+never leave the device, and both sides have greeted each other. Engines on two devices, in one
+process, or where a handle cannot be opened send the bytes on the connection instead (`inline.py`).
 
     taker -> lender   PLACE   the device and process it is, and the strip it has mapped
     lender -> taker   SPOT    rows and keys, with a handle if the strip is new to the taker

@@ -44,9 +44,7 @@ class Leases:
     def __len__(self) -> int:
         return len(self._live)
 
-    def grant(
-        self, nodes: Sequence[Wanted], raised: Raised = NOTHING_RAISED
-    ) -> Lease | None:
+    def grant(self, nodes: Sequence[Wanted], raised: Raised = NOTHING_RAISED) -> Lease | None:
         """On the first of these nodes that are in memory; None: not even one is."""
         self.sweep()
         name, held = secrets.token_hex(16), list[Lent]()

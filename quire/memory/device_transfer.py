@@ -29,7 +29,6 @@ from quire.memory.strip import Strip, as_tensor, runs
 from quire.memory.transfer import T
 from quire.step import PageLoad, PageSave, StepPlan
 
-
 FEW_RUNS = 8  # of rows that lie together: each is copied without gathering it first
 
 
@@ -102,8 +101,8 @@ class DeviceTransfer:
             self._store.put(Wanted(save.key, save.tokens), room, mark)
 
     def raised(self, nodes: Sequence[Sequence[int]]) -> Raised:
-        """Pages of the first of these nodes, gathered in rows of the strip behind the steps launched
-        so far. Half of the strip is left to pages that come."""
+        """Pages of the first of these nodes, gathered in rows of the strip behind the steps
+        launched so far. Half of the strip is left to pages that come."""
         strip, size = self._strip, len(self._pool.groups)
         rows = strip.take_many(min(len(nodes), strip.num_free - len(strip.rows) // 2))
         if not rows:
@@ -120,7 +119,8 @@ class DeviceTransfer:
         strip.lane.after(self._lanes.compute.mark())
         strip.lane.do(copy)
         mark = strip.lane.mark()
-        self._reading.append(Reading(mark, frozenset(pages), rows))
+        # Whoever uses these rows next does so in the same lane.
+        self._reading.append(Reading(mark, frozenset(pages), ()))
         return Raised(rows, mark)
 
     def _keep_from(self, plan: StepPlan) -> None:

@@ -96,4 +96,3 @@ def _handle_of(rows: Tensor) -> bytes:
     shape = (rows.shape[0], rows.shape[1])
     fields = (memory, num_bytes, offset, counter, counter_offset, event, waits, shape)
     return msgspec.msgpack.encode(CudaHandle(*fields))
-

@@ -19,7 +19,10 @@ from quire.runner.stage_runner import LaterStageRunner
 from quire.step import Admission, PageWrite, StepPlan, Work
 
 SHORT_PROMPT = 32  # tokens
+LAST_PART = 128  # the same, of a long prompt
 SOME = 8  # sequences: their products use other tiles than a single sequence
+MANY = 32  # ... and their contexts are merged by other programs
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def largest_step(
@@ -63,12 +66,46 @@ def compile_ahead(
     with torch.inference_mode(), torch.cuda.device(model.device), rehearsal():
         for plan, _ in steps:
             runner.execute(plan)
-        sizes = {1, min(SOME, rows.max_rows)} if model.stage.is_first else set()
-        for size in sorted(sizes):
+        for plan in long_steps(rows.max_rows, rows.max_len, num_tokens):
+            runner.execute(plan)
+        sizes = {1, min(SOME, rows.max_rows), min(MANY, rows.max_rows)}
+        for size in sorted(sizes if model.stage.is_first else ()):
             fed = torch.zeros(size, dtype=torch.int32, device=model.device)
-            bound = min(SHORTEST_CONTEXT, rows.max_len)
-            decoded(runner, fed, fed, bound, shares_prefix=False)
+            for bound in contexts_to_meet(rows.max_len):
+                decoded(runner, fed, fed, bound, shares_prefix=False)
     rows.page_tables.zero_()
+
+
+def contexts_to_meet(max_len: int) -> list[int]:
+    """Contexts that reach all variants of the kernels which share out a context and merge its parts
+    again: these are laid out for a power of two of parts.
+
+    >>> contexts_to_meet(5000)
+    [512, 1024, 2048, 4096, 5000]
+    """
+    found = [min(SHORTEST_CONTEXT, max_len)]
+    while found[-1] < max_len:
+        found.append(min(2 * found[-1], max_len))
+    return found
+
+
+def long_steps(max_rows: int, max_len: int, num_tokens: int) -> list[StepPlan]:
+    """Last parts of prompts, one and many at a time, with contexts of these lengths. In a rehearsal
+    only: their pages are nobody's."""
+    plans = []
+    for num_rows in sorted({1, min(MANY, max_rows)}):
+        each = min(num_tokens // num_rows, LAST_PART)
+        for context in contexts_to_meet(max_len):
+            num = min(each, context)
+            admissions = tuple(
+                Admission(RequestId(row), row, (0,), context, GREEDY, row, ())
+                for row in range(num_rows)
+            )
+            works = tuple(
+                Work(RequestId(row), row, context - num, num, True) for row in range(num_rows)
+            )
+            plans.append(StepPlan(works, admissions))
+    return plans
 
 
 def _largest(rows: RequestRows, num_tokens: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -35,7 +35,7 @@ from quire.tiers.in_order import in_order
 from quire.tiers.memory import MemoryShelf
 from quire.tiers.porter import Porter, Task
 from quire.tiers.segment import Page
-from quire.tiers.tempo import Tempo
+from quire.tiers.tempo import SURE_BYTES, Tempo
 
 MAX_STAGED = 1 << 30  # bytes brought for requests that have not started
 MAX_BACKLOG = 256 << 20  # bytes that wait to be written, or half of memory; more is not written
@@ -266,19 +266,30 @@ class Tiers:
         missing: Sequence[Wanted],
         wanted: Sequence[Wanted],
     ) -> None:
-        """Read a chain, up to what cannot be read."""
+        """Read a chain, up to what cannot be read or is computed sooner."""
         while self.is_bringing(owner) and sum(list(self._staged.values())) > MAX_STAGED:
             time.sleep(0.01)  # until one of those that wait has started
-        begun, num_bytes = time.perf_counter(), 0
-        for node, data in zip(missing, self._read(disk, missing), strict=False):
+        begun, num_bytes, pages = time.perf_counter(), 0, self._read(disk, missing)
+        for count, (node, data) in enumerate(zip(missing, pages, strict=False), 1):
             if data is None or not self._hand_over(owner, node, data):
                 break
             num_bytes += len(data)
+            if num_bytes >= SURE_BYTES:
+                self.tempo.read(num_bytes, time.perf_counter() - begun)
+                begun, num_bytes = time.perf_counter(), 0
+                if count < len(missing) and not self._is_worth(
+                    missing[count:], len(missing) - count
+                ):
+                    self.counts.recomputed += 1  # the rest
+                    break
+        pages.close()
         self.tempo.read(num_bytes, time.perf_counter() - begun)
         self.counts.bad = disk.num_bad
         self._lift(owner, wanted)
 
-    def _read(self, disk: DiskShelf, nodes: Sequence[Wanted]) -> Iterator[Buffer | None]:
+    def _read(
+        self, disk: DiskShelf, nodes: Sequence[Wanted]
+    ) -> Generator[Buffer | None, None, None]:
         """Their pages one after the other; a device is filled from several threads, since checking
         digests takes longer than reading."""
         if self.device is None:
