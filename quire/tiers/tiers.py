@@ -14,22 +14,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from typing import NamedTuple, Protocol
 
 from quire.errors import TransferError
-from quire.kv.tier_index import (
-    NOTHING_RAISED,
-    Buffer,
-    Landing,
-    Lifted,
-    Raised,
-    Stored,
-    Wanted,
-)
+from quire.kv.tier_index import NOTHING_RAISED, Buffer, Landing, Lifted, Raised, Stored, Wanted
 from quire.obs.log import log_event
 from quire.request import RequestId
+from quire.tiers.beside import Device, Raiser, Remote, Rooms
+from quire.tiers.counts import TierCounts
 from quire.tiers.disk import DiskShelf
 from quire.tiers.in_order import in_order
 from quire.tiers.memory import MemoryShelf
@@ -42,73 +35,6 @@ MAX_BACKLOG = 256 << 20  # bytes that wait to be written, or half of memory; mor
 BATCH_BYTES = 4 << 20  # written at a time, and a node more
 ITEM = 4  # bytes of a token id
 WRITER = "writer"
-
-
-class Remote(Protocol):
-    """Other engines; `disagg/connector.py` has more to say of them."""
-
-    def offer(self, nodes: Sequence[Wanted], raised: Raised = NOTHING_RAISED) -> str:
-        """Let others read these; a ticket, or nothing."""
-        ...
-
-    def pull(
-        self, ticket: str, wanted: Sequence[Wanted], is_alive: Callable[[], bool]
-    ) -> Sequence[Buffer | Lifted]:
-        """Pages of the first of these nodes, confirmed. Raises TransferError."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Rooms(Protocol):
-    """Memory for one node each (`memory/rooms.py`); a device copies from and to it."""
-
-    def take(self) -> Buffer | None: ...
-
-    def close(self) -> None: ...
-
-
-class Strip(Protocol):
-    """Memory of the device, where pages wait for their step (`memory/strip.py`)."""
-
-    def bring(self, nodes: Sequence[Stored]) -> Sequence[Lifted]:
-        """Copies of the first of these; returns when they are there."""
-        ...
-
-
-class Raiser(Protocol):
-    def __call__(self, nodes: Sequence[Sequence[int]]) -> Raised:
-        """Copies of these nodes' pages in rows of the device, of the first as far as there is room
-        (`memory/device_transfer.py`)."""
-        ...
-
-
-class Device(NamedTuple):
-    """What tiers have on a device."""
-
-    rooms: Rooms
-    strip: Strip
-
-
-@dataclass(slots=True)
-class TierCounts:
-    """Totals since start; pages are of one node each, all layer groups together."""
-
-    loads_memory: int = 0
-    loads_disk: int = 0
-    loads_remote: int = 0
-    loaded_bytes: int = 0
-    saves: int = 0
-    writes: int = 0  # to the disk
-    written_bytes: int = 0
-    drops: int = 0  # that were not written: the disk was too slow, full or not writable
-    bad: int = 0  # records that were not what was written
-    recomputed: int = 0  # fetches that were slower than computing
-    pulls: int = 0  # tickets of other engines that brought pages
-    pull_seconds: float = 0.0  # of these, from the question to pages that a step can load
-    failed_pulls: int = 0  # tickets that brought nothing
-    lift_seconds: float = 0.0  # of copies from memory to the device
-    tickets: int = 0  # given to others
 
 
 class Tiers:

@@ -30,9 +30,9 @@ from quire.memory.rooms import Rooms
 from quire.memory.strip import Strip
 from quire.request import Request
 from quire.step import PageLoad, PageSave, PageWrite, StepPlan
+from quire.tiers.beside import Device
 from quire.tiers.segment import Sealer
 from quire.tiers.tempo import Tempo
-from quire.tiers.tiers import Device
 from tests.lanes import LateLane, late_lanes
 from tests.tiers.nodes import SECRET
 from tests.tiers.test_apart import Apart
