@@ -47,6 +47,7 @@ from quire.disagg import frames
 from quire.disagg.sockets import SocketConnector
 from quire.engine.build import Engine
 from quire.engine.lending import ticket_for
+from quire.memory.device_transfer import DeviceTransfer
 from quire.request import Request
 from quire.step import TokenEvent
 from quire.tiers.in_order import in_order
@@ -122,6 +123,7 @@ class Bench:
             found = {"tokens": self.sizes.near, **best_ms(times), **facts(engine)}
             lifted, parts = engine.tiers.counts.lift_seconds, Parts(engine)
             found["timed_ms"] = round(1e3 * first_token(engine, prompt), 1)
+            found["pages_gb_s"] = page_rates(engine, self.sizes.near)
             found["lift_ms"] = round(1e3 * (engine.tiers.counts.lift_seconds - lifted), 1)
             return {**found, "parts": parts.ms()}
 
@@ -346,6 +348,39 @@ def listen(late: list[str]) -> None:
             late.append(f"{metadata.get('name')} {times.total / 1e6:.2f} s")
 
     knobs.compilation.listener = heard
+
+
+def page_rates(engine: Engine, num_tokens: int) -> dict[str, float]:
+    """GB/s, read and written, between the pool and rows for so many tokens; and by torch alone."""
+    pool, transfer = engine.runner.pool, engine.runner.transfer
+    if not isinstance(transfer, DeviceTransfer):
+        return {}
+    num = min(num_tokens // engine.runner.spec.page_size, len(transfer._strip.rows))
+    rows = transfer._strip.rows[:num].clone().view(-1, pool.page_bytes)
+    pages = torch.arange(1, len(rows) + 1, device=rows.device)
+    region = pool._moved[0]
+
+    def with_torch() -> None:
+        pieces = rows[:, region.begin : region.end].view(region.dtype)
+        region.data.index_copy_(0, pages, pieces.view(len(rows), *region.data.shape[1:]))
+
+    works: dict[str, Callable[[], object]] = {
+        "gather": lambda: pool.gather(pages, rows),
+        "scatter": lambda: pool.scatter(pages, rows),
+        "torch": with_torch,
+    }
+    found = {}
+    with torch.inference_mode():
+        for name, work in works.items():
+            seconds = []
+            for _ in range(4):
+                torch.cuda.synchronize()
+                begun = time.perf_counter()
+                work()
+                torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - begun)
+            found[name] = round(2e-9 * rows.nbytes / min(seconds), 1)
+    return found
 
 
 def read_rates(folder: Path) -> dict[str, float]:

@@ -126,6 +126,7 @@ def open_tiers(
     if place is None:
         return TierParts(tiers, secret, PageTransfer(pool, tiers))
     transfer = place.transfer(pool, tiers)
+    transfer.rehearse()
     if args.kv_role == "prefill" and args.kv_transport == "ipc":
         tiers.raiser = transfer.raised
     return TierParts(tiers, secret, transfer)

@@ -1,7 +1,7 @@
 """Kernels of long contexts are compiled before the first request, on a machine that has none yet.
 
-In a process of its own, with a folder of compiled kernels of its own. Red when the first long prompt
-waits for the compiler.
+In a process of its own, with a folder of compiled kernels of its own. Red when the first long
+prompt waits for the compiler.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ def on_device(engine: Engine, eagerness: float = 0.0, seed: int = 0) -> Engine:
     place = place_of(engine, eagerness, seed)
     engine.tiers.device = place.beside
     engine.runner.transfer = place.transfer(engine.runner.pool, engine.tiers)
+    engine.runner.transfer.rehearse()
     return engine
 
 
