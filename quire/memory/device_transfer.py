@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from quire.kv.tier_index import NOTHING_RAISED, Landing, PageStore, Raised, Stored, Wanted
-from quire.memory.lanes import Lanes, send_ints
+from quire.memory.lanes import IntSender, Lanes
 from quire.memory.pool import PagePool
 from quire.memory.strip import Strip, as_tensor, runs
 from quire.memory.transfer import T
@@ -53,7 +53,7 @@ class DeviceTransfer:
     ) -> None:
         """`chunk`: nodes that are gathered, or copied to the device, at a time."""
         self._pool, self._store, self._lanes, self._strip = pool, store, lanes, strip
-        self._chunk, self._device = chunk, pool.data.device
+        self._chunk, self._numbers = chunk, IntSender(pool.data.device)
         size = (chunk, strip.rows.shape[1])
         self._leaving, self._coming = strip.rows.new_zeros(size), strip.rows.new_zeros(size)
         self._reading: deque[Reading] = deque()
@@ -63,7 +63,7 @@ class DeviceTransfer:
         """Move page 0, whose content nobody reads, so that nothing is left to compile."""
 
         def copy() -> None:
-            page, row = send_ints([0], self._device), self._as_pages(self._leaving[:1])[:1]
+            page, row = self._numbers.send([0]), self._as_pages(self._leaving[:1])[:1]
             self._pool.gather(page, row)
             self._pool.scatter(page, row)
 
@@ -98,7 +98,7 @@ class DeviceTransfer:
         rows = self._leaving[: len(rooms)]  # [nodes, node_bytes]
 
         def copy() -> None:
-            self._pool.gather(send_ints(pages, self._device), self._as_pages(rows))
+            self._pool.gather(self._numbers.send(pages), self._as_pages(rows))
             for room, row in zip(rooms, rows.unbind(), strict=True):
                 as_tensor(room).copy_(row, non_blocking=True)
 
@@ -121,7 +121,7 @@ class DeviceTransfer:
         indices = [row.index for row in rows]
 
         def copy() -> None:
-            numbers = send_ints(pages, self._device)
+            numbers = self._numbers.send(pages)
             for begin, end in runs(indices, indices):
                 some = strip.rows[indices[begin] : indices[begin] + end - begin]
                 self._pool.gather(numbers[begin * size : end * size], self._as_pages(some))
@@ -199,7 +199,7 @@ class DeviceTransfer:
         pages_of = self._as_pages(rows)
 
         def copy() -> None:
-            numbers = send_ints([*sources, *targets], self._device)
+            numbers = self._numbers.send([*sources, *targets])
             chosen, pages = numbers.split(len(sources))
             for begin, end in cuts:
                 if are_few:
