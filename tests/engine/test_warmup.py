@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
+from quire.kernels.merge_splits import MANY_TILES
 from quire.kernels.paged_tile import default_config
 from quire.params import SamplingParams
 from quire.request import Request
-from quire.runner.warmup import contexts_to_meet, largest_step, long_steps
+from quire.runner.warmup import MANY, contexts_to_meet, largest_step, long_steps
 from tests.hf import greedy, tiny_engine, tiny_model
 
 
@@ -36,20 +39,29 @@ def test_warm_up_leaves_no_page_ids_behind() -> None:
 
 def test_every_number_of_splits_is_met_before_a_request_comes() -> None:
     """Red when a context is merged by a kernel that was not compiled at start: `merge_splits` has a
-    variant for each power of two of splits, up to 32."""
+    variant for each power of two of splits, up to 32, and up to 4 for many sequences."""
     splits = default_config(128, torch.bfloat16).splits
 
-    def variants(contexts: range | list[int]) -> set[int]:
+    def variants(contexts: Iterable[int], most: int) -> set[int]:
         counts = {splits.count(context) for context in contexts}
-        return {min(32, 1 << (count - 1).bit_length()) for count in counts if count > 1}
+        return {min(most, 1 << (count - 1).bit_length()) for count in counts if count > 1}
 
-    for longest in (512, 1000, 5000, 32_832, 131_072):
-        met = variants(contexts_to_meet(longest))
-        assert met == variants(range(1, longest + 1, 7)) | variants([longest])
-    for plan in long_steps(64, 32_832, 8192):
-        assert sum(work.num_tokens for work in plan.works) <= 8192
-        assert all(work.start >= 0 and work.sample for work in plan.works)
-    ends = {
-        work.start + work.num_tokens for plan in long_steps(64, 900, 256) for work in plan.works
-    }
-    assert ends == {512, 900}
+    assert MANY == MANY_TILES
+    for num_seqs, most in ((1, 32), (MANY - 1, 32), (MANY, 4)):
+        met = variants(contexts_to_meet(num_seqs), most)
+        assert met == variants(range(1, 140_000, 7), most)
+    for longest in (300, 900, 5000, 140_000):
+        works = [work for plan in long_steps(64, longest, 4096) for work in plan.works]
+        alone = [plan.works[0] for plan in long_steps(64, longest, 4096) if len(plan.works) == 1]
+        reached = variants((work.start + work.num_tokens for work in alone), 32)
+        assert reached == variants(range(1, longest + 1), 32)
+        assert all(work.start >= 0 and work.sample for work in works)
+    assert all(plan.num_tokens <= 256 for plan in long_steps(64, 5000, 256))
+
+
+def test_long_steps_can_be_executed() -> None:
+    engine = tiny_engine(tiny_model("llama-gqa"), max_model_len=48)
+    rows = engine.runner.rows
+    for plan in long_steps(rows.max_rows, rows.max_len, 256):
+        tokens = engine.runner.execute(plan).result().sampled
+        assert len(tokens) == len(plan.works) and all(len(some) == 1 for some in tokens)
