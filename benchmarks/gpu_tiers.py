@@ -7,9 +7,14 @@
     host      first token behind a prompt: computed, and with its pages in memory of the host
     disk      the same behind a long one: computed, and after a restart with its pages on a disk,
               whose files have been dropped from the system's cache
-    apart     the same with its pages in an engine of another process on this GPU, by transport
+    apart     the same with its pages in an engine of another process on this GPU, by transport;
+              `proper` is from the question for pages to pages that a step can load
 
-Prints one JSON line; times are in milliseconds, the best of `--rounds` (`disk`: of one).
+Prints a JSON line for each; times are in milliseconds, the best of `--rounds`. `parts` says where
+the time of one more, timed request went: calls that take turns with nothing between them may hold
+each other. A long prompt is computed three times: first, again with other tokens, and with the disk
+at rest. `late` are kernels that were compiled when a request already waited, `where` what the
+thread that steps was seen at, in seconds.
 `--rehearse` takes a tiny model, on any machine. Run from the repository root.
 """
 
@@ -23,9 +28,12 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,10 +43,14 @@ import torch
 from quire import LLM, SamplingParams
 from quire.bench.shapes import SHAPES, shrunk, write_shape
 from quire.bench.workload import random_tokens
+from quire.disagg import frames
+from quire.disagg.sockets import SocketConnector
 from quire.engine.build import Engine
 from quire.engine.lending import ticket_for
+from quire.memory.device_transfer import DeviceTransfer
 from quire.request import Request
 from quire.step import TokenEvent
+from quire.tiers.in_order import in_order
 
 GIB = 1 << 30
 IDS = count(1)
@@ -100,14 +112,20 @@ class Bench:
     def host(self) -> dict[str, object]:
         times: dict[str, list[float]] = {"computed": [], "memory": []}
         with self.opened(kv_host_memory=self.sizes.memory) as engine:
+            assert engine.tiers is not None
             for turn in range(self.sizes.rounds + 1):
                 prompt = prompt_of(engine, self.sizes.near, seed=50 + turn)
                 for name in times:
                     taken = first_token(engine, prompt)
                     times[name] += [taken] if turn else []
                     engine.core.scheduler.kv.flush()
-                    time.sleep(0.5)  # copies that still run are another question
-            return {"tokens": self.sizes.near, **best_ms(times), **facts(engine)}
+                    time.sleep(0.3)  # copies that still run are another question
+            found = {"tokens": self.sizes.near, **best_ms(times), **facts(engine)}
+            lifted, parts = engine.tiers.counts.lift_seconds, Parts(engine)
+            found["timed_ms"] = round(1e3 * first_token(engine, prompt), 1)
+            found["pages_gb_s"] = page_rates(engine, self.sizes.near)
+            found["lift_ms"] = round(1e3 * (engine.tiers.counts.lift_seconds - lifted), 1)
+            return {**found, "parts": parts.ms()}
 
     def disk(self) -> dict[str, object]:
         folder = self.scratch / "kv"
@@ -121,16 +139,23 @@ class Bench:
             prompt = prompt_of(engine, self.sizes.far, seed=9)
             first_token(engine, prompt_of(engine, self.sizes.near, seed=10))  # compiles, captures
             engine.core.scheduler.kv.flush()
-            assert engine.tiers is not None and engine.tiers.flush(120.0)
-            found["computed_ms"] = round(1e3 * first_token(engine, prompt), 1)
+            tiers = engine.tiers
+            assert tiers is not None and tiers.disk is not None and tiers.flush(120.0)
+            found["first"] = watched(engine, prompt)
             begun = time.perf_counter()
-            assert engine.tiers.flush(120.0)
+            assert tiers.flush(120.0)
             found["written_after_s"] = round(time.perf_counter() - begun, 1)
-            found["drops"] = engine.tiers.counts.drops
+            tiers.disk._resume = time.monotonic() + 1e6  # as after an error: nothing is written
+            found["at_rest"] = watched(engine, prompt_of(engine, self.sizes.far, seed=11))
+            tiers.disk._resume = 0.0
+            found["again"] = watched(engine, prompt_of(engine, self.sizes.far, seed=12))
+            found["drops"] = tiers.counts.drops
+            tiers._unwritten.clear()  # of the last one: nobody will read it
         drop_from_cache(folder)
         with self.opened(**disk) as engine:
-            found["disk_ms"] = round(1e3 * first_token(engine, prompt), 1)
+            found["from_disk"] = watched(engine, prompt)
             found |= facts(engine)
+        found["reads_gb_s"] = read_rates(folder)
         return found
 
     # ------------------------------------------------------------ two engines
@@ -147,19 +172,25 @@ class Bench:
         return found
 
     def _handed_over(self, engine: Engine, lender: Lender) -> dict[str, object]:
-        times: dict[str, list[float]] = {"computed": [], "handed_over": []}
+        names = ("computed", "handed_over", "proper")
+        times: dict[str, list[float]] = {name: [] for name in names}
+        assert engine.tiers is not None
+        counts = engine.tiers.counts
         for turn in range(self.sizes.rounds + 1):
             prompt = prompt_of(engine, self.sizes.near, seed=70 + turn)
-            ticket = lender.ticket(list(prompt))
+            ticket, before = lender.ticket(list(prompt)), counts.pull_seconds
             taken = first_token(engine, prompt, ticket)
             engine.core.scheduler.kv.flush()
             computed = first_token(engine, prompt)
             engine.core.scheduler.kv.flush()
-            times["handed_over"] += [taken] if turn else []
-            times["computed"] += [computed] if turn else []
-        assert engine.tiers is not None
-        failed = engine.tiers.counts.failed_pulls
-        return {**best_ms(times), "failed_pulls": failed, **facts(engine)}
+            if turn:
+                some = (computed, taken, counts.pull_seconds - before)
+                times = {name: [*times[name], one] for name, one in zip(names, some, strict=True)}
+        ticket = lender.ticket(list(prompt))
+        parts = Parts(engine)
+        taken = first_token(engine, prompt, ticket)
+        failed = {"failed_pulls": counts.failed_pulls, "timed_ms": round(1e3 * taken, 1)}
+        return {**best_ms(times), **failed, **facts(engine), "parts": parts.ms()}
 
 
 class Lender:
@@ -211,6 +242,172 @@ def lend(asked: dict[str, Any]) -> None:
         print("ticket", ticket_for(request, events[-1], engine), flush=True)
 
 
+# ------------------------------------------------------------ where time goes
+
+
+class Parts:
+    """Seconds in calls of some pieces of one engine from now on, by name; the engine stays so."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.seconds: Counter[str] = Counter()
+        self._begun = time.perf_counter()
+        tiers, transfers = engine.tiers, engine.core.scheduler.kv.transfers
+        transfer: Any = engine.runner.transfer
+        assert tiers is not None and transfers is not None
+        self._time(transfers, "ask", "ready", "load")
+        self._time(engine.core.scheduler, "schedule")
+        self._time(engine.core, "_idle", "_settle")
+        self._time(engine.runner, "execute")
+        self._time(transfer, "load", "save", prefix="runner.")
+        self._time(tiers, "_pull", "_lift", "_hand_over_all")
+        if tiers.device is not None:
+            self._time(tiers.device.strip, "bring", prefix="strip.")
+        if isinstance(tiers.remote, SocketConnector):
+            mover: Any = tiers.remote._mover
+            self._time(tiers.remote, "pull", "_take")
+            self._time(mover, "take", prefix="mover.")
+            self._time(getattr(mover, "_strip", None), "copy", prefix="strip.")
+            self._time(frames, "answer_greeting")
+
+    def _time(self, owner: object, *names: str, prefix: str = "") -> None:
+        for name in names if owner is not None else ():
+            setattr(owner, name, self._timed(prefix + name, getattr(owner, name)))
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **named: Any) -> Any:
+            begun = time.perf_counter()
+            self.seconds.setdefault(name + "@", begun - self._begun)  # when it began first
+            try:
+                return call(*args, **named)
+            finally:
+                self.seconds[name] += time.perf_counter() - begun
+
+        return timed
+
+    def ms(self) -> dict[str, float]:
+        return {name: round(1e3 * seconds, 2) for name, seconds in self.seconds.items()}
+
+
+class Sampler(threading.Thread):
+    """What a thread is at, seen every few milliseconds."""
+
+    def __init__(self, thread: int) -> None:
+        super().__init__(daemon=True)
+        self._thread, self._is_over = thread, threading.Event()
+        self._seen: Counter[str] = Counter()
+
+    def run(self) -> None:
+        last = time.perf_counter()
+        while not self._is_over.wait(0.005):
+            frame, now = sys._current_frames().get(self._thread), time.perf_counter()
+            if frame is not None:
+                self._seen[self._place(frame)] += now - last
+            last = now
+
+    def _place(self, frame: Any) -> str:
+        """The innermost call, and the innermost of ours."""
+        inner, ours = frame, frame
+        while ours.f_back is not None and "/quire/" not in ours.f_code.co_filename:
+            ours = ours.f_back
+        names = [f"{Path(f.f_code.co_filename).name}:{f.f_lineno}" for f in (ours, inner)]
+        return " > ".join(dict.fromkeys(names))
+
+    def end(self) -> dict[str, float]:
+        self._is_over.set()
+        self.join()
+        return {place: round(seconds, 2) for place, seconds in self._seen.most_common(6)}
+
+
+def watched(engine: Engine, prompt: tuple[int, ...]) -> dict[str, object]:
+    """First token behind a prompt, and what took how long."""
+    late, steps = list[str](), list[float]()
+    if torch.cuda.is_available():
+        listen(late)
+    assert engine.tiers is not None
+    before, sampler = replace(engine.tiers.counts), Sampler(threading.get_ident())
+    sampler.start()
+    taken = first_token(engine, prompt, steps=steps)
+    where, counts = sampler.end(), engine.tiers.counts
+    engine.core.scheduler.kv.flush()
+    return {
+        "ms": round(1e3 * taken, 1),
+        "steps_ms": [round(1e3 * seconds, 1) for seconds in steps if seconds > 0.005],
+        "late": late,
+        "where": where,
+        "recomputed": counts.recomputed - before.recomputed,
+        "from_disk": counts.loads_disk - before.loads_disk,
+    }
+
+
+def listen(late: list[str]) -> None:
+    """Kernels that are compiled from now on, and the seconds each took."""
+    from triton import knobs
+
+    def heard(*, metadata: Any, times: Any, cache_hit: bool, **_: object) -> None:
+        if not cache_hit:
+            late.append(f"{metadata.get('name')} {times.total / 1e6:.2f} s")
+
+    knobs.compilation.listener = heard
+
+
+def page_rates(engine: Engine, num_tokens: int) -> dict[str, float]:
+    """GB/s, read and written, between the pool and rows for so many tokens; and by torch alone."""
+    pool, transfer = engine.runner.pool, engine.runner.transfer
+    if not isinstance(transfer, DeviceTransfer):
+        return {}
+    num = min(num_tokens // engine.runner.spec.page_size, len(transfer._strip.rows))
+    rows = transfer._strip.rows[:num].clone().view(-1, pool.page_bytes)
+    pages = torch.arange(1, len(rows) + 1, device=rows.device)
+    region = pool._moved[0]
+
+    def with_torch() -> None:
+        pieces = rows[:, region.begin : region.end].view(region.dtype)
+        region.data.index_copy_(0, pages, pieces.view(len(rows), *region.data.shape[1:]))
+
+    works: dict[str, Callable[[], object]] = {
+        "gather": lambda: pool.gather(pages, rows),
+        "scatter": lambda: pool.scatter(pages, rows),
+        "torch": with_torch,
+    }
+    found = {}
+    with torch.inference_mode():
+        for name, work in works.items():
+            seconds = []
+            for _ in range(4):
+                torch.cuda.synchronize()
+                begun = time.perf_counter()
+                work()
+                torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - begun)
+            found[name] = round(2e-9 * rows.nbytes / min(seconds), 1)
+    return found
+
+
+def read_rates(folder: Path) -> dict[str, float]:
+    """GB/s of the disk alone: 512 MiB of the segments in pieces of 2 MiB, by threads."""
+    found = {}
+    for threads in (1, 4, 12):
+        drop_from_cache(folder)
+        pieces = [
+            (path, at)
+            for path in sorted(folder.glob("*.pages"))
+            for at in range(0, path.stat().st_size, 2 << 20)
+        ][:256]
+        begun, total = time.perf_counter(), 0
+        for size in in_order(read_piece, pieces, "read", threads):
+            total += size
+        found[str(threads)] = round(1e-9 * total / (time.perf_counter() - begun), 2)
+    return found
+
+
+def read_piece(piece: tuple[Path, int]) -> int:
+    fd = os.open(piece[0], os.O_RDONLY)
+    try:
+        return len(os.pread(fd, 2 << 20, piece[1]))
+    finally:
+        os.close(fd)
+
+
 # ------------------------------------------------------------ pieces
 
 
@@ -228,16 +425,21 @@ def prompt_of(engine: Engine, num: int, seed: int) -> tuple[int, ...]:
     return random_tokens(random.Random(seed), num, engine.spec.vocab_size)
 
 
-def first_token(engine: Engine, prompt: tuple[int, ...], source: str = "") -> float:
-    """Seconds."""
+def first_token(
+    engine: Engine, prompt: tuple[int, ...], source: str = "", steps: list[float] | None = None
+) -> float:
+    """Seconds; `steps` gets those of each turn."""
     wish = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     request = Request.new(next(IDS), prompt, wish, arrival=time.monotonic())
     request.kv_source = source
     begun, taken = time.perf_counter(), 0.0
     engine.core.add(request)
     while engine.core.has_work:
+        turn = time.perf_counter()
         if any(event.tokens for event in engine.core.step()):
             taken = time.perf_counter() - begun
+        if steps is not None:
+            steps.append(time.perf_counter() - turn)
     return taken
 
 
@@ -280,7 +482,7 @@ def main() -> None:
     if args.lend:
         lend(args.lend)
         return
-    sizes = Sizes(64, 512, 8192, 32_768, 12 * GIB, 16 * GIB, 16 * GIB, args.rounds)
+    sizes = Sizes(64, 512, 8192, 32_768, 12 * GIB, 10 * GIB, 16 * GIB, args.rounds)
     config = dict(SHAPES[args.shape])
     if args.rehearse:
         sizes, config = Sizes(4, 32, 256, 512, 1 << 26, 1 << 26, 1 << 28, 1), shrunk(config)
@@ -289,12 +491,11 @@ def main() -> None:
         whats: dict[str, Callable[[], dict[str, object]]] = {
             what.__name__: what for what in (bench.through, bench.host, bench.disk, bench.apart)
         }
-        found: dict[str, object] = {"shape": args.shape}
         for name in args.only.split(","):
             begun = time.perf_counter()
-            found[name] = whats[name]()
+            found = {"shape": args.shape, name: whats[name]()}
+            print(json.dumps(found), flush=True)
             print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-    print(json.dumps(found))
 
 
 if __name__ == "__main__":

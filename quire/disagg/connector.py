@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from quire.kv.tier_index import Buffer, Lifted, Wanted
+from quire.kv.tier_index import NOTHING_RAISED, Buffer, Landing, Lifted, Raised, Wanted
 
 _TICKET = re.compile(r"([\w.:\[\]-]{1,255}:\d{1,5})/([0-9a-f]{32})/(\d{1,18})/(\d{1,9})")
 Alive = Callable[[], bool]  # whether somebody still waits for the pages
@@ -50,6 +50,14 @@ class Lent(NamedTuple):
 
     node: Wanted
     data: Buffer
+    landing: Landing | None = None  # until which `data` is not complete
+    lifted: Lifted | None = None  # where they are on the device as well
+
+    def landed(self) -> Buffer:
+        """The bytes, when they are there; for threads that have time."""
+        if self.landing is not None:
+            self.landing.wait()
+        return self.data
 
 
 class Mover(Protocol):
@@ -70,9 +78,9 @@ class Mover(Protocol):
 
 
 class KVConnector(Protocol):
-    def offer(self, nodes: Sequence[Wanted]) -> str:
+    def offer(self, nodes: Sequence[Wanted], raised: Raised = NOTHING_RAISED) -> str:
         """Let another engine read the first of these nodes that are in memory, for a while; returns
-        a ticket, or nothing when there are none."""
+        a ticket, or nothing when there are none. `raised`: copies of them on the device."""
         ...
 
     def pull(self, ticket: str, wanted: Sequence[Wanted], is_alive: Alive) -> list[Buffer | Lifted]:

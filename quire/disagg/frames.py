@@ -21,14 +21,22 @@ from quire.kv.tier_index import Buffer
 HELLO, PROOF, PULL, PAGE, END, CONFIRM, ANSWER, SPOT, PLACE = range(1, 10)
 GREETING = b"quire kv 1"
 NONCE_BYTES, DIGEST_BYTES, KEY_BYTES = 32, 32, 64
+SMALL = 1 << 16  # bytes that are copied rather than sent on their own
 _HEAD = struct.Struct("<BQ")
 _LEASE = struct.Struct("<32sQ")
 
 
 def send(connection: socket.socket, kind: int, *parts: bytes | Buffer) -> None:
-    connection.sendall(_HEAD.pack(kind, sum(map(len, parts))))
+    small = bytearray(_HEAD.pack(kind, sum(map(len, parts))))
     for part in parts:
-        connection.sendall(part)
+        if len(part) <= SMALL:  # one packet: the other side is woken once
+            small += part
+        else:
+            connection.sendall(small)
+            connection.sendall(part)
+            small = bytearray()
+    if small:
+        connection.sendall(small)
 
 
 def receive(
@@ -36,12 +44,21 @@ def receive(
 ) -> bytearray:
     """The body of the next frame; `deadline` of time.monotonic for all of it. Raises TransferError,
     or OSError when the other side is gone."""
-    found, length = _HEAD.unpack(_exactly(connection, _HEAD.size, deadline))
+    body = bytearray(expect(connection, kind, most, deadline))
+    fill(connection, body, deadline)
+    return body
+
+
+def expect(connection: socket.socket, kind: int, most: int, deadline: float | None = None) -> int:
+    """The length of the next frame's body, which stays to be received."""
+    head = bytearray(_HEAD.size)
+    fill(connection, head, deadline)
+    found, length = _HEAD.unpack(head)
     if found != kind or length > most:
         raise TransferError(
             f"got a frame of kind {found} and {length} bytes, want kind {kind} and at most {most}"
         )
-    return _exactly(connection, length, deadline)
+    return int(length)
 
 
 def kind_ahead(connection: socket.socket) -> int:
@@ -50,17 +67,16 @@ def kind_ahead(connection: socket.socket) -> int:
     return first[0] if first else 0
 
 
-def _exactly(connection: socket.socket, count: int, deadline: float | None) -> bytearray:
-    data, at = bytearray(count), 0
-    view = memoryview(data)
-    while at < count:
+def fill(connection: socket.socket, data: Buffer, deadline: float | None = None) -> None:
+    """Receive the next bytes into this, all of it."""
+    view, at = memoryview(data), 0
+    while at < len(view):
         if deadline is not None:
             connection.settimeout(max(deadline - time.monotonic(), 1e-3))
         got = connection.recv_into(view[at:])
         if got == 0:
             raise TransferError("the other engine closed the connection")
         at += got
-    return data
 
 
 # ---------------------------------------------------------------- who is there

@@ -1,10 +1,11 @@
 """IpcMover: pages between two engines on one GPU, through memory of the one that the other maps.
 
-The lender brings lent nodes to rows of its strip (`memory/strip.py`) and says which rows they are;
-the taker copies them to rows of its own and says when it has. Memory is named by a handle of CUDA,
-plain bytes in a typed frame that is sealed. The pages are not digested: they never leave the
-device, and both sides have greeted each other. Engines on two devices, in one process, or where a
-handle cannot be opened send the bytes on the connection instead (`inline.py`).
+Lent nodes lie in rows of the lender's strip (`memory/strip.py`): copied from its pool when they
+were lent, as far as there was room, and brought from memory of the host otherwise. The lender says
+which rows they are; the taker copies them to rows of its own and says when it has. Memory is named
+by a handle of CUDA, plain bytes in a typed frame that is sealed. The pages are not digested: they
+never leave the device, and both sides have greeted each other. Engines on two devices, in one
+process, or where a handle cannot be opened send the bytes on the connection instead (`inline.py`).
 
     taker -> lender   PLACE   the device and process it is, and the strip it has mapped
     lender -> taker   SPOT    rows and keys, with a handle if the strip is new to the taker
@@ -17,7 +18,7 @@ from __future__ import annotations
 import hmac
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -85,8 +86,16 @@ class _Mapped:
 
 
 class IpcMover:
-    def __init__(self, sealer: Sealer, node_bytes: int, strip: SharedStrip, process: str) -> None:
-        self._sealer, self._inline = sealer, InlineMover(sealer, node_bytes)
+    def __init__(
+        self,
+        sealer: Sealer,
+        node_bytes: int,
+        strip: SharedStrip,
+        process: str,
+        room: Callable[[], Buffer | None] | None = None,
+    ) -> None:
+        """`room`: for what comes on the connection (`inline.py`)."""
+        self._sealer, self._inline = sealer, InlineMover(sealer, node_bytes, room)
         self._strip, self._process = strip, process
         self._mapped: dict[str, _Mapped] = {}  # by peer
 
@@ -100,25 +109,34 @@ class IpcMover:
         self._inline.give(connection, left, is_alive)
 
     def _give_rows(
-        self, connection: socket.socket, left: list[Lent], is_mapped: bool, is_alive: Alive
+        self, connection: socket.socket, lent: list[Lent], is_mapped: bool, is_alive: Alive
     ) -> list[Lent]:
-        """As many rows at a time as the strip has; returns what the other side has no row for."""
-        while left and is_alive():
-            rows: Sequence[Lifted] = self._strip.bring([Stored(one.data) for one in left])
+        """Returns what the other side has no row for."""
+        there = [one.lifted for one in lent if one.lifted is not None]
+        lent.sort(key=lambda one: one.lifted is None)  # those that have a row first
+        while lent and is_alive():
+            # As many at a time as the strip has.
+            rows = there or self._strip.bring([Stored(one.data, one.landing) for one in lent])
             if not rows:
                 break
-            handle = b"" if is_mapped else self._strip.handle()
-            keys = [one.node.key for one in left[: len(rows)]]
-            spot = Spot(self._strip.name, handle, [row.index for row in rows], keys)
-            body = msgspec.msgpack.encode(spot)
-            frames.send(connection, frames.SPOT, self._sealer.digest(b"", b"", body), body)
-            # The rows are ours until the other side has answered, or is gone.
-            (count,) = _COUNT.unpack(frames.receive(connection, frames.ANSWER, _COUNT.size))
+            count = self._offer(connection, lent[: len(rows)], rows, is_mapped)
             is_short = count < len(rows)
-            left, is_mapped, rows = left[count:], True, ()  # free for the next ones
+            lent, is_mapped, there, rows = lent[count:], True, [], ()  # free for the next ones
             if is_short:
                 break
-        return left
+        return lent
+
+    def _offer(
+        self, connection: socket.socket, lent: list[Lent], rows: Sequence[Lifted], is_mapped: bool
+    ) -> int:
+        """How many of these rows the other side has copied."""
+        handle, indices = b"" if is_mapped else self._strip.handle(), [row.index for row in rows]
+        spot = Spot(self._strip.name, handle, indices, [one.node.key for one in lent])
+        body = msgspec.msgpack.encode(spot)
+        frames.send(connection, frames.SPOT, self._sealer.digest(b"", b"", body), body)
+        # The rows are ours until the other side has answered, or is gone.
+        (count,) = _COUNT.unpack(frames.receive(connection, frames.ANSWER, _COUNT.size))
+        return int(count)
 
     # ------------------------------------------------------------ the side that wants them
 

@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from quire.disagg.connector import Lent
-from quire.kv.tier_index import Landing, Wanted
+from quire.kv.tier_index import NOTHING_RAISED, Landing, Raised, Wanted
 from quire.tiers.memory import MemoryShelf
 
 LEASE_S = 30.0  # from offer to confirmation
@@ -25,12 +26,7 @@ class Lease:
     generation: int
     nodes: tuple[Lent, ...]
     deadline: float
-    landings: tuple[Landing, ...] = ()  # until which some of the bytes are on their way
-
-    def wait(self) -> None:
-        """Until all bytes are there; for threads that have time."""
-        for landing in self.landings:
-            landing.wait()
+    raising: Landing | None = None  # until which what they have on the device is not complete
 
 
 class Leases:
@@ -48,19 +44,17 @@ class Leases:
     def __len__(self) -> int:
         return len(self._live)
 
-    def grant(self, nodes: Sequence[Wanted]) -> Lease | None:
+    def grant(self, nodes: Sequence[Wanted], raised: Raised = NOTHING_RAISED) -> Lease | None:
         """On the first of these nodes that are in memory; None: not even one is."""
         self.sweep()
-        name, held, landings = secrets.token_hex(16), list[Lent](), list[Landing]()
-        for node in nodes:
+        name, held = secrets.token_hex(16), list[Lent]()
+        for node, row in zip_longest(nodes, raised.rows[: len(nodes)]):
             if not self._memory.pin(name, node):
                 break
             data, landing, _ = self._memory.get(node.key).stored
             if data is None:
                 break
-            held.append(Lent(node, data))
-            if landing is not None and landing not in landings[-1:]:  # of many nodes at once
-                landings.append(landing)
+            held.append(Lent(node, data, landing, row))
         if not held:
             self._memory.let_go(name)  # of a node that is on the device alone
             return None
@@ -68,7 +62,7 @@ class Leases:
             self._generation += 1
             deadline = self._clock() + self._seconds
             lease = self._live[name] = Lease(
-                name, self._generation, tuple(held), deadline, tuple(landings)
+                name, self._generation, tuple(held), deadline, raised.landing
             )
         return lease
 

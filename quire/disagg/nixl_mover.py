@@ -63,9 +63,9 @@ class NixlMover:
     # ------------------------------------------------------------ the side that has pages
 
     def give(self, connection: socket.socket, lent: Sequence[Lent], is_alive: Alive) -> None:
-        gathered = np.frombuffer(bytearray().join(one.data for one in lent) or b"\0", np.uint8)
+        gathered = np.frombuffer(bytearray().join(one.landed() for one in lent) or b"\0", np.uint8)
         seals = b"".join(
-            node.key + self._sealer.digest(node.key, node.tokens, data) for node, data in lent
+            node.key + self._sealer.digest(node.key, node.tokens, data) for node, data, _, _ in lent
         )
         region = self._register(gathered)
         try:

@@ -18,7 +18,7 @@ from quire.disagg import frames
 from quire.disagg.connector import Alive, Mover, Ticket
 from quire.disagg.leases import Leases
 from quire.errors import TransferError
-from quire.kv.tier_index import Buffer, Lifted, Wanted
+from quire.kv.tier_index import NOTHING_RAISED, Buffer, Lifted, Raised, Wanted
 from quire.obs.log import log_event
 from quire.tiers.memory import MemoryShelf
 
@@ -63,8 +63,8 @@ class SocketConnector:
 
     # ------------------------------------------------------------ the side that has pages
 
-    def offer(self, nodes: Sequence[Wanted]) -> str:
-        lease = self.leases.grant(nodes) if self._listener is not None else None
+    def offer(self, nodes: Sequence[Wanted], raised: Raised = NOTHING_RAISED) -> str:
+        lease = self.leases.grant(nodes, raised) if self._listener is not None else None
         if lease is None:
             return ""
         return str(Ticket(self.address, lease.id, lease.generation, len(lease.nodes)))
@@ -100,6 +100,7 @@ class SocketConnector:
         try:
             with connection:
                 connection.settimeout(STALL_S)
+                _at_once(connection)
                 frames.greet(connection, self._secret, GREETING_S)
                 self._answer(connection)
         except (OSError, TransferError) as error:
@@ -115,8 +116,8 @@ class SocketConnector:
         def is_alive() -> bool:
             return self.leases.find(name, generation) is not None
 
-        if lease is not None:
-            lease.wait()
+        if lease is not None and lease.raising is not None:
+            lease.raising.wait()
         self._mover.give(connection, lease.nodes if lease is not None else (), is_alive)
         frames.receive(connection, frames.CONFIRM, 64)
         is_good = is_alive() and self.leases.end(name)
@@ -136,8 +137,7 @@ class SocketConnector:
         try:
             with socket.create_connection(split_address(found.address), CONNECT_S) as connection:
                 connection.settimeout(STALL_S)
-                with suppress(OSError):
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _at_once(connection)
                 frames.answer_greeting(connection, self._secret)
                 return self._take(connection, found, wanted, is_alive)
         except OSError as error:
@@ -157,6 +157,12 @@ class SocketConnector:
         if frames.receive(connection, frames.ANSWER, 1) != _YES:
             raise TransferError("the lease ended before its pages were read")
         return [taken[node.key] for node in takewhile(lambda node: node.key in taken, wanted)]
+
+
+def _at_once(connection: socket.socket) -> None:
+    """Small frames do not wait for more to send: both sides take turns."""
+    with suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def split_address(text: str) -> tuple[str, int]:

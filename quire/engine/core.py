@@ -25,7 +25,7 @@ from quire.sched.scheduler import NO_DRAFTS, Scheduler
 from quire.spec.speculation import Drafts
 from quire.step import Pending, Runner, StepPlan, StepResult, TokenEvent, Took
 
-ARRIVAL_NAP_S = 0.001  # the same, for pages on their way
+ARRIVAL_NAP_S = 0.001  # the same, at most, for pages on their way
 COMPILE_NAP_S = 0.005  # how long a step with nothing else to do waits for a grammar
 
 OnStep = Callable[[int, float], None]  # tokens of a step, and its seconds
@@ -52,6 +52,7 @@ class EngineCore:
         self.lag = int(overlap)  # most steps launched whose results nobody has looked at
         self.last_plan = StepPlan()  # for whoever watches
         self.on_step: OnStep | None = None  # where pages are kept outside the pool
+        self.nap: Callable[[float], object] = time.sleep  # likewise, until some of them are here
         self._inflight: deque[InFlight] = deque()
         self._settled_at = 0.0  # by the scheduler's clock
         self._news: list[TokenEvent] = []  # settled before a step that may have failed since
@@ -203,6 +204,6 @@ class EngineCore:
         elif self.grammars is not None and self._is_compiling:
             self.grammars.wait(COMPILE_NAP_S)
         elif len(self.scheduler.arrivals):
-            time.sleep(ARRIVAL_NAP_S)
+            self.nap(ARRIVAL_NAP_S)
         elif not self.scheduler.has_work:
             check(self.scheduler.kv)

@@ -20,7 +20,8 @@ from quire.memory.rooms import Rooms
 from quire.memory.sizing import size_text
 from quire.memory.strip import Strip
 from quire.runner.device import total_memory
-from quire.tiers.tiers import MAX_BACKLOG, MAX_STAGED, Device
+from quire.tiers.beside import Device
+from quire.tiers.tiers import MAX_BACKLOG, MAX_STAGED
 
 MOST_BYTES = 2 << 30  # of the device, for all this
 SHARE = 64  # ... or one part in so many of its memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire.kv.tier_index import NOTHING_RAISED
 from quire.request import Request
 from quire.step import TokenEvent
 
@@ -19,8 +20,9 @@ def ticket_for(request: Request, event: TokenEvent, engine: Engine) -> str:
         return ""
     transfers = engine.core.scheduler.kv.transfers
     assert transfers is not None, "tiers that nobody connected"
-    nodes = transfers.lend(request)
+    nodes, raiser = transfers.lend(request), engine.tiers.raiser
+    raised = NOTHING_RAISED if raiser is None else raiser(transfers.pages_of(nodes))
     engine.core.save_now()
-    ticket = engine.tiers.offer(nodes)
+    ticket = engine.tiers.offer(nodes, raised)
     transfers.let_go(request)
     return ticket

@@ -51,7 +51,7 @@ LISTEN = "127.0.0.1:7300"
 
 
 def _inline(sealer: Sealer, node_bytes: int, place: DevicePlace | None) -> Mover:
-    return InlineMover(sealer, node_bytes)
+    return InlineMover(sealer, node_bytes, None if place is None else place.rooms.take)
 
 
 def _nixl(sealer: Sealer, node_bytes: int, place: DevicePlace | None) -> Mover:
@@ -68,9 +68,8 @@ def _ipc(sealer: Sealer, node_bytes: int, place: DevicePlace | None) -> Mover:
     from quire.disagg.ipc_mover import IpcMover  # msgspec comes with `quire[serve]`
     from quire.memory.shared_strip import SharedStrip  # of CUDA alone
 
-    return IpcMover(
-        sealer, node_bytes, SharedStrip(place.strip), f"{platform.node()}/{os.getpid()}"
-    )
+    process = f"{platform.node()}/{os.getpid()}"
+    return IpcMover(sealer, node_bytes, SharedStrip(place.strip), process, place.rooms.take)
 
 
 Transport = Callable[[Sealer, int, DevicePlace | None], Mover]
@@ -124,7 +123,12 @@ def open_tiers(
         own = hmac.digest(secret, mark, "sha256")
         mover = TRANSPORTS[args.kv_transport](Sealer(own), node_bytes, place)
         tiers.remote = _connector(args, memory, mover, own, decisions)
-    transfer = place.transfer(pool, tiers) if place else PageTransfer(pool, tiers)
+    if place is None:
+        return TierParts(tiers, secret, PageTransfer(pool, tiers))
+    transfer = place.transfer(pool, tiers)
+    transfer.rehearse()
+    if args.kv_role == "prefill" and args.kv_transport == "ipc":
+        tiers.raiser = transfer.raised
     return TierParts(tiers, secret, transfer)
 
 
@@ -167,7 +171,7 @@ def connect_tiers(parts: TierParts, core: EngineCore, runner: ModelRunner) -> No
         return
     core.scheduler.kv.connect(parts.asked or tiers)
     runner.transfer = parts.transfer
-    core.on_step = tiers.tempo.stepped
+    core.on_step, core.nap = tiers.tempo.stepped, tiers.nap
     weakref.finalize(core, tiers.close)
 
 

@@ -64,6 +64,16 @@ class Lifted(Protocol):
         ...
 
 
+class Raised(NamedTuple):
+    """Copies of the first of some nodes on the device, made from the pool."""
+
+    rows: Sequence[Lifted] = ()
+    landing: Landing | None = None  # until which they are not complete
+
+
+NOTHING_RAISED = Raised()
+
+
 class Stored(NamedTuple):
     """A node outside the pool: in a buffer, on the device, or both."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 from quire.kv.allocator import PageAllocator
 from quire.kv.holding import Holding
@@ -21,13 +22,24 @@ from quire.request import Request, RequestId
 from quire.step import PageLoad, PageSave
 
 
+class Asked(NamedTuple):
+    """What tiers were asked for on behalf of a request, which is looked for again when it starts:
+    keys are not made twice."""
+
+    begin: int  # pages of the prefix before it
+    chain: Sequence[Wanted]
+
+
+NOTHING_ASKED = Asked(0, ())
+
+
 class Transfers:
     def __init__(self, tiers: TierIndex, tree: PrefixTree, page_size: int) -> None:
         self.tiers = tiers
         self._tree, self._page_size = tree, page_size
         self._saves: list[PageSave] = []
         self._loads: list[PageLoad] = []
-        self._asked: set[RequestId] = set()
+        self._asked: dict[RequestId, Asked] = {}
 
     # ------------------------------------------------------------ saving
 
@@ -49,6 +61,12 @@ class Transfers:
                 self._saves.append(PageSave(node.key, node.tokens, tuple(node.pages)))
         return wanted
 
+    def pages_of(self, nodes: Sequence[Wanted]) -> list[Sequence[int]]:
+        """Of the first of these nodes that the pool has whole."""
+        found = (self._tree.find(one.key, one.tokens) for one in nodes)
+        whole = takewhile(lambda node: node is not None and GONE not in node.pages, found)
+        return [node.pages for node in whole if node is not None]
+
     # ------------------------------------------------------------ loading
 
     def ask(self, request: Request, path: Sequence[Node]) -> bool:
@@ -57,18 +75,27 @@ class Transfers:
         Asked once before each start: whatever has become of it then is taken as it is."""
         if request.id in self._asked:
             return False
-        self._asked.add(request.id)
+        self._asked[request.id] = Asked(len(path), [])
         source, has = request.kv_source, self.tiers.has
         wanted = self._beyond(request, path)
         if not source:  # what another engine has is not known here
             wanted = takewhile(lambda one: has(one.key), wanted)
         chain = list(wanted)
+        self._asked[request.id] = Asked(len(path), chain)
         return bool(chain) and self.tiers.fetch(request.id, chain, source)
 
     def ready(self, request: Request, path: Sequence[Node]) -> list[Node]:
         """Nodes behind `path` that are in memory, and stay there until `let_go`."""
         pin, owner = self.tiers.pin, request.id
-        in_memory = takewhile(lambda one: pin(owner, one), self._beyond(request, path))
+        begin, chain = self._asked.get(owner, NOTHING_ASKED)
+        skipped = len(path) - begin  # of what was asked for, so much the pool has found meanwhile
+        known = chain[skipped:] if skipped >= 0 else []
+        in_memory = list(takewhile(lambda one: pin(owner, one), known))
+        if len(in_memory) == len(known):  # there may be more by now
+            rest = self._beyond(request, path, known)
+            in_memory += takewhile(lambda one: pin(owner, one), rest)
+        if not in_memory and owner in self._asked:
+            self._asked[owner] = NOTHING_ASKED  # its keys are of no use any more
         return [Node(one.key, None, one.tokens, []) for one in in_memory]
 
     def load(self, held: Holding, ahead: list[Node], allocator: PageAllocator) -> bool:
@@ -91,14 +118,17 @@ class Transfers:
 
     def let_go(self, request: Request) -> None:
         """The request runs, or will not: what was brought for it is not needed any more."""
-        self._asked.discard(request.id)
+        self._asked.pop(request.id, None)
         self.tiers.let_go(request.id)
 
-    def _beyond(self, request: Request, path: Sequence[Node]) -> Iterator[Wanted]:
-        """The full pages of a request's tokens after those of `path`."""
+    def _beyond(
+        self, request: Request, path: Sequence[Node], known: Sequence[Wanted] = ()
+    ) -> Iterator[Wanted]:
+        """The full pages of a request's tokens after those of `path` and of `known`."""
         tree, size = self._tree, self._page_size
-        key = path[-1].key if path else tree.root_of(request)
-        stream = request.tokens[len(path) * size :].tobytes()
+        last = known or path
+        key = last[-1].key if last else tree.root_of(request)
+        stream = request.tokens[(len(path) + len(known)) * size :].tobytes()
         for start in range(0, len(stream) // (size * ITEM) * size * ITEM, size * ITEM):
             tokens = stream[start : start + size * ITEM]
             key = tree.child_key(key, tokens)

@@ -140,14 +140,21 @@ class PagePool:
         """The same as `export` on the pool's device: bytes of `pages`, int64, into the rows of
         `out`, [pages, page_bytes] uint8. Nothing is allocated and nobody waits."""
         for region, dtype, begin, end in self._moved:
-            target = out[:, begin:end].view(dtype).view(len(out), *region.shape[1:])
-            torch.index_select(region, 0, pages, out=target)
+            target = out[:, begin:end].view(dtype)
+            if region.is_cuda:
+                _copy_page_rows(region, pages, target, to_rows=True)
+            else:
+                pieces = target.view(len(out), *region.shape[1:])
+                torch.index_select(region, 0, pages, out=pieces)
 
     def scatter(self, pages: Tensor, source: Tensor) -> None:
         """The same as `adopt`, from rows that `gather` filled."""
         for region, dtype, begin, end in self._moved:
-            rows = source[:, begin:end].view(dtype).view(len(source), *region.shape[1:])
-            region.index_copy_(0, pages, rows)
+            rows = source[:, begin:end].view(dtype)
+            if region.is_cuda:
+                _copy_page_rows(region, pages, rows, to_rows=False)
+            else:
+                region.index_copy_(0, pages, rows.view(len(source), *region.shape[1:]))
 
     def _by_page(self) -> Iterator[Region]:
         """Each region with its pages first, [pages, places, parts, numbers], and where its bytes
@@ -170,6 +177,13 @@ class PagePool:
             end = at + places * parts * width
             yield flat[at:end].reshape(places, parts, width)
             at = end
+
+
+def _copy_page_rows(region: Tensor, pages: Tensor, rows: Tensor, to_rows: bool) -> None:
+    # Here and not above: CPU installs need no triton.
+    from quire.kernels.page_rows import copy_page_rows
+
+    copy_page_rows(region, pages, rows, to_rows)
 
 
 def _dtype(form: CacheForm) -> torch.dtype:

@@ -38,6 +38,8 @@ class Rooms:
         self._bytes = np.frombuffer(memory, np.uint8)
         self._free = deque(range(num))  # taken from the front, which is where they go back
         self._is_locked = is_locked
+        if is_locked:
+            memory.madvise(mmap.MADV_DONTFORK)  # a fork would copy all that is locked
         if is_locked and (wrong := register(self._bytes.ctypes.data, len(self._bytes))):
             raise NotSupported(
                 f"cannot lock {len(self._bytes)} bytes of memory for pages ({wrong}); ask for less"

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import torch
 from torch import Tensor
 
 from quire.kv.tier_index import Stored
-from quire.memory.strip import Strip, StripRow
+from quire.memory.strip import Strip, StripRow, runs
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -96,17 +96,3 @@ def _handle_of(rows: Tensor) -> bytes:
     shape = (rows.shape[0], rows.shape[1])
     fields = (memory, num_bytes, offset, counter, counter_offset, event, waits, shape)
     return msgspec.msgpack.encode(CudaHandle(*fields))
-
-
-def runs(own: Sequence[int], rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """[begin, end) of pairs that follow each other on both sides.
-
-    >>> list(runs([4, 5, 6, 9], [0, 1, 3, 4]))
-    [(0, 2), (2, 3), (3, 4)]
-    """
-    begin = 0
-    for at in range(1, len(own) + 1):
-        step = at - begin
-        if at == len(own) or (own[at], rows[at]) != (own[begin] + step, rows[begin] + step):
-            yield begin, at
-            begin = at

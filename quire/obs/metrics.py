@@ -295,6 +295,8 @@ class ServerMetrics:
         return {
             "kv_tier_loads": {(t,): totals[f"kv_loads_{t}"] for t in ("memory", "disk", "remote")},
             "kv_tier_loaded_bytes": totals["kv_loaded_bytes"],
+            "kv_tier_pulls": totals["kv_pulls"],
+            "kv_tier_pull_seconds": totals["kv_pull_seconds"],
             "kv_tier_saves": totals["kv_saves"],
             "kv_tier_written_bytes": totals["kv_written_bytes"],
             "kv_tier_drops": totals["kv_drops"],

@@ -170,6 +170,12 @@ METRICS = (
         ("tier",),
     ),
     Metric("kv_tier_loaded_bytes", "counter", "Bytes of these pages."),
+    Metric("kv_tier_pulls", "counter", "Tickets of other engines that brought pages."),
+    Metric(
+        "kv_tier_pull_seconds",
+        "counter",
+        "Seconds of these, each from the question to pages that a step can load.",
+    ),
     Metric("kv_tier_saves", "counter", "Pages copied out of the pool when they were published."),
     Metric("kv_tier_written_bytes", "counter", "Bytes of pages written to the disk."),
     Metric(

@@ -19,7 +19,11 @@ from quire.runner.stage_runner import LaterStageRunner
 from quire.step import Admission, PageWrite, StepPlan, Work
 
 SHORT_PROMPT = 32  # tokens
+LAST_PART = 128  # the same, of a long prompt
 SOME = 8  # sequences: their products use other tiles than a single sequence
+MANY = 32  # ... and their contexts are merged by other programs
+ALL_MERGED, MANY_MERGED = 16_384, 2_048  # contexts from which on these have no other variants
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def largest_step(
@@ -63,12 +67,44 @@ def compile_ahead(
     with torch.inference_mode(), torch.cuda.device(model.device), rehearsal():
         for plan, _ in steps:
             runner.execute(plan)
-        sizes = {1, min(SOME, rows.max_rows)} if model.stage.is_first else set()
-        for size in sorted(sizes):
-            fed = torch.zeros(size, dtype=torch.int32, device=model.device)
-            bound = min(SHORTEST_CONTEXT, rows.max_len)
-            decoded(runner, fed, fed, bound, shares_prefix=False)
+        for plan in long_steps(rows.max_rows, rows.max_len, num_tokens):
+            runner.execute(plan)
+        sizes = {(size, SHORTEST_CONTEXT) for size in (1, SOME)}
+        sizes |= {(num, context) for num in (1, MANY) for context in contexts_to_meet(num)}
+        for size, bound in sorted(sizes if model.stage.is_first else ()):
+            fed = torch.zeros(min(size, rows.max_rows), dtype=torch.int32, device=model.device)
+            decoded(runner, fed, fed, min(bound, rows.max_len), shares_prefix=False)
     rows.page_tables.zero_()
+
+
+def contexts_to_meet(num_seqs: int) -> list[int]:
+    """Contexts that reach all variants of the kernel that merges the splits of a context: it has
+    one for each power of two of splits, up to 32, or up to 4 for many sequences.
+
+    >>> contexts_to_meet(MANY)
+    [1024, 2048]
+    """
+    most = MANY_MERGED if num_seqs >= MANY else ALL_MERGED
+    return [SHORTEST_CONTEXT << k for k in range(1, (most // SHORTEST_CONTEXT).bit_length())]
+
+
+def long_steps(max_rows: int, max_len: int, num_tokens: int) -> list[StepPlan]:
+    """Last parts of prompts, one and many at a time, with contexts of these lengths. In a rehearsal
+    only: their pages are nobody's."""
+    plans = []
+    for num_rows, part in ((1, LAST_PART), (min(MANY, max_rows), SHORT_PROMPT)):
+        each = min(num_tokens // num_rows, part)
+        for context in dict.fromkeys(min(one, max_len) for one in contexts_to_meet(num_rows)):
+            num = min(each, context)
+            admissions = tuple(
+                Admission(RequestId(row), row, (0,), context, GREEDY, row, ())
+                for row in range(num_rows)
+            )
+            works = tuple(
+                Work(RequestId(row), row, context - num, num, True) for row in range(num_rows)
+            )
+            plans.append(StepPlan(works, admissions))
+    return plans
 
 
 def _largest(rows: RequestRows, num_tokens: int) -> tuple[int, int]:

@@ -64,7 +64,7 @@ class MemoryShelf:
     def put(
         self,
         node: Wanted,
-        data: Buffer | None,
+        data: Buffer,
         owner: Owner | None,
         origin: str,
         landing: Landing | None = None,
@@ -117,12 +117,25 @@ class MemoryShelf:
             if kept.data is None:
                 del self._nodes[key]
 
-    def lift(self, owner: Owner, key: bytes, lifted: Lifted) -> None:
-        """A node that `owner` has pinned is on the device now; nothing happens if it has not."""
+    def lift(self, owner: Owner, keys: Iterable[bytes], rows: Iterable[Lifted]) -> None:
+        """Nodes that `owner` has pinned are on the device now; nothing happens to others."""
         with self._lock:
-            kept = self._nodes.get(key)
-            if kept is not None and owner in kept.owners:
-                kept.lifted = lifted
+            for key, row in zip(keys, rows, strict=False):
+                kept = self._nodes.get(key)
+                if kept is not None and owner in kept.owners:
+                    kept.lifted = row
+
+    def put_lifted(
+        self, nodes: Sequence[Wanted], rows: Sequence[Lifted], owner: Owner, origin: str
+    ) -> None:
+        """Keep the first of these nodes, which are on the device, pinned by `owner`."""
+        with self._lock:
+            for node, row in zip(nodes, rows, strict=False):
+                kept = self._nodes.get(node.key)
+                if kept is None:
+                    kept = self._nodes[node.key] = Kept(node.tokens, None, origin)
+                self._pin(owner, node.key, kept)
+                kept.lifted = row
 
     def pinned(self, owner: Owner, nodes: Sequence[Wanted]) -> list[Pinned]:
         """The first of these nodes, as far as `owner` has pinned them."""

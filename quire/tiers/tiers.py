@@ -13,85 +13,28 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict
 from functools import partial
-from typing import NamedTuple, Protocol
 
 from quire.errors import TransferError
-from quire.kv.tier_index import Buffer, Landing, Lifted, Stored, Wanted
+from quire.kv.tier_index import NOTHING_RAISED, Buffer, Landing, Lifted, Raised, Stored, Wanted
 from quire.obs.log import log_event
 from quire.request import RequestId
+from quire.tiers.beside import Device, Raiser, Remote, Rooms
+from quire.tiers.counts import TierCounts
 from quire.tiers.disk import DiskShelf
+from quire.tiers.in_order import in_order
 from quire.tiers.memory import MemoryShelf
 from quire.tiers.porter import Porter, Task
 from quire.tiers.segment import Page
-from quire.tiers.tempo import Tempo
+from quire.tiers.tempo import SURE_BYTES, Tempo
 
 MAX_STAGED = 1 << 30  # bytes brought for requests that have not started
 MAX_BACKLOG = 256 << 20  # bytes that wait to be written, or half of memory; more is not written
 BATCH_BYTES = 4 << 20  # written at a time, and a node more
-READERS = 4  # threads that read and check what goes to a device
 ITEM = 4  # bytes of a token id
 WRITER = "writer"
-
-
-class Remote(Protocol):
-    """Other engines; `disagg/connector.py` has more to say of them."""
-
-    def offer(self, nodes: Sequence[Wanted]) -> str:
-        """Let others read these; a ticket, or nothing."""
-        ...
-
-    def pull(
-        self, ticket: str, wanted: Sequence[Wanted], is_alive: Callable[[], bool]
-    ) -> Sequence[Buffer | Lifted]:
-        """Pages of the first of these nodes, confirmed. Raises TransferError."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Rooms(Protocol):
-    """Memory for one node each (`memory/rooms.py`); a device copies from and to it."""
-
-    def take(self) -> Buffer | None: ...
-
-    def close(self) -> None: ...
-
-
-class Strip(Protocol):
-    """Memory of the device, where pages wait for their step (`memory/strip.py`)."""
-
-    def bring(self, nodes: Sequence[Stored]) -> Sequence[Lifted]:
-        """Copies of the first of these; returns when they are there."""
-        ...
-
-
-class Device(NamedTuple):
-    """What tiers have on a device."""
-
-    rooms: Rooms
-    strip: Strip
-
-
-@dataclass(slots=True)
-class TierCounts:
-    """Totals since start; pages are of one node each, all layer groups together."""
-
-    loads_memory: int = 0
-    loads_disk: int = 0
-    loads_remote: int = 0
-    loaded_bytes: int = 0
-    saves: int = 0
-    writes: int = 0  # to the disk
-    written_bytes: int = 0
-    drops: int = 0  # that were not written: the disk was too slow, full or not writable
-    bad: int = 0  # records that were not what was written
-    recomputed: int = 0  # fetches that were slower than computing
-    failed_pulls: int = 0  # tickets of other engines that brought nothing
-    tickets: int = 0  # given to others
 
 
 class Tiers:
@@ -118,6 +61,8 @@ class Tiers:
         self._reader, self._writer = Porter("kv-reader"), Porter("kv-writer")
         self._puller, self._lifter = Porter("kv-puller"), Porter("kv-lifter")
         self.remote: Remote | None = None
+        self.raiser: Raiser | None = None  # where others read pages of this device
+        self._arrived = threading.Event()
         self.on_brought: Callable[[RequestId], None] | None = None  # called by a thread
         self.close_others: Callable[[float], None] | None = None  # the tiers of other ranks
 
@@ -129,7 +74,8 @@ class Tiers:
     def fetch(self, owner: RequestId, wanted: Sequence[Wanted], source: str) -> bool:
         missing = [node for node in wanted if not self.memory.pin(owner, node)]
         if missing and source and self.remote is not None:
-            pull = partial(self._pull, self.remote, owner, missing, source)
+            asked = time.perf_counter()
+            pull = partial(self._pull, self.remote, owner, missing, source, asked)
             return self._begin(self._puller, owner, pull)
         if missing and self.disk is not None:
             if self._is_worth(wanted, len(missing)):
@@ -168,12 +114,18 @@ class Tiers:
             finally:
                 with self._lock:
                     self._bringing.discard(owner)
+                self._arrived.set()
                 if self.on_brought is not None:
                     self.on_brought(owner)
 
         self._bringing.add(owner)
         porter.do(bring)
         return True
+
+    def nap(self, seconds: float) -> None:
+        """Until something was brought for somebody, and not longer than this."""
+        self._arrived.wait(seconds)
+        self._arrived.clear()
 
     def is_bringing(self, owner: RequestId) -> bool:
         return owner in self._bringing
@@ -223,11 +175,11 @@ class Tiers:
         kept.origin = "memory"  # for whoever comes next
         return kept.stored
 
-    def offer(self, nodes: Sequence[Wanted]) -> str:
+    def offer(self, nodes: Sequence[Wanted], raised: Raised = NOTHING_RAISED) -> str:
         """A ticket for another engine; empty: there is nothing to read, or nobody may, or so much
-        is lent already that memory is over its limit."""
+        is lent already that memory is over its limit. `raised`: copies of them on the device."""
         is_full = self.memory.num_bytes > self.memory.limit  # all of it is held by somebody
-        ticket = "" if self.remote is None or is_full else self.remote.offer(nodes)
+        ticket = "" if self.remote is None or is_full else self.remote.offer(nodes, raised)
         self.counts.tickets += bool(ticket)
         return ticket
 
@@ -240,46 +192,80 @@ class Tiers:
         missing: Sequence[Wanted],
         wanted: Sequence[Wanted],
     ) -> None:
-        """Read a chain, up to what cannot be read."""
+        """Read a chain, up to what cannot be read or is computed sooner."""
         while self.is_bringing(owner) and sum(list(self._staged.values())) > MAX_STAGED:
             time.sleep(0.01)  # until one of those that wait has started
-        begun, num_bytes = time.perf_counter(), 0
-        for node, data in zip(missing, self._read(disk, missing), strict=False):
+        begun, num_bytes, pages = time.perf_counter(), 0, self._read(disk, missing)
+        for count, (node, data) in enumerate(zip(missing, pages, strict=False), 1):
             if data is None or not self._hand_over(owner, node, data):
                 break
             num_bytes += len(data)
+            if num_bytes >= SURE_BYTES:
+                self.tempo.read(num_bytes, time.perf_counter() - begun)
+                begun, num_bytes = time.perf_counter(), 0
+                if count < len(missing) and not self._is_worth(
+                    missing[count:], len(missing) - count
+                ):
+                    self.counts.recomputed += 1  # the rest
+                    break
+        pages.close()
         self.tempo.read(num_bytes, time.perf_counter() - begun)
         self.counts.bad = disk.num_bad
         self._lift(owner, wanted)
 
-    def _read(self, disk: DiskShelf, nodes: Sequence[Wanted]) -> Iterator[Buffer | None]:
+    def _read(
+        self, disk: DiskShelf, nodes: Sequence[Wanted]
+    ) -> Generator[Buffer | None, None, None]:
         """Their pages one after the other; a device is filled from several threads, since checking
         digests takes longer than reading."""
         if self.device is None:
             yield from (disk.read(node, self.room()) for node in nodes)
             return
         rooms = self.device.rooms
-        with ThreadPoolExecutor(READERS, "kv-check") as readers:
-            for at in range(0, len(nodes), 4 * READERS):
-                some = nodes[at : at + 4 * READERS]
-                yield from readers.map(disk.read, some, (rooms.take() for _ in some))
+        yield from in_order(lambda node: disk.read(node, rooms.take()), nodes, "kv-check")
 
     def _pull(
-        self, remote: Remote, owner: RequestId, wanted: Sequence[Wanted], ticket: str
+        self,
+        remote: Remote,
+        owner: RequestId,
+        wanted: Sequence[Wanted],
+        ticket: str,
+        asked: float,
     ) -> None:
         """The same from another engine, all of it or nothing."""
-        pages: Sequence[Buffer | Lifted] = []
         try:
             pages = remote.pull(ticket, wanted, lambda: self.is_bringing(owner))
         except TransferError as error:
             self.counts.failed_pulls += 1
             log_event("kv_pull_failed", severity=logging.WARNING, reason=str(error))
-        for node, data in zip(wanted, pages, strict=False):
-            if not self._hand_over(owner, node, self._locked(data), "remote"):
-                break
-        self._lift(owner, wanted)
+            return
+        if not self._hand_over_all(owner, wanted, pages):
+            self._lift(owner, wanted)
+        self.counts.pulls += 1
+        self.counts.pull_seconds += time.perf_counter() - asked
 
-    def _locked(self, data: Buffer | Lifted) -> Buffer | Lifted:
+    def _hand_over_all(
+        self, owner: RequestId, wanted: Sequence[Wanted], pages: Sequence[Buffer | Lifted]
+    ) -> bool:
+        """Whether all of them are on the device, or nobody waits for them any more."""
+        rows = [row for row in pages if not isinstance(row, (bytearray, memoryview))]
+        if len(rows) == len(pages):
+            with self._lock:
+                if owner in self._bringing:
+                    self.memory.put_lifted(wanted, rows, owner, "remote")
+            return True
+        for node, data in zip(wanted, pages, strict=False):
+            if isinstance(data, (bytearray, memoryview)):
+                if not self._hand_over(owner, node, self._locked(data), "remote"):
+                    return True
+            else:
+                with self._lock:
+                    if owner not in self._bringing:
+                        return True
+                    self.memory.put_lifted([node], [data], owner, "remote")
+        return False
+
+    def _locked(self, data: Buffer) -> Buffer:
         """The same bytes where a device can copy them from, if there is room."""
         if self.device is None or not isinstance(data, bytearray):
             return data
@@ -290,18 +276,14 @@ class Tiers:
         return room
 
     def _hand_over(
-        self, owner: RequestId, node: Wanted, data: Buffer | Lifted, origin: str = "disk"
+        self, owner: RequestId, node: Wanted, data: Buffer, origin: str = "disk"
     ) -> bool:
         """False: the request does not wait any more."""
-        bytes_of = data if isinstance(data, (bytearray, memoryview)) else None
         with self._lock:
             if owner not in self._bringing:
                 return False
-            self.memory.put(node, bytes_of, owner, origin)
-            if not isinstance(data, (bytearray, memoryview)):
-                self.memory.lift(owner, node.key, data)
-            else:
-                self._staged[owner] = self._staged.get(owner, 0) + len(data)
+            self.memory.put(node, data, owner, origin)
+            self._staged[owner] = self._staged.get(owner, 0) + len(data)
             return True
 
     def _lift(self, owner: RequestId, wanted: Sequence[Wanted]) -> None:
@@ -310,11 +292,14 @@ class Tiers:
         if self.device is not None and self.is_bringing(owner):
             nodes = self.memory.pinned(owner, wanted)
             nodes = [node for node in nodes if node.stored.lifted is None]
+            if not nodes:
+                return
             begun = time.perf_counter()
             rows = self.device.strip.bring([node.stored for node in nodes])
-            self.tempo.lifted(len(rows) * self.node_bytes, time.perf_counter() - begun)
-            for node, row in zip(nodes, rows, strict=False):
-                self.memory.lift(owner, node.key, row)
+            seconds = time.perf_counter() - begun
+            self.tempo.lifted(len(rows) * self.node_bytes, seconds)
+            self.counts.lift_seconds += seconds
+            self.memory.lift(owner, (node.key for node in nodes), rows)
 
     def _write(self, disk: DiskShelf) -> None:
         """Write some of what waits, the oldest first. Nothing may: an earlier turn took it all."""

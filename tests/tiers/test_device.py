@@ -22,16 +22,17 @@ from quire.disagg.sockets import SocketConnector
 from quire.engine.build import Engine
 from quire.engine.device_place import DevicePlace
 from quire.kv.groups import PageNeeds
-from quire.kv.tier_index import Wanted
+from quire.kv.tier_index import NOTHING_RAISED, Wanted
 from quire.memory.device_transfer import DeviceTransfer
 from quire.memory.lanes import Lanes
+from quire.memory.pool import PagePool
 from quire.memory.rooms import Rooms
 from quire.memory.strip import Strip
 from quire.request import Request
 from quire.step import PageLoad, PageSave, PageWrite, StepPlan
+from quire.tiers.beside import Device
 from quire.tiers.segment import Sealer
 from quire.tiers.tempo import Tempo
-from quire.tiers.tiers import Device
 from tests.lanes import LateLane, late_lanes
 from tests.tiers.nodes import SECRET
 from tests.tiers.test_apart import Apart
@@ -61,6 +62,7 @@ def on_device(engine: Engine, eagerness: float = 0.0, seed: int = 0) -> Engine:
     place = place_of(engine, eagerness, seed)
     engine.tiers.device = place.beside
     engine.runner.transfer = place.transfer(engine.runner.pool, engine.tiers)
+    engine.runner.transfer.rehearse()
     return engine
 
 
@@ -186,6 +188,7 @@ def test_apart_is_as_together(case: str, transport: str, tmp_path: Path) -> None
         assert isinstance(remote, SocketConnector) and isinstance(strip, Strip)
         if transport == "ipc":
             remote._mover = IpcMover(Sealer(SECRET), tiers.node_bytes, NearStrip(strip), process)
+            tiers.raiser = engine.runner.transfer.raised
     assert apart.run(requests()) == alone(case)
     assert apart.decode.tiers is not None
     counts = apart.decode.tiers.counts
@@ -214,6 +217,7 @@ class Rounds:
         self.transfer = DeviceTransfer(self.pool, tiers, self.lanes, self.strip, 2)
         self.content: dict[int, int] = {}  # page -> its number
         self.count = 0
+        self.raised, self.numbers, self.num_raised = NOTHING_RAISED, list[int](), 0
 
     def fill(self, pages: Sequence[int]) -> None:
         """What a step does to pages that are in its tables."""
@@ -245,6 +249,9 @@ class Rounds:
             if self.rng.random() < 0.5:
                 self.tiers._bringing.add(round)
                 self.tiers._lift(round, known)
+                self.lanes.loading.mark().wait()
+            if self.rng.random() < 0.4:
+                self.raise_some()
             pieces = [(one, group) for one in known for group in range(num_groups)][: len(targets)]
             loads = [
                 PageLoad(one.key, group, page)
@@ -258,6 +265,23 @@ class Rounds:
             self.tiers.let_go(round)
             saved = [*saved[-8:], *(Wanted(save.key, save.tokens) for save in saves)]
 
+    def raise_some(self) -> None:
+        """Copies for another engine, which reads those that were made before."""
+        self.check_raised()
+        self.raised = NOTHING_RAISED
+        pages, num_groups = self.rng.sample(PAGES, 4), len(self.pool.groups)
+        nodes = [pages[i : i + num_groups] for i in range(0, 4, num_groups)]
+        self.raised = self.transfer.raised(nodes)
+        self.numbers = [self.content[page] for page in pages]
+        self.num_raised += len(self.raised.rows)
+
+    def check_raised(self) -> None:
+        if self.raised.landing is not None:
+            self.raised.landing.wait()
+        for row, own in zip(self.raised.rows, _batched(self.numbers, self.pool), strict=False):
+            for found, number in zip(_pages(self.strip, row.index, self.pool), own, strict=True):
+                assert set(found) == {number}
+
     def check(self) -> None:
         for lane in self.lanes:
             lane.mark().wait()
@@ -270,6 +294,16 @@ class Rounds:
                 assert set(kept.data[group * size : (group + 1) * size]) == {key[group]}
 
 
+def _batched(numbers: Sequence[int], pool: PagePool) -> list[Sequence[int]]:
+    size = len(pool.groups)
+    return [numbers[i : i + size] for i in range(0, len(numbers), size)]
+
+
+def _pages(strip: Strip, index: int, pool: PagePool) -> list[bytes]:
+    data, size = strip.rows[index].numpy().tobytes(), pool.page_bytes
+    return [data[i : i + size] for i in range(0, len(data), size)]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_pages_hold_what_was_written_whenever_copies_happen(seed: int) -> None:
     """Red when a save does not wait for the step that wrote its page, or a load for the copy."""
@@ -277,3 +311,8 @@ def test_pages_hold_what_was_written_whenever_copies_happen(seed: int) -> None:
     rounds.run()
     rounds.check()
     assert rounds.tiers.counts.loads_memory > 20 and rounds.tiers.counts.saves > 60
+    rounds.check_raised()
+    assert rounds.num_raised > 3
+    rounds.raised = NOTHING_RAISED
+    rounds.transfer._forget()
+    assert rounds.strip.num_free == NUM_ROWS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -19,7 +20,7 @@ from quire.disagg.connector import Ticket
 from quire.disagg.ipc_mover import IpcMover
 from quire.disagg.sockets import SocketConnector
 from quire.errors import TransferError
-from quire.kv.tier_index import Stored
+from quire.kv.tier_index import Raised, Stored
 from quire.memory.strip import Strip, StripRow
 from quire.tiers.memory import MemoryShelf
 from quire.tiers.segment import Sealer
@@ -119,6 +120,29 @@ def test_rows_and_what_has_none(lends: NearStrip, takes: NearStrip, num_rows: in
     assert len(pair.lender.leases) == 0 and lends.strip.num_free == len(lends.strip.rows)
     if num_rows:
         assert takes.num_opened == 1, "mapped once, for all that follows"
+    pair.close()
+
+
+def test_rows_from_the_pool_are_lent_as_they_are() -> None:
+    """Red when what lies on the device is brought there again, or the rest is forgotten."""
+    lends, takes = NearStrip(NUM_NODES), NearStrip(NUM_NODES)
+    pair, brought = Pair(lends, takes), list[int]()
+    bring = lends.bring
+    lends.bring = lambda nodes: [brought.append(len(nodes)), bring(nodes)][1]  # type: ignore[method-assign]
+    rows = lends.strip.take_many(7)
+    for number, row in enumerate(rows):
+        lends.strip.rows[row.index] = torch.frombuffer(data_of(number), dtype=torch.uint8)
+    ticket = pair.lender.offer(NODES, Raised(rows))
+    del rows, row
+    assert lends.strip.num_free == NUM_NODES - 7, "a lease holds its rows"
+    assert pair.bytes_of(pair.pull(ticket)) == WHOLE and brought == [NUM_NODES - 7]
+    deadline = time.monotonic() + 5.0  # the thread that answered may not have left yet
+    while lends.strip.num_free < NUM_NODES and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert lends.strip.num_free == NUM_NODES, "the lease has ended"
+    ticket = pair.lender.offer(NODES, Raised(lends.strip.take_many(5)))
+    pair.lender.withdraw(ticket)
+    assert lends.strip.num_free == NUM_NODES
     pair.close()
 
 

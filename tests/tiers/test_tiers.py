@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from quire.errors import TransferError
 from quire.kv.tier_index import Buffer, Wanted
 from quire.request import RequestId
+from quire.tiers import tempo as tempo_module
 from quire.tiers import tiers as tiers_module
 from quire.tiers.memory import MemoryShelf
-from quire.tiers.tempo import Tempo
+from quire.tiers.tempo import SURE_BYTES, Tempo
 from quire.tiers.tiers import Tiers
 from tests.tiers.nodes import DATA_BYTES, data_of, node, open_shelf
 
@@ -113,17 +115,41 @@ def test_loading_or_computing_by_what_was_measured(tmp_path: Path) -> None:
     tempo.read(10**6, 0.01)  # 100 MB/s
     tempo.stepped(4, 1e9)  # too few to say anything
     tempo.stepped(1000, 1.0)
+    assert not tempo.is_worth(5, 10**6), "as much was read before"
+    assert tempo.is_worth(5, 2 * 10**6), "so little was read that it says nothing of more"
+    for _ in range(20):
+        tempo.read(SURE_BYTES // 16, SURE_BYTES / 16e8)
     assert tempo.is_worth(1000, 90 * 10**6) and not tempo.is_worth(1000, 110 * 10**6)
     tiers = filled(tmp_path)
-    tiers.tempo.read(1, 1.0)
+    tiers.tempo.read(len(NODES) * DATA_BYTES, 1e3)
     tiers.tempo.stepped(1000, 0.001)
     assert not tiers.fetch(ONE, NODES, "") and tiers.counts.recomputed == 1
     tiers.close()
 
 
+def test_a_disk_that_turns_out_to_be_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when the rest of a prefix is read although it is computed sooner by now."""
+    for module in (tiers_module, tempo_module):
+        monkeypatch.setattr(module, "SURE_BYTES", 2 * DATA_BYTES)
+    tiers = filled(tmp_path)
+    assert tiers.disk is not None
+    read = tiers.disk.read
+
+    def slowly(node: Wanted, room: Buffer | None = None) -> Buffer | None:
+        time.sleep(0.02)
+        return read(node, room)
+
+    tiers.disk.read = slowly  # type: ignore[method-assign]
+    tiers.tempo.stepped(1000, 0.001)
+    assert tiers.fetch(ONE, NODES, "") and tiers._reader.wait(5.0)
+    assert len(tiers.memory.pinned(ONE, NODES)) == 2 and tiers.counts.recomputed == 1
+    tiers.let_go(ONE)
+    tiers.close()
+
+
 def test_a_pull_that_fails_is_no_wait(tmp_path: Path) -> None:
     class Broken:
-        def offer(self, nodes: object) -> str:
+        def offer(self, nodes: object, raised: object = None) -> str:
             return ""
 
         def pull(self, ticket: str, wanted: object, is_alive: object) -> list[bytearray]:
@@ -146,7 +172,7 @@ def test_leases_do_not_outgrow_memory() -> None:
         def __init__(self) -> None:
             self.num_offers = 0
 
-        def offer(self, nodes: object) -> str:
+        def offer(self, nodes: object, raised: object) -> str:
             self.num_offers += 1
             return "a ticket"
 
