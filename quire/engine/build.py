@@ -23,6 +23,7 @@ from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
 from quire.engine.gpu_weights import gpu_weight_decisions, keeps_packed_on
 from quire.engine.load_model import load_model
+from quire.engine.parking import Parking, offer_of
 from quire.engine.pool_size import PoolSizer, Runs, largest_share, steps_ahead
 from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
@@ -75,6 +76,7 @@ class Engine:
     spec: ModelSpec
     group: RankGroup | None = None  # other processes that hold parts of the model
     tiers: Tiers | None = None
+    parking: Parking | None = None  # where it can leave its GPU's memory
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -84,11 +86,11 @@ class Engine:
 def build_engine(
     args: EngineArgs,
     checkpoint: Checkpoint,
-    tokenizer: Tokenizer | None = None,
-    seat: Seat | None = None,
+    tokenizer: Tokenizer | None = None,  # for grammars alone; without one they are refused
+    seat: Seat | None = None,  # among other processes; None: a new one, as the arguments say
+    parks: bool = False,  # it shall be able to leave its GPU's memory
 ) -> Engine:
-    """The tokenizer is for grammars alone; without one, requests with a grammar are refused.
-    `seat`: among other processes; None: a new one, as the arguments say."""
+    """Raises QuireError with what cannot be had as it was asked for."""
     spec = spec_of(checkpoint.config)
     check_fit(checkpoint, spec, tokenizer)
     config, device, dtype = resolve(args, spec)
@@ -96,40 +98,41 @@ def build_engine(
     args, ranks = seat.args, seat.ranks
     own = spec_of_rank(spec, ranks)
     cpu = CpuPath.of(args, device)
-    as_stored = _keeps_as_stored(args, checkpoint, device, cpu)
-    check_weights_fit(_weight_bytes(checkpoint, spec, as_stored, dtype), total_memory(device))
-    heads = heads_of(own, args.page_size)
-    kept = cache_wish(args, config.cache, checkpoint, spec)
+    _check_memory(args, checkpoint, spec, cpu, device, dtype)
+    heads, kept = heads_of(own, args.page_size), cache_wish(args, config.cache, checkpoint, spec)
     name, backend = proved_backend(config.attention_backend, device, dtype, heads, kept.coded)
     cpu, wish = _wish(args, checkpoint, device, cpu)
-    model, ops = load_model(checkpoint, spec, heads, config, cpu, wish, dtype, device, ranks=ranks)
-    backend = cpu.attention(backend, ops)
-    whole = _whole_cache(own, backend, kept, args.page_size, ranks)
-    balance_keys(model, cache := whole.of_layers(model.layers))
-    parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
+    with (offer := offer_of(parks, args, device)).weights():
+        source = checkpoint, spec, heads, config
+        model, ops = load_model(*source, cpu, wish, dtype, device, ranks=ranks)
+        backend = cpu.attention(backend, ops)
+        whole = _whole_cache(own, backend, kept, args.page_size, ranks)
+        balance_keys(model, cache := whole.of_layers(model.layers))
+        parts = SpecParts.open(args, TargetModel(model, checkpoint, wish, tokenizer), config, cpu)
     rows = _rows(config.sched, cache, device)
     decisions = _first_decisions(config, name, cpu, ops, cache, seat)
     share = largest_share(whole, ranks.stage.count) + parts.page_bytes
     sizer = PoolSizer(args, config, Runs(model, backend, cache, rows, share, adapter_bytes(args)))
     pages = seat.num_pages(sizer.num_pages)
     decisions += sizer.decisions(pages)
-    pool = PagePool(backend, heads, cache, pages, device)
+    with offer.pages():
+        pool = PagePool(backend, heads, cache, pages, device)
     runner = _runner(seat, config, model, backend, heads, pool, rows)
     runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     drafts = parts.finish(runner, config, decisions)
     makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache, ranks)
     kept_apart = seat.open_tiers(makers, runner, decisions)
     kv = _kv_manager(config, cache, pages, kept_apart.secret, ranks.num_homes)
-    scheduler = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
-    runner.is_timed = scheduler.costs is not None and device.type == "cuda"
+    scheduler = _scheduler(config, kv, runner, decisions)
     grammars = _grammars(tokenizer, spec, runner)
     names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
     adapters = open_adapters(args, runner, names, decisions, seat.group)
     runner.balancer = open_copies(args, model, checkpoint, names, wish, cpu)
     core = EngineCore(scheduler, runner, lag, grammars, drafts, adapters)
     connect_tiers(kept_apart, core, runner)
+    parking = offer.taken(core, decisions)
     config = _settled(config, pages, whole, decisions)
-    return Engine(core, runner, config, spec, seat.group, kept_apart.tiers)
+    return Engine(core, runner, config, spec, seat.group, kept_apart.tiers, parking)
 
 
 def _runner(
@@ -217,12 +220,27 @@ def _keeps_as_stored(
     return keeps_packed_on(device, args, checkpoint) or (cpu.keeps_packed and is_gguf)
 
 
-def _weight_bytes(
-    checkpoint: Checkpoint, spec: ModelSpec, as_stored: bool, dtype: torch.dtype
-) -> int:
-    if as_stored:
-        return sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
-    return spec.num_params * dtype.itemsize
+def _check_memory(
+    args: EngineArgs,
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    cpu: CpuPath,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    if _keeps_as_stored(args, checkpoint, device, cpu):
+        num_bytes = sum(checkpoint.stored(name).num_bytes for name in checkpoint.names())
+    else:
+        num_bytes = spec.num_params * dtype.itemsize
+    check_weights_fit(num_bytes, total_memory(device))
+
+
+def _scheduler(
+    config: EngineConfig, kv: KVManager, runner: ModelRunner, decisions: list[Decision]
+) -> Scheduler:
+    made = Scheduler(config.sched, kv, costs=_step_costs(config.sched, runner, decisions))
+    runner.is_timed = made.costs is not None and runner.model.device.type == "cuda"
+    return made
 
 
 def _step_costs(

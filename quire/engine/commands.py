@@ -20,6 +20,8 @@ from quire.step import TokenEvent
 
 ID_BYTES = 4
 QUEUE_TIMEOUT = "queue_timeout"  # the error of a request that waited too long to start
+BUSY = "requests run"  # why an engine is not parked now
+NO_MEMORY = "no memory: "  # how the error begins where the device or the host has too little
 ADAPTER_GONE = "adapter_gone"  # of one whose adapter was unloaded while it was on its way
 
 
@@ -79,6 +81,18 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class Park(msgspec.Struct, frozen=True, tag=True):
+    """Leave the GPU's memory; requests wait. Refused with BUSY while there are any."""
+
+    number: int
+
+
+class Unpark(msgspec.Struct, frozen=True, tag=True):
+    """Take it again. Refused with NO_MEMORY and a reason while others have it."""
+
+    number: int
+
+
 class Profile(msgspec.Struct, frozen=True, tag=True):
     """Profile the next steps, fewer if the work ends; the reply: a trace, and how many there were.
 
@@ -116,7 +130,9 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
-Control = Flush | Pause | Resume | Profile | Watch | TellCache | LoadAdapter | UnloadAdapter
+Control = (
+    Flush | Pause | Resume | Park | Unpark | Profile | Watch | TellCache | LoadAdapter | UnloadAdapter
+)
 Command = Submit | Abort | Control
 
 
@@ -147,6 +163,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     num_params: int = 0
     first_id: int = 0  # ids of requests on this connection count from here
     adapters: list[AdapterInfo] = []
+    is_parked: bool = False
 
 
 class AdapterList(msgspec.Struct, frozen=True, tag=True):
@@ -193,6 +210,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     has_work: bool
     is_paused: bool
     stalled_s: float  # seconds since the loop last turned while there was work
+    is_parked: bool = False
     # Tokens of each expert so far, by layer; empty when nothing is new.
     expert_tokens: dict[int, list[int]] = {}
 

@@ -28,6 +28,7 @@ from quire.engine.giving_way import open_urge
 from quire.engine.guard import Guard
 from quire.engine.idle_work import IdleWork
 from quire.engine.lending import ticket_for
+from quire.engine.park_verbs import ParkVerbs
 from quire.engine.peer import ID_BITS, Peer, listen
 from quire.engine.snapshot import Snapshots
 from quire.errors import QuireError
@@ -100,6 +101,7 @@ class EngineProcess:
         self._profile: Profile | None = None
         self._cache_log: CacheLog | None = None  # from the first question on
         self._adapters = AdapterVerbs(self.core.adapters, self._peers)
+        self._park = ParkVerbs(engine.parking, self._is_busy, self._send_beat)
         self._handlers: dict[type, Callable[[Peer, Any], None]] = {
             msg.Submit: self._submit,
             msg.Abort: self._abort,
@@ -109,7 +111,8 @@ class EngineProcess:
             msg.Profile: self._start_profile,
             msg.Watch: self._watch,
             msg.TellCache: self._tell_cache,
-            **self._adapters.handlers,
+            **self._park.guarded(self._adapters.handlers),
+            **self._park.handlers,
         }
 
     # ------------------------------------------------------------ the loop
@@ -134,7 +137,10 @@ class EngineProcess:
 
     @property
     def _can_step(self) -> bool:
-        return self.core.has_work and not self._is_paused
+        return self.core.has_work and not self._is_paused and not self._park.is_parked
+
+    def _is_busy(self) -> bool:
+        return self.core.has_work or bool(self._requests)
 
     @property
     def _is_paused(self) -> bool:
@@ -208,7 +214,7 @@ class EngineProcess:
 
     def _rest(self) -> None:
         wait = IDLE_WAIT_S
-        if not self.core.has_work:
+        if not self.core.has_work and not self._park.is_parked:
             self._idle.run()
             wait = 0.0 if self._idle.is_pending else wait
         if self._watch_every:
@@ -333,6 +339,7 @@ class EngineProcess:
             num_params=spec.num_params,
             first_id=peer.number << ID_BITS,
             adapters=self._adapters.listed(),
+            is_parked=self._park.is_parked,
         )
 
     def _memory(self) -> dict[str, float]:
@@ -365,8 +372,9 @@ class EngineProcess:
         except RuntimeError:  # a dict changed size under our feet: the next beat will do
             return
         has_work, is_paused = self.core.has_work, self._is_paused
+        is_parked = self._park.is_parked
         for peer in peers:
-            peer.send(msg.Beat(counts, has_work, is_paused, stalled, dict(experts)))
+            peer.send(msg.Beat(counts, has_work, is_paused, stalled, is_parked, dict(experts)))
 
     def _counts(self) -> dict[str, float]:
         counts = self.core.scheduler.stats().as_dict() | self._memory()

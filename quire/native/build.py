@@ -18,9 +18,10 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from quire import env
@@ -65,6 +66,8 @@ COMMON = (
     *("main.c", "multiply.c", "grouped.c", "experts.c", "adapt.c"),
     *("pool.c", "replay.c", "deal.c", "exchange.c", "scribe.c"),
 )
+# Compiled alone, into a library of its own: torch loads it by its path.
+DEVICE_SOURCE = Path(__file__).parent / "device" / "vault.c"
 TIMEOUT_S = 300
 DIGEST_BYTES = 32
 
@@ -92,16 +95,40 @@ def shipped() -> Path:
     return SOURCES.parent / f"shipped-{_key(())}.so"
 
 
+def shipped_device() -> Path:
+    return DEVICE_SOURCE.with_name(f"shipped-{_digest([DEVICE_SOURCE.read_bytes()])}.so")
+
+
 def ensure_built() -> Path:
     """The library's file, compiled if it is not there yet. Raises NotSupported with the reason."""
     if _is_whole(shipped()):
         return shipped()
+    compiler = _compiler()
+    return _built(f"quire-{_key(compiler)}.so", partial(_compile, compiler))
+
+
+def ensure_device_built() -> Path:
+    """The same for what manages memory of a GPU."""
+    source = DEVICE_SOURCE.read_bytes()
+    if _is_whole(shipped_device()):
+        return shipped_device()
+    compiler = _compiler()
+    name = f"quire-device-{_digest([source, repr((compiler, FLAGS, machine())).encode()])}.so"
+    return _built(name, partial(_compile_device, compiler))
+
+
+def _compiler() -> tuple[str, ...]:
     compiler = find_compiler()
     if compiler is None:
         raise NotSupported(
             "no C compiler was found (cc, gcc, clang); install one, or `pip install ziglang`"
         )
-    cached, name = env.cache_folder() / "native", f"quire-{_key(compiler)}.so"
+    return compiler
+
+
+def _built(name: str, compile_to: Callable[[Path], None]) -> Path:
+    """The file of this name in the cache folder, compiled if it is not there yet."""
+    cached = env.cache_folder() / "native"
     if _is_whole(cached / name):  # also where nobody may write
         return cached / name
     folder = _writable(cached)
@@ -110,7 +137,7 @@ def ensure_built() -> Path:
         return target
     with _locked(folder / "lock"):
         if not _is_whole(target):  # else another process has made it meanwhile
-            _compile(compiler, target)
+            compile_to(target)
     return target
 
 
@@ -126,6 +153,10 @@ def _is_whole(path: Path) -> bool:
 def _key(compiler: Sequence[str]) -> str:
     parts = [path.read_bytes() for path in sorted(SOURCES.iterdir())]
     parts += [repr((compiler, FLAGS, COPIES, machine())).encode()]
+    return _digest(parts)
+
+
+def _digest(parts: Sequence[bytes]) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
@@ -174,9 +205,21 @@ def _compile(compiler: Sequence[str], target: Path) -> None:
             files += [job.result() for job in common]
         made = f"{folder}/{target.name}"
         _run((*compiler, "-shared", "-o", made, *files, "-lm", "-lpthread"))
-        with open(made, "ab") as file:  # what follows the last section, a loader ignores
-            file.write(hashlib.sha256(Path(made).read_bytes()).digest())
-        os.replace(made, target)
+        _finish(made, target)
+
+
+def _compile_device(compiler: Sequence[str], target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+        made = f"{folder}/{target.name}"
+        libraries = ("-ldl", "-lpthread")
+        _run((*compiler, *FLAGS, "-shared", "-o", made, str(DEVICE_SOURCE), *libraries))
+        _finish(made, target)
+
+
+def _finish(made: str, target: Path) -> None:
+    with open(made, "ab") as file:  # what follows the last section, a loader ignores
+        file.write(hashlib.sha256(Path(made).read_bytes()).digest())
+    os.replace(made, target)
 
 
 def _results(isa: str, jobs: Sequence[Future[str]]) -> list[str]:
@@ -202,9 +245,11 @@ def _run(command: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     try:
-        made = ensure_built()
+        made, device = ensure_built(), ensure_device_built()
         if "--ship" in sys.argv[1:] and made != shipped():
             made = Path(shutil.copyfile(made, shipped()))
-        print(made)
+        if "--ship" in sys.argv[1:] and device != shipped_device():
+            device = Path(shutil.copyfile(device, shipped_device()))
+        print(made, device, sep="\n")
     except NotSupported as error:
         print(f"no native library: {error}; CPU engines will be slower")

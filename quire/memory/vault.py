@@ -1,0 +1,161 @@
+"""Vault: weights and pages of an engine in memory of a GPU that can be left and taken again.
+
+torch allocates what is made inside of `weights` and `pages` through `native/device/vault.c`, which
+reserves addresses and maps memory behind them. `leave` copies the weights to locked memory of the
+host and gives everything back; `take` maps new memory at the same addresses and brings the weights
+back, so tensors, descriptors and captured graphs stay what they were. Pages come back as zeros.
+When to do either is `engine/parking.py`'s.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_char_p, c_int, c_size_t, c_uint64, c_void_p
+
+import torch
+
+from quire.errors import NotSupported, OutOfMemory
+from quire.memory.sizing import size_text
+from quire.native.build import ensure_device_built
+
+DRIVER = "libcuda.so.1"
+SHORT = 2  # the driver's word for too little memory
+_tags = itertools.count()
+
+
+class Vault:
+    def __init__(self, device: torch.device) -> None:
+        """Raises NotSupported where torch, the driver or a compiler is not up to it."""
+        for name in ("MemPool", "use_mem_pool", "CUDAPluggableAllocator"):
+            if not hasattr(torch.cuda.memory, name):
+                raise NotSupported(f"torch {torch.__version__} has no torch.cuda.memory.{name}")
+        path = str(ensure_device_built())
+        self._c = bound(path)
+        if (missing := self._c.qv_open(DRIVER.encode())) is not None:
+            raise NotSupported(f"the driver has no {missing.decode()}")
+        self._device = device
+        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "qv_alloc", "qv_free")
+        self._weights, self._pages = next(_tags), next(_tags)
+        self._copy, self._copy_bytes = c_void_p(), 0  # on the host
+
+    def __del__(self) -> None:
+        if self._copy_bytes:
+            self._c.qv_host_free(self._copy)
+
+    # ------------------------------------------------------------ making
+
+    @contextmanager
+    def weights(self) -> Iterator[None]:
+        """Tensors that this thread makes within are kept when the memory is left."""
+        with self._made_with(self._weights):
+            yield
+
+    @contextmanager
+    def pages(self) -> Iterator[None]:
+        """The same; they come back as zeros."""
+        with self._made_with(self._pages):
+            yield
+
+    @contextmanager
+    def _made_with(self, tag: int) -> Iterator[None]:
+        pool = torch.cuda.MemPool(self._allocator.allocator())
+        self._c.qv_tag(tag)
+        try:
+            with torch.cuda.use_mem_pool(pool, self._device):
+                yield
+        finally:
+            self._c.qv_tag(-1)
+            # Whoever looks at what is free shall not count what was only passing. torch gives it
+            # back to us once the pool is closed; what tensors have stays theirs.
+            torch.cuda.synchronize(self._device)
+            del pool
+            torch.cuda.empty_cache()
+
+    # ------------------------------------------------------------ leaving
+
+    @property
+    def weight_bytes(self) -> int:
+        return int(self._c.qv_bytes(self._weights))
+
+    @property
+    def page_bytes(self) -> int:
+        return int(self._c.qv_bytes(self._pages))
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether memory of the host is there for the weights; once had it is kept."""
+        return self._copy_bytes >= self.weight_bytes
+
+    def leave(self) -> None:
+        """Give the memory back. Raises OutOfMemory when the host has none for the weights."""
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.device(self._device):
+            self._make_copy()
+            self._check("copying weights to the host", self._c.qv_save(self._weights, self._copy))
+            for tag in (self._weights, self._pages):
+                self._check("giving memory back", self._c.qv_drop(tag))
+            torch.cuda.empty_cache()
+
+    def take(self) -> None:
+        """Raises OutOfMemory when the GPU has too little; then nothing has changed."""
+        with torch.cuda.device(self._device):
+            self._map()
+            self._check("bringing weights back", self._c.qv_fill(self._weights, self._copy))
+            self._check("emptying pages", self._c.qv_fill(self._pages, None))
+
+    def _map(self) -> None:
+        needed = self.weight_bytes + self.page_bytes
+        free = torch.cuda.mem_get_info(self._device)[0]
+        result = SHORT if needed > free else self._c.qv_map(self._weights)
+        if not result and (result := self._c.qv_map(self._pages)):
+            self._check("giving memory back", self._c.qv_drop(self._weights))
+        if result == SHORT:
+            raise OutOfMemory(
+                f"weights and pages need {size_text(needed)} of GPU memory, {size_text(free)} are"
+                " free"
+            )
+        self._check("taking memory", result)
+
+    def _make_copy(self) -> None:
+        if self.has_copy:
+            return
+        size, at = self.weight_bytes, c_void_p()
+        if result := self._c.qv_host_alloc(ctypes.byref(at), size):
+            raise OutOfMemory(
+                f"{size_text(size)} of locked host memory for the weights: {self._error(result)}"
+            )
+        self._copy, self._copy_bytes = at, size
+
+    def _check(self, what: str, result: int) -> None:
+        if result:  # what the memory holds now nobody knows
+            raise RuntimeError(f"{what} in process {os.getpid()}: {self._error(result)}")
+
+    def _error(self, result: int) -> str:
+        text: bytes = self._c.qv_error(result)
+        return text.decode()
+
+
+def bound(path: str) -> ctypes.CDLL:
+    """The functions of `vault.c`; each is called without the GIL."""
+    library = ctypes.CDLL(path)
+    text, result = c_char_p, c_int
+    signatures = {
+        "qv_open": (text, (c_char_p,)),
+        "qv_error": (text, (c_int,)),
+        "qv_tag": (None, (c_int,)),
+        "qv_bytes": (c_uint64, (c_int,)),
+        "qv_drop": (result, (c_int,)),
+        "qv_map": (result, (c_int,)),
+        "qv_save": (result, (c_int, c_void_p)),
+        "qv_fill": (result, (c_int, c_void_p)),
+        "qv_host_alloc": (result, (c_void_p, c_size_t)),
+        "qv_host_free": (result, (c_void_p,)),
+    }
+    for name, (given, taken) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = given, taken
+    return library
