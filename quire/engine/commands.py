@@ -131,7 +131,16 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 Control = (
-    Flush | Pause | Resume | Park | Unpark | Profile | Watch | TellCache | LoadAdapter | UnloadAdapter
+    Flush
+    | Pause
+    | Resume
+    | Park
+    | Unpark
+    | Profile
+    | Watch
+    | TellCache
+    | LoadAdapter
+    | UnloadAdapter
 )
 Command = Submit | Abort | Control
 

@@ -55,7 +55,9 @@ class ParkVerbs:
 
     def _do(self, peer: Peer, number: int, change: Callable[[Parking], None]) -> None:
         if self._parking is None:
-            return peer.reply(number, error="this engine cannot leave its memory; see its decisions")
+            return peer.reply(
+                number, error="this engine cannot leave its memory; see its decisions"
+            )
         try:
             change(self._parking)
         except OutOfMemory as error:

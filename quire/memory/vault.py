@@ -30,17 +30,17 @@ _tags = itertools.count()
 class Vault:
     def __init__(self, device: torch.device) -> None:
         """Raises NotSupported where torch, the driver or a compiler is not up to it."""
+        self._copy, self._copy_bytes = c_void_p(), 0  # on the host
         for name in ("MemPool", "use_mem_pool", "CUDAPluggableAllocator"):
             if not hasattr(torch.cuda.memory, name):
                 raise NotSupported(f"torch {torch.__version__} has no torch.cuda.memory.{name}")
         path = str(ensure_device_built())
         self._c = bound(path)
         if (missing := self._c.qv_open(DRIVER.encode())) is not None:
-            raise NotSupported(f"the driver has no {missing.decode()}")
+            raise NotSupported(f"{missing.decode()} was not found")
         self._device = device
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "qv_alloc", "qv_free")
         self._weights, self._pages = next(_tags), next(_tags)
-        self._copy, self._copy_bytes = c_void_p(), 0  # on the host
 
     def __del__(self) -> None:
         if self._copy_bytes:

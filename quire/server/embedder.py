@@ -38,7 +38,7 @@ class Embedder:
     async def run(self) -> None:
         """As long as the process: learn what is usual as soon as there is an engine."""
         while self.scale is None:
-            if self.server.link.is_up:
+            if self.server.link.can_step:
                 try:
                     await self.learn()
                 except QuireError as error:

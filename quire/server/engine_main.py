@@ -48,7 +48,10 @@ def main() -> int:
         from quire.runner.expert_loads import LoadReader
         from quire.runner.late_work import LateWork
 
-        engine = build_engine(settings.engine, opened.checkpoint, opened.tokenizer)
+        given = (settings.engine, opened.checkpoint, opened.tokenizer)
+        engine = build_engine(*given, parks=settings.parks)
+        if engine.parking is not None:
+            folder.set_device(engine.config.device)
         address = folder.socket
         patience = Patience(
             settings.stall_s, settings.stall_kill_s, settings.limits.queue_timeout_s
@@ -59,9 +62,13 @@ def main() -> int:
         process = EngineProcess(engine, address, seconds, patience, loads, late, ahead)
     except QuireError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        folder.fail(" ".join(str(error).split()))
+        folder.fail(" ".join(str(error).split()), isinstance(error, OutOfMemory))
         final = isinstance(error, (BadRequest, CheckpointError, NotSupported, OutOfMemory))
         return BAD_INPUT if final else FAILED
+    except RuntimeError as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            folder.fail(" ".join(str(error).split()), was_short=True)
+        raise
     # What start-up made lives as long as the process: no full collection shall walk it again, which
     # with torch loaded takes 90 ms in the middle of somebody's answer.
     gc.collect()

@@ -2,107 +2,34 @@
 
 A model is loaded at start or when a request names it. One that nobody has named for a while is
 parked: a process without weights, its heir, is started beside it and takes its place once it has
-imported everything; who comes before that finds the model ready. Where memory is short, whoever was
-idle longest makes room. A model that fails to load is marked so, with the reason; the others never
-notice. `supervisor.py` calls `tick`; wishes come through `model_files.py`.
+imported everything; who comes before that finds the model ready. An engine that can leave its GPU's
+memory (`engine/parking.py`) is its own heir: it is told so, and told to come back. Where memory is
+short, whoever was idle longest makes room. A model that fails to load is marked so, with the
+reason; the others never notice. `supervisor.py` calls `tick`; wishes come through `model_files.py`.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
-from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
 
-import msgspec
-
+from quire.engine.commands import BUSY, NO_MEMORY
+from quire.errors import EngineDead
 from quire.obs.log import log_event
 from quire.server.child import Child
-from quire.server.model_files import ModelFolder, ModelState, State, folder_of
-from quire.server.settings import ModelSettings, ServeSettings
+from quire.server.model_files import State, folder_of
+from quire.server.park_line import ParkLine
+from quire.server.settings import ServeSettings
+from quire.server.slot import BESIDE_WEIGHTS, Slot
 
 SILENT_S = 60.0
 FIRST_PAUSE_S, MAX_CRASHES = 0.25, 5
 BUSY_S = 3.0  # a model with requests is touched every second
-BESIDE_WEIGHTS = 600 << 20  # bytes of a process besides its weights, until one was measured
+ANSWER_S = 120.0  # the first parking locks memory of the host, some gigabytes a second
+RETRY_S = 0.1
+SHORT = "waits for GPU memory that other models have"
 BAD_INPUT, FAILED = 2, 1
-
-
-class Slot:
-    """One model: its process, what it shall be, and what it is."""
-
-    def __init__(self, settings: ServeSettings, own: ModelSettings, folder: ModelFolder) -> None:
-        self.own, self.folder = own, folder
-        self.child = Child(f"engine {own.name}", "quire.server.engine_main")
-        self.heir: Child | None = None  # who will be parked in its place
-        self.wanted: State = "ready" if own.at_start else "unloaded"
-        self.state = ModelState("loading" if own.at_start else "unloaded")
-        self.was_ready = self.is_asked_for = False
-        self.needs = _file_bytes(own.engine.model) + BESIDE_WEIGHTS
-        self._settings = replace(
-            settings, engine=own.engine, runtime_folder=str(folder.path), models=()
-        )
-        folder.path.mkdir(mode=0o700)
-        folder.tell(self.state)
-
-    def set(self, state: State, reason: str = "") -> None:
-        told = ModelState(state, reason, self.memory)
-        if (told.state, told.reason) != (self.state.state, self.state.reason):
-            log_event("model", name=self.own.name, state=state, reason=reason)
-            self.folder.tell(told)
-        self.state = told
-
-    @property
-    def memory(self) -> int:
-        """Bytes that its processes have in memory; 0 where the system does not tell."""
-        return _memory_of(self.child) + (_memory_of(self.heir) if self.heir else 0)
-
-    @property
-    def takes(self) -> int:
-        """What to count with: all it needs, while it is being loaded."""
-        if self.child.process is None:
-            return 0
-        return self.memory if self.was_ready or self.folder.is_parked else self.needs
-
-    def start(self, is_parked: bool) -> None:
-        self.folder.clear()
-        self.folder.touch()
-        self.child.settings = self._told(is_parked)
-        self.child.start()
-        self.was_ready = False
-
-    def _told(self, is_parked: bool) -> bytes:
-        return msgspec.json.encode(replace(self._settings, is_parked=is_parked))
-
-    def stop(self) -> None:
-        self.disinherit()
-        _end(self.child)
-        self.folder.clear()
-
-    # ------------------------------------------------------------ the heir
-
-    def beget(self) -> None:
-        """Start the process that will be parked; the one there is goes on serving."""
-        self.heir = Child(self.child.name, self.child.module, settings=self._told(is_parked=True))
-        self.heir.start()
-
-    def disinherit(self) -> None:
-        """The model is wanted after all."""
-        if self.heir is not None:
-            _end(self.heir)
-            self.heir = None
-            self.folder.set_parked(False)
-
-    def inherit(self) -> None:
-        """The heir has imported everything: the weights may go."""
-        assert self.heir is not None
-        _end(self.child)
-        self.folder.socket.unlink(missing_ok=True)
-        self.heir.crashes = self.child.crashes
-        self.child, self.heir, self.was_ready = self.heir, None, False
 
 
 class Fleet:
@@ -150,6 +77,8 @@ class Fleet:
         if slot.wanted == "unloaded":
             slot.set("unloaded")
         elif time.monotonic() >= slot.child.not_before and self._has_room(slot):
+            if slot.wanted == "ready" and slot.was_short and self._send_rival(slot, SHORT):
+                return
             slot.set("loading")
             slot.start(is_parked=slot.wanted == "parked")
 
@@ -159,8 +88,12 @@ class Fleet:
             if not slot.was_ready:
                 slot.was_ready, slot.needs = True, slot.memory or slot.needs
                 slot.folder.touch()  # idle time counts from here
-            slot.set("ready")
-            self._send_away(slot)
+                slot.device = slot.folder.device
+            if slot.can_leave:
+                self._look_at_home(slot)
+            else:
+                slot.set("ready")
+                self._send_away(slot)
         elif slot.folder.is_parked:
             slot.set("parked")
             if slot.wanted == "unloaded":
@@ -172,10 +105,103 @@ class Fleet:
         elif slot.wanted == "ready" or slot.state.state == "loading":
             slot.set("loading")
 
+    # ------------------------------------------------------------ parking in place
+
+    def _look_at_home(self, slot: Slot) -> None:
+        """An engine that can leave its GPU's memory, or has left it."""
+        is_idle = slot.folder.idle_s() > BUSY_S
+        if slot.line is not None:
+            self._hear_line(slot, slot.line)
+        elif slot.wanted == "unloaded" and (slot.is_away or is_idle):
+            slot.stop()
+            slot.set("unloaded")
+        elif slot.is_away and slot.wanted == "ready":
+            if time.monotonic() >= slot.child.not_before and self._has_room(slot):
+                slot.tell(parks=False)
+                slot.set("loading", slot.state.reason)
+        elif slot.is_away:
+            slot.set("parked")
+        else:
+            slot.set("ready")
+            if is_idle and (slot.wanted == "parked" or self._is_rest(slot)):
+                slot.before, slot.wanted = slot.wanted, "parked"
+                slot.tell(parks=True)
+
+    def _hear_line(self, slot: Slot, line: ParkLine) -> None:
+        try:
+            reply = line.poll()
+        except (OSError, EngineDead):  # if it has ended, that is seen; else it is told again
+            return slot.hang_up()
+        if reply is None:
+            if time.monotonic() - line.since > ANSWER_S:
+                log_event("child_silent", child=slot.child.name, seconds=ANSWER_S)
+                slot.child.dump_and_kill()
+                slot.hang_up()
+            return None
+        slot.hang_up()
+        if reply.error is None:
+            slot.is_away = line.parks
+            if not line.parks:
+                slot.folder.touch()
+            slot.set("parked" if slot.is_away else "ready")
+        elif line.parks:
+            self._stays(slot, reply.error)
+        else:
+            self._cannot_return(slot, reply.error)
+        return None
+
+    def _stays(self, slot: Slot, error: str) -> None:
+        """It was told to leave, and did not."""
+        if slot.wanted == "parked":
+            slot.wanted = slot.before
+        if error != BUSY:
+            log_event("model_parks_by_heir", name=slot.own.name, reason=error)
+            slot.is_refused = True
+
+    def _cannot_return(self, slot: Slot, error: str) -> None:
+        """Others have its memory. Where those are no models of ours, it is started anew with what
+        there is; that says what is wrong if it is not enough."""
+        slot.child.not_before = time.monotonic() + RETRY_S
+        if not self._send_rival(slot, f"{SHORT}: {error.removeprefix(NO_MEMORY)}"):
+            log_event("model_starts_anew", name=slot.own.name, reason=error)
+            slot.stop()
+            slot.start(is_parked=False)
+
+    def _send_rival(self, slot: Slot, reason: str) -> bool:
+        """Have whoever was idle longest leave the GPU that this model needs; whether there is
+        anybody who could."""
+        rivals = self._rivals(slot)
+        if rivals:
+            slot.set("loading", reason)
+        idle = [other for other in rivals if other.line is None and self._is_idle(other)]
+        if idle and not any(other.line or other.wanted == "parked" for other in rivals):
+            going = max(idle, key=lambda other: other.folder.idle_s())
+            log_event("model_makes_room", name=going.own.name, for_model=slot.own.name)
+            going.wanted = "parked"
+        return bool(rivals)
+
+    def _rivals(self, slot: Slot) -> list[Slot]:
+        others = [other for other in self.slots if other is not slot]
+        return [other for other in others if self._is_rival(other, slot)]
+
+    def _is_rival(self, other: Slot, slot: Slot) -> bool:
+        """Whether it has memory of the same GPU, or may be about to have some."""
+        if other.child.process is None or other.is_away:
+            return False
+        if not other.was_ready:
+            return not other.folder.is_parked and not other.was_short
+        return other.device != "" and slot.device in ("", other.device)
+
+    def _is_rest(self, slot: Slot) -> bool:
+        """Whether nobody has named it for as long as it was to stay."""
+        limit = slot.own.park_after_s
+        return slot.wanted == "ready" and 0 < limit < slot.folder.idle_s()
+
+    # ------------------------------------------------------------ parking by an heir
+
     def _send_away(self, slot: Slot) -> None:
         """A model that is ready, when it is idle and shall not be, or need not be."""
-        idle, limit = slot.folder.idle_s(), slot.own.park_after_s
-        is_rest = slot.wanted == "ready" and limit > 0 and idle > limit
+        idle, is_rest = slot.folder.idle_s(), self._is_rest(slot)
         if slot.wanted == "unloaded":
             slot.disinherit()
             if idle > BUSY_S:
@@ -211,10 +237,14 @@ class Fleet:
     def _ended(self, slot: Slot, code: int) -> None:
         """By itself: what was not meant to end."""
         reason = slot.folder.reason() or f"its engine ended with exit code {code}"
+        was_short = slot.folder.was_short
+        slot.forget()
         slot.disinherit()
         slot.child.clear()
         slot.folder.clear()
         if not slot.was_ready and code in (BAD_INPUT, FAILED):  # it will not get better
+            if was_short and self._may_try_again(slot):
+                return None
             return self._give_up(slot, reason)
         count = slot.child.count_crash()
         if count > MAX_CRASHES:
@@ -223,6 +253,15 @@ class Fleet:
         slot.child.not_before = time.monotonic() + pause
         log_event("child_ended", child=slot.child.name, exit_code=code, restart_in_s=pause)
         return slot.set("loading", "the engine is restarting")
+
+    def _may_try_again(self, slot: Slot) -> bool:
+        """A start that found too little memory on the GPU: whether others can leave some. Only for
+        a model that somebody named does anybody go."""
+        slot.was_short = True
+        if slot.is_asked_for:
+            return self._send_rival(slot, SHORT)
+        slot.wanted = "unloaded"
+        return bool(self._rivals(slot))
 
     def _give_up(self, slot: Slot, reason: str) -> None:
         log_event("model_failed", severity=logging.ERROR, name=slot.own.name, reason=reason)
@@ -259,27 +298,3 @@ class Fleet:
         return slot.state.state == "parked" or (
             slot.state.state == "ready" and slot.folder.idle_s() > BUSY_S
         )
-
-
-def _end(child: Child) -> None:
-    child.signal(signal.SIGKILL)
-    if child.process is not None:
-        child.process.wait()
-    child.clear()
-
-
-def _memory_of(child: Child) -> int:
-    if child.process is None:
-        return 0
-    with suppress(OSError, ValueError, IndexError):
-        pages = Path(f"/proc/{child.process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-    return 0
-
-
-def _file_bytes(model: str) -> int:
-    path = Path(model)
-    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
-    with suppress(OSError):
-        return sum(file.stat().st_size for file in files)
-    return 0

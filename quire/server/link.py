@@ -95,6 +95,7 @@ class EngineLink:
         self.beat: Beat | None = None
         self.num_restarts = -1  # connections after the first
         self.is_paused = False  # by an operator, through whichever API process
+        self.is_parked = False  # without its GPU's memory: requests wait until it is told to return
         self.on_hello: list[Callable[[Hello], None]] = []
         self.on_beat: list[Callable[[Beat], None]] = []
         self.on_picture: list[Callable[[dict[str, object]], None]] = []
@@ -113,6 +114,11 @@ class EngineLink:
     @property
     def is_up(self) -> bool:
         return self._writer is not None and self.hello is not None
+
+    @property
+    def can_step(self) -> bool:
+        """Whether the model is in memory."""
+        return self.is_up and not self.is_parked
 
     def why_not_ready(self) -> str | None:
         """None when the engine is loaded and making progress."""
@@ -218,7 +224,7 @@ class EngineLink:
     def _take(self, report: msg.ReportOfEngine) -> None:
         """Anything but news of requests."""
         if isinstance(report, Beat):
-            self.beat, self.is_paused = report, report.is_paused
+            self.beat, self.is_paused, self.is_parked = report, report.is_paused, report.is_parked
             for tell in self.on_beat:
                 tell(report)
         elif isinstance(report, msg.Snapshot):
@@ -233,7 +239,7 @@ class EngineLink:
             if future is not None and not future.done():
                 future.set_result(report)
         else:
-            self.hello = report
+            self.hello, self.is_parked = report, report.is_parked
             self.num_restarts += 1
             self._bring_adapters(report.adapters)
             for greet in self.on_hello:
@@ -266,7 +272,7 @@ class EngineLink:
         if self._writer is not None:
             self._writer.close()
         self._writer = self.hello = self.beat = None
-        self.is_paused = False  # the next engine is not, and this one forgets with us
+        self.is_paused = self.is_parked = False  # the next engine is not; this one forgets with us
         for tap in set(self._taps.values()):
             tap.fail(EngineDead(DEAD))
         self._taps.clear()

@@ -2,8 +2,9 @@
 
 Small files in the model's folder below the runtime folder, each replaced as a whole. `state` is the
 supervisor's word, `want` a wish of the API process, and the time of `used` is when a request last
-named the model. The engine adds its socket, `parked` when it waits without weights, and `failed`
-with the reason when it could not start.
+named the model. The engine adds its socket, `parked` when it waits without weights, `device`
+with the GPU whose memory it can leave and take again, `failed` with the reason when it could not
+start, and `short` when that was memory of a GPU.
 """
 
 from __future__ import annotations
@@ -60,13 +61,25 @@ class ModelFolder:
 
     def clear(self) -> None:
         """What the last engine left."""
-        for name in (SOCKET, "parked", "failed"):
+        for name in (SOCKET, "parked", "device", "failed", "short"):
             (self.path / name).unlink(missing_ok=True)
 
     def reason(self) -> str:
         with suppress(OSError):
             return (self.path / "failed").read_text()[:MAX_REASON]
         return ""
+
+    @property
+    def device(self) -> str:
+        """Whose memory the engine can leave without ending; empty: of none."""
+        with suppress(OSError):
+            return (self.path / "device").read_text()
+        return ""
+
+    @property
+    def was_short(self) -> bool:
+        """Whether the engine could not start because others have the memory."""
+        return (self.path / "short").exists()
 
     # ------------------------------------------------------------ engine
 
@@ -80,8 +93,13 @@ class ModelFolder:
         else:
             (self.path / "parked").unlink(missing_ok=True)
 
-    def fail(self, reason: str) -> None:
+    def set_device(self, name: str) -> None:
+        self._write("device", name.encode())
+
+    def fail(self, reason: str, was_short: bool = False) -> None:
         self._write("failed", reason.encode())
+        if was_short:
+            self._write("short", b"")
 
     # ------------------------------------------------------------ API process
 

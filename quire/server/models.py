@@ -144,10 +144,10 @@ class Models:
         name = server.model_names[0]
         folder = self._folders[name]
         folder.touch()
-        if server.link.is_up:
+        if server.link.can_step:
             return
         deadline = time.monotonic() + server.limits.queue_timeout_s
-        while not server.link.is_up:
+        while not server.link.can_step:
             state = folder.read()
             if state.state == "failed":
                 raise _failed(name, state.reason)
@@ -172,7 +172,10 @@ class Models:
             await asyncio.sleep(TOUCH_S)
             for server in self.servers:
                 if server.link.num_open:
-                    self._folders[server.model_names[0]].touch()
+                    folder = self._folders[server.model_names[0]]
+                    folder.touch()
+                    if server.link.is_parked:  # they came when it had just been told to go
+                        folder.ask("load")
 
 
 def _failed(name: str, reason: str) -> Problem:

@@ -98,6 +98,7 @@ class ServeSettings:
     limits: Limits = field(default_factory=Limits)
     runtime_folder: str = ""  # filled in by the supervisor
     api_index: int = 0  # the same: which of the API processes reads this
+    parks: bool = False  # the same: an engine that shall be able to leave its GPU's memory
     is_parked: bool = False  # the same: an engine that waits for SIGUSR2 before it loads weights
 
     def of_model(self, index: int, runtime_folder: str) -> ServeSettings:

@@ -72,7 +72,7 @@ class FakeLink:
         self.submitted: list[Request] = []
         self.hello: Hello | None = None
         self.beat = None
-        self.num_restarts = 0
+        self.num_restarts, self.is_parked = 0, False
         self.on_hello: list[Any] = []
         self.on_beat: list[Any] = []
         self.on_picture: list[Any] = []
@@ -88,6 +88,10 @@ class FakeLink:
     @property
     def is_up(self) -> bool:
         return self.hello is not None
+
+    @property
+    def can_step(self) -> bool:
+        return self.is_up and not self.is_parked
 
     def why_not_ready(self) -> str | None:
         return None if self.is_up else "the engine is loading"

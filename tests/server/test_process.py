@@ -19,6 +19,7 @@ from quire.config import CacheConfig
 from quire.engine import commands as msg
 from quire.engine import idle_work as idle_module
 from quire.engine import peer as peer_module
+from quire.engine.parking import Parking, Place
 from quire.engine.peer import ID_BITS, Peer
 from quire.engine.process import STUCK, EngineProcess, Patience
 from quire.engine.wire import Codec, receive
@@ -49,7 +50,10 @@ class Slowly:
 class Running:
     """An EngineProcess around the page-content runner, in a thread."""
 
-    def __init__(self, folder: Path, runs: bool = True, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, runs: bool = True, place: Place | None = None, **options: Any
+    ) -> None:
+        """`place`: where an engine that can be parked leaves its memory."""
         self.case = Case(**options)
         self.runner = Slowly(self.case)
         self.case.core.runner = self.runner
@@ -59,8 +63,10 @@ class Running:
         spec = SimpleNamespace(
             architecture="Fake", vocab_size=7, hidden_size=1, eos_ids=(), num_params=9
         )
+        core = self.case.core
+        parking = None if place is None else Parking(place, core)
         engine: Any = SimpleNamespace(
-            core=self.case.core, config=config, spec=spec, group=None, tiers=None
+            core=core, config=config, spec=spec, group=None, tiers=None, parking=parking
         )
         self.address = folder / "engine.sock"
         self.process = EngineProcess(engine, self.address, 0.0, Patience(60, 60, queue_s=0.6))

@@ -1,0 +1,275 @@
+"""A fleet whose engines can leave a GPU's memory; scripts play them, and files their GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.server import fleet as fleet_module
+from quire.server.fleet import Fleet, Slot
+from quire.server.settings import ModelSettings, ServeSettings
+from tests.server.test_fleet import becomes, model, tick_until
+
+# Each engine takes one of as many places as the file `places` says; a parked one has none.
+ENGINE = """
+import pathlib, signal, socket, sys, threading, time
+from quire.engine import commands as msg
+from quire.engine.peer import listen
+from quire.engine.wire import Codec, receive
+from quire.server.lifeline import begin
+from quire.server.model_files import ModelFolder
+from quire.server.settings import ServeSettings
+
+settings = begin(ServeSettings, int(sys.argv[1]))
+folder, name = ModelFolder(pathlib.Path(settings.runtime_folder)), settings.engine.model
+gpu = folder.path.parent
+held = gpu / f"held-{name}"
+
+def is_full():
+    held.unlink(missing_ok=True)
+    return len(list(gpu.glob("held-*"))) >= int((gpu / "places").read_text())
+
+with (gpu / "starts").open("a") as file:
+    file.write(f"{name} {settings.is_parked}\\n")
+if settings.is_parked:
+    woken = threading.Event()
+    signal.signal(signal.SIGUSR2, lambda number, frame: woken.set())
+    folder.set_parked(True)
+    while not woken.wait(0.01):
+        pass
+if is_full():
+    folder.fail("the weights do not fit", was_short=True)
+    sys.exit(2)
+held.touch()
+assert settings.parks
+folder.set_device("cuda")
+listener = listen(folder.socket)
+commands, reports = Codec(msg.Command), Codec(msg.Report)
+is_parked = False
+
+def answer(command):
+    global is_parked
+    if isinstance(command, msg.Park):
+        if name == "busy" and not (gpu / "idle").exists():
+            return msg.BUSY
+        if name == "poor":
+            return msg.NO_MEMORY + "the host has none"
+        if name == "hangs":
+            time.sleep(60)
+        held.unlink(missing_ok=True)
+    elif is_full():
+        return msg.NO_MEMORY + "8 GiB needed, 1 GiB are free"
+    else:
+        held.touch()
+    is_parked = isinstance(command, msg.Park)
+    return None
+
+while True:
+    connection, _ = listener.accept()
+    connection.sendall(reports.frame(msg.Beat({}, False, False, 0.0)))
+    while (body := receive(connection)) is not None:
+        command = commands.decode(body)
+        connection.sendall(reports.frame(msg.Reply(command.number, None, answer(command))))
+    connection.close()
+"""
+
+
+class Gpu:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.hold(1)
+
+    def hold(self, num_models: int) -> None:
+        (self.folder / "places").write_text(str(num_models))
+
+    @property
+    def held(self) -> set[str]:
+        return {path.name.removeprefix("held-") for path in self.folder.glob("held-*")}
+
+    @property
+    def starts(self) -> list[str]:
+        return (self.folder / "starts").read_text().splitlines()
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Gpu:
+    return Gpu(tmp_path)
+
+
+@pytest.fixture
+def make(
+    tmp_path: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Fleet]]:
+    (tmp_path / "gpu_engine.py").write_text(ENGINE)
+    root = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{tmp_path}")
+    monkeypatch.setattr(fleet_module, "BUSY_S", 0.05)
+    made: list[Fleet] = []
+
+    def fleet(*models: ModelSettings) -> Fleet:
+        one = Fleet(ServeSettings(models=models, runtime_folder=str(tmp_path)))
+        for child in one.children:
+            child.module = "gpu_engine"
+        made.append(one)
+        return one
+
+    yield fleet
+    for one in made:
+        for slot in one.slots:
+            slot.stop()
+
+
+def pid(slot: Slot) -> int:
+    assert slot.child.process is not None
+    return slot.child.process.pid
+
+
+def test_parking_keeps_the_process(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    """Red when a process is started anew, or the model is said to be there when it is not."""
+    fleet = make(model("one"))
+    (slot,) = fleet.slots
+    becomes(fleet, slot, "ready")
+    before = pid(slot)
+    for _ in range(2):
+        slot.folder.ask("park")
+        becomes(fleet, slot, "parked")
+        assert gpu.held == set() and slot.folder.socket.exists()
+        slot.folder.ask("load")
+        becomes(fleet, slot, "ready")
+        assert gpu.held == {"one"}
+    assert pid(slot) == before and gpu.starts == ["one False"] and slot.heir is None
+    slot.folder.ask("park")
+    becomes(fleet, slot, "parked")
+    slot.folder.ask("unload")
+    becomes(fleet, slot, "unloaded")
+    assert slot.child.process is None
+    slot.folder.ask("load")
+    becomes(fleet, slot, "ready")
+    assert pid(slot) != before
+
+
+def test_an_idle_model_is_parked_and_a_used_one_is_not(make: Callable[..., Fleet]) -> None:
+    fleet = make(model("one", park_after_s=0.3))
+    (slot,) = fleet.slots
+    becomes(fleet, slot, "ready")
+    for _ in range(20):
+        slot.folder.touch()
+        fleet.tick()
+        time.sleep(0.03)
+    assert slot.folder.read().state == "ready"
+    becomes(fleet, slot, "parked")
+    assert slot.is_away
+
+
+def test_who_was_idle_longest_leaves_the_gpu(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    """Red when a model that comes back finds no memory though somebody idle has it, when one that
+    was never loaded fails for the same reason, or when a process is started for it."""
+    fleet = make(model("a"), model("b", at_start=False))
+    a, b = fleet.slots
+    becomes(fleet, a, "ready")
+    b.folder.ask("load")  # its first start finds the GPU full
+    becomes(fleet, b, "ready")
+    assert gpu.held == {"b"} and a.folder.read().state == "parked"
+    before = pid(a), pid(b)
+    num_starts = len(gpu.starts)
+    for back, other in ((a, b), (b, a), (a, b)):
+        back.folder.ask("load")
+        becomes(fleet, back, "ready")
+        assert gpu.held == {back.own.name} and other.folder.read().state == "parked"
+    assert (pid(a), pid(b)) == before and len(gpu.starts) == num_starts
+
+
+def test_a_model_waits_for_one_that_works(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    """Red when requests that run lose their model, or who waits is not told for what."""
+    fleet = make(model("a"), model("busy", at_start=False))
+    a, busy = fleet.slots
+    becomes(fleet, a, "ready")
+    a.folder.ask("park")
+    becomes(fleet, a, "parked")
+    busy.folder.ask("load")
+    becomes(fleet, busy, "ready")
+    a.folder.ask("load")
+    tick_until(fleet, lambda: "waits for GPU memory" in a.folder.read().reason)
+    assert "8 GiB needed" in a.folder.read().reason
+    for _ in range(30):
+        fleet.tick()
+        time.sleep(0.01)
+    assert busy.folder.read().state == "ready" and gpu.held == {"busy"}
+    (gpu.folder / "idle").touch()
+    becomes(fleet, a, "ready")
+    assert busy.folder.read().state == "parked" and a.folder.read().reason == ""
+
+
+def test_memory_that_strangers_have_is_not_waited_for(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    """Red when a model waits for ever for memory that no model of ours can give."""
+    fleet = make(model("a"))
+    (a,) = fleet.slots
+    becomes(fleet, a, "ready")
+    a.folder.ask("park")
+    becomes(fleet, a, "parked")
+    gpu.hold(0)
+    a.folder.ask("load")
+    becomes(fleet, a, "failed")
+    assert "do not fit" in a.folder.read().reason and gpu.starts == ["a False"] * 2
+
+
+def test_nobody_leaves_for_a_model_that_nobody_named(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    fleet = make(model("a"), model("b"))
+    a, b = fleet.slots
+
+    def is_settled() -> bool:
+        return {slot.folder.read().state for slot in (a, b)} == {"ready", "unloaded"}
+
+    tick_until(fleet, is_settled)
+    for _ in range(30):
+        fleet.tick()
+        time.sleep(0.01)
+    assert is_settled()
+
+
+def test_an_engine_that_is_refused_is_parked_by_an_heir(make: Callable[..., Fleet]) -> None:
+    fleet = make(model("poor"))
+    (slot,) = fleet.slots
+    becomes(fleet, slot, "ready")
+    before = pid(slot)
+    slot.folder.ask("park")
+    becomes(fleet, slot, "parked")
+    assert pid(slot) != before and slot.folder.is_parked and not slot.folder.socket.exists()
+    slot.folder.ask("load")
+    becomes(fleet, slot, "ready")
+    assert slot.can_leave  # it may go better next time
+
+
+def test_a_parked_engine_that_dies_is_parked_again(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    """Red when what was true of the one that died is believed of the next."""
+    fleet = make(model("one"))
+    (slot,) = fleet.slots
+    becomes(fleet, slot, "ready")
+    slot.folder.ask("park")
+    becomes(fleet, slot, "parked")
+    slot.child.signal(signal.SIGKILL)
+    becomes(fleet, slot, "loading")
+    becomes(fleet, slot, "parked")
+    assert not slot.is_away and slot.folder.is_parked
+    slot.folder.ask("load")
+    becomes(fleet, slot, "ready")
+    assert gpu.held == {"one"} and gpu.starts == ["one False", "one True"]
+
+
+def test_an_engine_that_does_not_answer_is_restarted(
+    make: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "ANSWER_S", 0.2)
+    fleet = make(model("hangs"))
+    (slot,) = fleet.slots
+    becomes(fleet, slot, "ready")
+    before = pid(slot)
+    slot.folder.ask("park")
+    becomes(fleet, slot, "loading")
+    becomes(fleet, slot, "parked")
+    assert pid(slot) != before and not slot.is_away
