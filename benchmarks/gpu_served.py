@@ -99,10 +99,15 @@ def drive(target: Target, load: Load, count: int, processes: int, seed: int) -> 
 
 
 class Server:
-    def __init__(self, folder: Path, flags: Sequence[str], port: int, log: Path) -> None:
+    def __init__(
+        self, folder: Path, flags: Sequence[str], port: int, log: Path, is_file: bool = False
+    ) -> None:
+        """`is_file`: of several models, with what each is to be told."""
         words = [sys.executable, "-m", "quire", "serve", str(folder), "--port", str(port)]
-        words += ["--load-format", "dummy", "--served-model-name", "m", "--no-store", *flags]
-        words += ["--max-model-len", "2048", "--max-queued-requests", "2000", "--public-metrics"]
+        words += ["--no-store", "--max-queued-requests", "2000", "--public-metrics", *flags]
+        if not is_file:
+            words += ["--load-format", "dummy", "--served-model-name", "m"]
+            words += ["--max-model-len", "2048"]
         self.url, self.log = f"http://127.0.0.1:{port}", log
         with log.open("wb") as out:
             self.process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)

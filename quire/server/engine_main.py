@@ -13,12 +13,16 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from quire.errors import BadRequest, CheckpointError, NotSupported, OutOfMemory, QuireError
 from quire.obs.log import configure_logging
 from quire.server.lifeline import begin
 from quire.server.model_files import ModelFolder
 from quire.server.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from quire.engine.build import Engine
 
 BAD_INPUT, FAILED = 2, 1
 FLUSH_S = 2.0  # to write pages that wait for the disk
@@ -39,19 +43,12 @@ def main() -> int:
         if settings.is_parked:
             wait_to_load(folder)
             begun = time.monotonic()
-        from quire.load.open import open_model
-
-        opened = open_model(settings.engine)
-        from quire.engine.build import build_engine  # after what needs no torch
+        engine = _build(settings, folder)
         from quire.engine.process import EngineProcess, Patience
         from quire.runner.ahead import Ahead
         from quire.runner.expert_loads import LoadReader
         from quire.runner.late_work import LateWork
 
-        given = (settings.engine, opened.checkpoint, opened.tokenizer)
-        engine = build_engine(*given, parks=settings.parks)
-        if engine.parking is not None:
-            folder.set_device(engine.config.device)
         address = folder.socket
         patience = Patience(
             settings.stall_s, settings.stall_kill_s, settings.limits.queue_timeout_s
@@ -61,14 +58,7 @@ def main() -> int:
         ahead = Ahead.of(engine.runner, engine.config.sched.max_num_batched_tokens)
         process = EngineProcess(engine, address, seconds, patience, loads, late, ahead)
     except QuireError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        folder.fail(" ".join(str(error).split()), isinstance(error, OutOfMemory))
-        final = isinstance(error, (BadRequest, CheckpointError, NotSupported, OutOfMemory))
-        return BAD_INPUT if final else FAILED
-    except RuntimeError as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-            folder.fail(" ".join(str(error).split()), was_short=True)
-        raise
+        return _failed(error, folder)
     # What start-up made lives as long as the process: no full collection shall walk it again, which
     # with torch loaded takes 90 ms in the middle of somebody's answer.
     gc.collect()
@@ -81,6 +71,34 @@ def main() -> int:
         if engine.tiers is not None:
             engine.tiers.close(FLUSH_S)
     return 0
+
+
+def _build(settings: ServeSettings, folder: ModelFolder) -> Engine:
+    from quire.load.open import open_model
+
+    opened = open_model(settings.engine)
+    import torch  # after what needs none
+
+    from quire.engine.build import build_engine
+
+    given = (settings.engine, opened.checkpoint, opened.tokenizer)
+    try:
+        engine = build_engine(*given, parks=settings.parks)
+    except torch.OutOfMemoryError as error:
+        folder.fail(" ".join(str(error).split()), was_short=True)
+        raise
+    if engine.parking is not None:
+        folder.set_device(engine.config.device)
+    return engine
+
+
+def _failed(error: QuireError, folder: ModelFolder) -> int:
+    """The exit code of an engine that did not start."""
+    text = " ".join(str(error).split())
+    print(f"error: {text}", file=sys.stderr, flush=True)
+    folder.fail(text, was_short=isinstance(error, OutOfMemory))
+    is_final = isinstance(error, (BadRequest, CheckpointError, NotSupported, OutOfMemory))
+    return BAD_INPUT if is_final else FAILED
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -14,6 +14,7 @@ import pytest
 from quire.batches.files import NewFile
 from quire.config import EngineArgs
 from quire.obs.exposition import merged
+from quire.server import models as models_module
 from quire.server.batch_runner import BatchRunner
 from quire.server.link import EngineLink
 from quire.server.model_files import ModelFolder, ModelState
@@ -62,6 +63,49 @@ def test_a_request_goes_to_the_model_it_names(two: Two) -> None:
     reply = two.chat("nobody")
     assert reply.status_code == 404 and "served: tiny, other" in reply.text
     assert two.folders[1].take_wish() is None  # nobody had to be loaded
+
+
+def test_a_parked_engine_is_asked_to_come_back(two: Two) -> None:
+    """Red when a request goes to an engine without weights, or nobody tells it to return."""
+    two.other.greet()
+    two.other.is_parked = True
+    two.folders[1].tell(ModelState("parked"))
+
+    async def work() -> Any:
+        async def bring() -> None:
+            while two.folders[1].take_wish() != "load":
+                await asyncio.sleep(0.01)
+            two.folders[1].tell(ModelState("loading"))
+            assert two.other.submitted == []
+            two.other.is_parked = False
+
+        bringing = asyncio.ensure_future(bring())
+        reply = await two.send("/v1/chat/completions", BODY | {"model": "other"})
+        await bringing
+        return reply
+
+    assert asyncio.run(work()).status_code == 200
+    assert len(two.other.submitted) == 1
+
+
+def test_who_came_as_it_was_told_to_leave_brings_it_back(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when requests wait in a parked engine that nobody wakes."""
+    monkeypatch.setattr(models_module, "TOUCH_S", 0.01)
+    two.other.greet()
+    two.other.is_parked = True
+
+    async def work() -> None:
+        running = asyncio.ensure_future(two.models.run())
+        await asyncio.sleep(0.1)
+        assert two.folders[1].take_wish() is None  # nobody waits
+        two.other._tasks[1] = asyncio.ensure_future(asyncio.sleep(0))
+        await asyncio.sleep(0.1)
+        assert two.folders[1].take_wish() == "load"
+        running.cancel()
+
+    asyncio.run(work())
 
 
 def test_a_model_that_is_not_there_is_asked_for(two: Two) -> None:

@@ -330,6 +330,7 @@ class Hangs:
 case.core.runner = Hangs()
 spec = SimpleNamespace(vocab_size=7)
 engine = SimpleNamespace(core=case.core, spec=spec, config=None, group=None, tiers=None)
+engine.parking = None
 case.add([1, 2, 3])
 EngineProcess(engine, Path(sys.argv[1]), 0.0, Patience(0.2, 0.5, 60.0)).run()
 """
