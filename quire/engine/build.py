@@ -96,8 +96,7 @@ def build_engine(
     config, device, dtype = resolve(args, spec)
     seat = seat or seat_of(args)
     args, ranks = seat.args, seat.ranks
-    own = spec_of_rank(spec, ranks)
-    cpu = CpuPath.of(args, device)
+    own, cpu = spec_of_rank(spec, ranks), CpuPath.of(args, device)
     _check_memory(args, checkpoint, spec, cpu, device, dtype)
     heads, kept = heads_of(own, args.page_size), cache_wish(args, config.cache, checkpoint, spec)
     name, backend = proved_backend(config.attention_backend, device, dtype, heads, kept.coded)
@@ -112,7 +111,8 @@ def build_engine(
     rows = _rows(config.sched, cache, device)
     decisions = _first_decisions(config, name, cpu, ops, cache, seat)
     share = largest_share(whole, ranks.stage.count) + parts.page_bytes
-    sizer = PoolSizer(args, config, Runs(model, backend, cache, rows, share, adapter_bytes(args)))
+    apart = adapter_bytes(args) + offer.spare
+    sizer = PoolSizer(args, config, Runs(model, backend, cache, rows, share, apart))
     pages = seat.num_pages(sizer.num_pages)
     decisions += sizer.decisions(pages)
     with offer.pages():

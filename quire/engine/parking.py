@@ -103,6 +103,11 @@ class Offer(NamedTuple):
     vault: Vault | None = None
     why: str = ""
 
+    @property
+    def spare(self) -> int:
+        """Bytes of a GPU that loading left over and nobody else can use."""
+        return 0 if self.vault is None else self.vault.spare
+
     @contextmanager
     def weights(self) -> Iterator[None]:
         """What is made within can leave the GPU."""

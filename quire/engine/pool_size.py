@@ -27,7 +27,7 @@ class Runs(NamedTuple):
     cache: CacheSpec
     rows: RequestRows
     page_bytes: int  # of a page, on the stage that keeps most of it, and for a model that drafts
-    adapter_bytes: int  # that a GPU must keep free
+    apart_bytes: int  # for adapters and the like, that a GPU must keep free
 
 
 class PoolSizer:
@@ -62,7 +62,7 @@ class PoolSizer:
         device, total = model.device, total_memory(model.device)
         steps = model, self._runs.backend, self._runs.cache, self._runs.rows
         compile_ahead(*steps, config.sched.max_num_batched_tokens)
-        weights = torch.cuda.memory_allocated(device) + self._runs.adapter_bytes
+        weights = torch.cuda.memory_allocated(device) + self._runs.apart_bytes
         reset_peak(device)
         step = self._step_bytes()
         torch.cuda.empty_cache()

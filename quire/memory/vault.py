@@ -41,6 +41,7 @@ class Vault:
         self._device = device
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "qv_alloc", "qv_free")
         self._weights, self._pages = next(_tags), next(_tags)
+        self.spare = 0  # bytes that were taken with the weights and hold none
 
     def __del__(self) -> None:
         if self._copy_bytes:
@@ -51,8 +52,12 @@ class Vault:
     @contextmanager
     def weights(self) -> Iterator[None]:
         """Tensors that this thread makes within are kept when the memory is left."""
+        _settle_libraries(self._device)
+        before = torch.cuda.memory_allocated(self._device)
         with self._made_with(self._weights):
             yield
+        held = torch.cuda.memory_allocated(self._device) - before
+        self.spare = max(0, self.weight_bytes - held)
 
     @contextmanager
     def pages(self) -> Iterator[None]:
@@ -62,7 +67,9 @@ class Vault:
 
     @contextmanager
     def _made_with(self, tag: int) -> Iterator[None]:
-        pool = torch.cuda.MemPool(self._allocator.allocator())
+        torch.cuda.empty_cache()  # within, torch gives nothing back, even when memory is short
+        with torch.cuda.device(self._device):
+            pool = torch.cuda.MemPool(self._allocator.allocator())
         self._c.qv_tag(tag)
         try:
             with torch.cuda.use_mem_pool(pool, self._device):
@@ -137,6 +144,14 @@ class Vault:
     def _error(self, result: int) -> str:
         text: bytes = self._c.qv_error(result)
         return text.decode()
+
+
+def _settle_libraries(device: torch.device) -> None:
+    """What torch's products keep for themselves is no weight: have it made before there are any."""
+    for dtype in (torch.bfloat16, torch.float32):
+        x = torch.ones(16, 16, dtype=dtype, device=device)
+        torch.nn.functional.linear(x, x, x[0])
+        torch.matmul(x, x)
 
 
 def bound(path: str) -> ctypes.CDLL:

@@ -84,8 +84,10 @@ def _build(settings: ServeSettings, folder: ModelFolder) -> Engine:
     given = (settings.engine, opened.checkpoint, opened.tokenizer)
     try:
         engine = build_engine(*given, parks=settings.parks)
-    except torch.OutOfMemoryError as error:
-        folder.fail(" ".join(str(error).split()), was_short=True)
+    except (OutOfMemory, torch.OutOfMemoryError) as error:
+        folder.fail(" ".join(str(error).split()))
+        if torch.cuda.is_available() and settings.engine.device != "cpu":
+            folder.set_short()
         raise
     if engine.parking is not None:
         folder.set_device(engine.config.device)
@@ -96,7 +98,7 @@ def _failed(error: QuireError, folder: ModelFolder) -> int:
     """The exit code of an engine that did not start."""
     text = " ".join(str(error).split())
     print(f"error: {text}", file=sys.stderr, flush=True)
-    folder.fail(text, was_short=isinstance(error, OutOfMemory))
+    folder.fail(text)
     is_final = isinstance(error, (BadRequest, CheckpointError, NotSupported, OutOfMemory))
     return BAD_INPUT if is_final else FAILED
 

@@ -96,10 +96,11 @@ class ModelFolder:
     def set_device(self, name: str) -> None:
         self._write("device", name.encode())
 
-    def fail(self, reason: str, was_short: bool = False) -> None:
+    def fail(self, reason: str) -> None:
         self._write("failed", reason.encode())
-        if was_short:
-            self._write("short", b"")
+
+    def set_short(self) -> None:
+        self._write("short", b"")
 
     # ------------------------------------------------------------ API process
 

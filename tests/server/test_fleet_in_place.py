@@ -43,7 +43,8 @@ if settings.is_parked:
     while not woken.wait(0.01):
         pass
 if is_full():
-    folder.fail("the weights do not fit", was_short=True)
+    folder.fail("the weights do not fit")
+    folder.set_short()
     sys.exit(2)
 held.touch()
 assert settings.parks

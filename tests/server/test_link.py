@@ -274,6 +274,19 @@ def test_silence_and_standstill_are_not_ready(
     with_engine(tmp_path, work)
 
 
+def test_a_parked_engine_is_there_and_cannot_step(tmp_path: Path) -> None:
+    """Red when requests are sent to an engine without its weights, or /ready calls it broken."""
+
+    async def work(link: EngineLink, engine: PlayedEngine) -> None:
+        assert link.is_up and link.can_step
+        for is_parked in (True, False, True):
+            engine.say(msg.Beat({}, False, False, 0.0, is_parked))
+            await until(lambda: link.can_step != is_parked)  # noqa: B023
+            assert link.is_up and link.why_not_ready() is None
+
+    with_engine(tmp_path, work)
+
+
 def test_a_paused_engine_is_not_ready(tmp_path: Path) -> None:
     """Red when /ready sends requests to an engine that will not touch them."""
 
