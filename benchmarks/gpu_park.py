@@ -2,13 +2,14 @@
 
     python -m benchmarks.gpu_park                     # an 8B model in bf16, in this process
     python -m benchmarks.gpu_park --form fp8-weights
-    python -m benchmarks.gpu_park --served            # two models through `quire serve`, see below
+    python -m benchmarks.gpu_park --served            # through `quire serve`
+    python -m benchmarks.gpu_park --served --turns    # and with a second model, see below
     python -m benchmarks.gpu_park --rehearse          # a tiny model that stays, on any machine
 
 First the tokens must be those of before, then seconds count: to leave, to return, and from a
 request to its first token, with the return in it. The first time to leave includes locking memory
-of the host. `--served` parks an 8B model by hand and asks for it, three times; then it and a model
-of 0.6B, each sized for nine tenths of the GPU, take turns. Prints one JSON line.
+of the host. `--served` parks an 8B model by hand and asks for it, three times; with `--turns` it and
+a model of 0.6B, each sized for nine tenths of the GPU, then take turns. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from quire.params import SamplingParams
 from quire.request import Request
 
 ROUNDS, NUM_PROMPT, NUM_OUTPUT, MANY = 3, 128, 64, 8
+LONGEST = 8192  # tokens of a request: the pages of enough of them fill the GPU
 GB = 1e9
 EVENTS = (
     *("parked", "unparked", "parking_refused", "model_makes_room", "model_starts_anew"),
@@ -92,7 +94,8 @@ def free_gb() -> float:
 def here(folder: str, args: argparse.Namespace) -> dict[str, Any]:
     device = "cpu" if args.rehearse else "cuda"
     wanted: dict[str, Any] = {"model": folder, "load_format": "dummy", "device": device}
-    wanted |= {"quantization": args.form, "max_model_len": 1024, "skip_tokenizer_init": True}
+    wanted |= {"quantization": args.form, "skip_tokenizer_init": True}
+    wanted["max_model_len"] = 1024 if args.rehearse else LONGEST
     if not args.rehearse:
         wanted["gpu_memory_utilization"] = args.share
     begun = time.perf_counter()
@@ -175,7 +178,8 @@ def served(scratch: Path, args: argparse.Namespace) -> dict[str, Any]:
         config = shrunk(config) if args.rehearse else config
         write_tokenizer(Path(write_shape(config, scratch / name)), int(config["vocab_size"]))
         lines += [f"[models.{name}]", f'model = "{scratch / name}"', 'load_format = "dummy"']
-        lines += ["max_model_len = 1024", f"at_start = {str(name == 'large').lower()}"]
+        lines += [f"max_model_len = {1024 if args.rehearse else LONGEST}"]
+        lines += [f"at_start = {str(name == 'large').lower()}"]
     (scratch / "models.toml").write_text("\n".join(lines))
     server = Server(scratch / "models.toml", (), 8099, scratch / "log", is_file=True)
     ask, found = Asker(server.url), dict[str, Any]()
@@ -191,7 +195,7 @@ def served(scratch: Path, args: argparse.Namespace) -> dict[str, Any]:
             found["park_s"].append(ask.await_state("large", "parked"))
             found["back_s"].append(ask.first("large"))
             found["equal"].append(ask.tokens("large") == want)
-        if not args.rehearse:
+        if args.turns:
             for name in ("small", "large", "small", "large"):
                 time.sleep(3.2)
                 found["turns_s"].append([name, round(ask.first(name), 3)])
@@ -210,6 +214,7 @@ def main() -> None:
     parser.add_argument("--form", help="weights are rounded to it")
     parser.add_argument("--share", type=float, default=0.9, help="of the GPU")
     parser.add_argument("--served", action="store_true")
+    parser.add_argument("--turns", action="store_true")
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
     config = shrunk(SHAPES[args.shape]) if args.rehearse else SHAPES[args.shape]

@@ -115,8 +115,7 @@ def build_engine(
     sizer = PoolSizer(args, config, Runs(model, backend, cache, rows, share, apart))
     pages = seat.num_pages(sizer.num_pages)
     decisions += sizer.decisions(pages)
-    with offer.pages():
-        pool = PagePool(backend, heads, cache, pages, device)
+    pool = PagePool(backend, heads, cache, pages, device, offer.pages)
     runner = _runner(seat, config, model, backend, heads, pool, rows)
     runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     drafts = parts.finish(runner, config, decisions)

@@ -82,8 +82,8 @@ class FeaturePart:
         return self.reads.layers
 
     def attach(self, target: ModelRunner, max_tokens: int) -> FeatureDrafter:
-        num_pages, device = target.pool.num_pages, target.model.device
-        pool = PagePool(self.backend, self.spec, self.cache, num_pages, device)
+        num_pages, device, place = target.pool.num_pages, target.model.device, target.pool.place
+        pool = PagePool(self.backend, self.spec, self.cache, num_pages, device, place)
         layer = HeadLayer(self.head, self.spec, self.backend, pool)
         return FeatureDrafter(target, layer, max_tokens)
 

@@ -54,8 +54,10 @@ class DraftModel:
     def page_bytes(self) -> int:
         return self.cache.page_bytes
 
-    def pool(self, num_pages: int) -> PagePool:
-        return PagePool(self.backend, self.heads, self.cache, num_pages, self.model.device)
+    def pool(self, beside: PagePool) -> PagePool:
+        device = self.model.device
+        args = self.backend, self.heads, self.cache, beside.num_pages, device, beside.place
+        return PagePool(*args)
 
 
 def open_draft_model(

@@ -102,7 +102,7 @@ class SpecParts:
             return draft.attach(target, max_tokens)
         if isinstance(draft, DraftModel):
             model, heads, backend = draft.model, draft.heads, draft.backend
-            pool, num_groups = draft.pool(target.pool.num_pages), 1
+            pool, num_groups = draft.pool(target.pool), 1
         else:
             assert draft is not None, "a method without what drafts"
             model, heads, backend = draft.cut(target.model), target.spec, target.backend

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from typing import NamedTuple
 
@@ -46,18 +47,22 @@ class PagePool:
         cache: CacheSpec,
         num_pages: int,
         device: torch.device,
+        place: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        """`place`: its bytes are made within, as are those of a drafter's pool beside it."""
+        self.place = place
         self.cache, self.groups, self.num_pages = cache, cache.groups, num_pages
         self._backend, self._spec = backend, spec
         places = range(self.groups.num_places)
         # Zeros, not empty: masked keys have weight 0, but 0 times NaN is still NaN.
         if cache.is_uniform:
             shape = (len(places), cache.shape.num_parts, *self._part_shape(cache.form))
-            self.data = _zeros(shape, _dtype(cache.form), device)  # [places, parts, pages, ...]
+            # [places, parts, pages, ...]
+            self.data = self._zeros(shape, _dtype(cache.form), device)
             self._regions = [self.data]
             tensors = list(self.data)
         else:
-            self.data = _zeros((num_pages * cache.page_bytes,), torch.uint8, device)
+            self.data = self._zeros((num_pages * cache.page_bytes,), torch.uint8, device)
             tensors = self._cut([cache.place_form(place) for place in places])
             self._regions = [tensor[None] for tensor in tensors]
         # The same bytes by page, for whoever moves pages: [places, parts, pages, bytes].
@@ -68,6 +73,10 @@ class PagePool:
         layers = self.groups.layers  # all of the model's, or those of a stage
         self._layers = {i: self._view(tensors[self.groups.place_of(i)], i) for i in layers}
         self._group_of = {layer: self.groups.group_of(layer) for layer in layers}
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        with self.place():
+            return _zeros(shape, dtype, device)
 
     def _part_shape(self, form: CacheForm) -> tuple[int, ...]:
         """Of the keys, or the values, of one layer; pages first."""
