@@ -6,10 +6,10 @@
     python -m benchmarks.gpu_park --served --turns    # and with a second model, see below
     python -m benchmarks.gpu_park --rehearse          # a tiny model that stays, on any machine
 
-First the tokens must be those of before, then seconds count: to leave, to return, and from a
-request to its first token, with the return in it. The first time to leave includes locking memory
-of the host. `--served` parks an 8B model by hand and asks for it, three times; with `--turns` it and
-a model of 0.6B, each sized for nine tenths of the GPU, then take turns. Prints one JSON line.
+Tokens must be those of before (`equal`). Seconds count: to leave, to return, and from a request to
+its first token, with the return in it. The first time to leave includes locking memory of the host.
+`--served` parks an 8B model by hand and asks for it, three times; with `--turns` it and a model of
+0.6B, each sized for nine tenths of the GPU, then take turns. Prints one JSON line.
 """
 
 from __future__ import annotations
