@@ -17,7 +17,7 @@ from tests.server.test_fleet import becomes, model, tick_until
 
 # Each engine takes one of as many places as the file `places` says; a parked one has none.
 ENGINE = """
-import pathlib, signal, socket, sys, threading, time
+import fcntl, pathlib, signal, sys, threading, time
 from quire.engine import commands as msg
 from quire.engine.peer import listen
 from quire.engine.wire import Codec, receive
@@ -30,9 +30,13 @@ folder, name = ModelFolder(pathlib.Path(settings.runtime_folder)), settings.engi
 gpu = folder.path.parent
 held = gpu / f"held-{name}"
 
-def is_full():
-    held.unlink(missing_ok=True)
-    return len(list(gpu.glob("held-*"))) >= int((gpu / "places").read_text())
+def is_taken():
+    with (gpu / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if len(list(gpu.glob("held-*"))) >= int((gpu / "places").read_text()):
+            return False
+        held.touch()
+        return True
 
 with (gpu / "starts").open("a") as file:
     file.write(f"{name} {settings.is_parked}\\n")
@@ -42,11 +46,11 @@ if settings.is_parked:
     folder.set_parked(True)
     while not woken.wait(0.01):
         pass
-if is_full():
+held.unlink(missing_ok=True)  # of one that died
+if not is_taken():
     folder.fail("the weights do not fit")
     folder.set_short()
     sys.exit(2)
-held.touch()
 assert settings.parks
 folder.set_device("cuda")
 listener = listen(folder.socket)
@@ -63,10 +67,8 @@ def answer(command):
         if name == "hangs":
             time.sleep(60)
         held.unlink(missing_ok=True)
-    elif is_full():
+    elif not is_taken():
         return msg.NO_MEMORY + "8 GiB needed, 1 GiB are free"
-    else:
-        held.touch()
     is_parked = isinstance(command, msg.Park)
     return None
 
