@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 MOST_EIGHT_BIT_ROWS = 128
-MOST_GATED_ROWS = 128  # of more, the library makes gate and up, and the gate is a launch of its own
+MOST_GATED_ROWS = 224  # of more, the library makes gate and up, and the gate is a launch of its own
 # Products of few rows are short: in a chain each waits for the one before longer than it takes.
 MOST_APART = 32
 NARROW_TILE, WIDE_TILE = 128, 256  # weight rows

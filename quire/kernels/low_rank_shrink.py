@@ -36,7 +36,7 @@ __all__ = ["ShrinkConfig", "low_rank_shrink", "room_for_ranks"]
 class ShrinkConfig(NamedTuple):
     """How programs go about it; no bit depends on it."""
 
-    step: int = 128  # inputs that are multiplied at once
+    step: int = 256  # inputs that are multiplied at once
     num_warps: int = 4
 
 

@@ -25,7 +25,7 @@ _MOST_BLOCK = 16384
 # Groups of one program where there are many: a hundred thousand programs of a warp each start
 # slower than they work.
 _GROUPS, _MANY = 16, 2048
-_PROGRAMS, _LEAST_PART = 132, 1024  # that share rows, and the inputs that are worth one
+_PROGRAMS, _LEAST_PART = 32, 1024  # that share rows, and the inputs that are worth one
 
 
 class RoundedRows(NamedTuple):

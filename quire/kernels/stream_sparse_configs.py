@@ -23,7 +23,7 @@ _FEW_ROWS, _MANY_ROWS = 32, 128  # of x
 _SHARED_BYTES = 216 << 10  # of a program; a Hopper chip has 227 KB
 # (slabs of a stage, stages) of a sum in turns, the fastest first. Stages are even, so that each
 # group has stages of its own.
-_TURNS = ((4, 6), (4, 4), (2, 6), (2, 4), (1, 6), (1, 4), (1, 2))
+_TURNS = ((4, 4), (2, 4), (1, 6), (1, 4), (1, 2))
 
 
 def can_stream_sparse(shape: tuple[int, int], dtype: torch.dtype) -> bool:
@@ -79,7 +79,10 @@ def _together(m: int, rows: int, shape: tuple[int, int], num_units: int) -> Stre
     elif n % _TILE == 0 and m > 64:
         rows = _TILE
     tile = max(_LEAST_ROWS, pad_to_power(rows))
-    slabs = 2 if k % (2 * _SLAB) == 0 and k >= 4 * _SLAB else 1
+    most = 4 if is_wide and m <= 16 else 2
+    if m > _MANY_ROWS and n // rows * -(-m // block_m) > num_units:
+        most = 1  # so that two programs share a multiprocessor
+    slabs = next(s for s in (4, 2, 1) if s <= most and k % (s * _SLAB) == 0 and k >= 2 * s * _SLAB)
     stages = min(2 if is_wide or m > _FEW_ROWS else 3, k // (slabs * _SLAB))
     config = StreamPackedConfig(rows, tile, block_m, slabs, stages, 1)
     if config.slabs > 1 and sparse_bytes(config) > _SHARED_BYTES:

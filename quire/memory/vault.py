@@ -38,7 +38,8 @@ class Vault:
         self._c = bound(path)
         if (missing := self._c.qv_open(DRIVER.encode())) is not None:
             raise NotSupported(f"{missing.decode()} was not found")
-        self._device = device
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self._device = torch.device("cuda", index)  # torch wants to know which
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "qv_alloc", "qv_free")
         self._weights, self._pages = next(_tags), next(_tags)
         self.spare = 0  # bytes that were taken with the weights and hold none
