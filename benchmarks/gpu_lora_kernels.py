@@ -136,9 +136,7 @@ def sent(slots: list[int]) -> Tensor:
 def choices(kind: str) -> dict[str, Chosen]:
     made = {"usual": Chosen(None, None)}
     for sizes in EXPANDS[kind]:
-        for asks in (True, False):
-            name = "x".join(map(str, sizes)) + ("+" if asks else "")
-            made[name] = Chosen(None, ExpandConfig(*sizes, asks))
+        made["x".join(map(str, sizes))] = Chosen(None, ExpandConfig(*sizes))
     for config in SHRINKS:
         made[f"step {config.step}x{config.num_warps}"] = Chosen(config, None)
     return made

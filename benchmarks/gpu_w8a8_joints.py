@@ -4,10 +4,9 @@ One JSON line for each measurement, microseconds, on the shapes of the 8B model;
 first. `norm`: a norm and the rounding of what it makes, apart and joined. `block`: norm, gate | up
 and down one after the other, as the engine makes them, apart and joined. `gate`: gate | up and the
 rounding before `down`: the product with the gate, or a product without it (the library's, or ours)
-and a gate that rounds; `gate alone` is that last launch. `bands`: streamed int8 products, bands of
-a stage summed in a chain or apart. `many`: kernels for 129-256 rows; `sums` are the library's of
-int8, without scales, which the engine does not take. `parts`: rounding alone, by how many programs
-share a row. Called by `python -m benchmarks.gpu_w8a8 --joints`.
+and a gate that rounds; `gate alone` is that last launch. `many`: kernels for 129-256 rows; `sums`
+are the library's of int8, without scales, which the engine does not take. `parts`: rounding alone,
+by how many programs share a row. Called by `python -m benchmarks.gpu_w8a8 --joints`.
 """
 
 from __future__ import annotations
@@ -69,7 +68,6 @@ def run_joints(names: list[str], pick: PickWeights, max_seconds: float) -> int:
     found: list[Callable[[], Iterator[Case]]] = [norm_cases]
     for name in names:
         found += [partial(block_cases, name, pick), partial(gate_cases, name, pick)]
-    found += [partial(band_cases, pick)] if "int8" in names else []
     found += [part_cases, *(partial(many_cases, name, pick) for name in reversed(names))]
     complete = True
     for stage in found:
@@ -226,18 +224,6 @@ def streamed(kernel: StreamEightBit, x: RoundedRows, gate: str | None, size: int
     assert config is not None
     kernel(x, out, config)
     return out
-
-
-def band_cases(pick: PickWeights) -> Iterator[Case]:
-    for n, k in ((6144, HIDDEN), (HIDDEN, FFN), (2 * FFN, HIDDEN)):
-        weights, gate = pick("int8", n, k), "silu" if n == 2 * FFN else None
-        for m in (1, 16, 32, 64):
-            x = round_inputs(rows_of(m, k), ROUNDINGS["int8"])
-            ways: dict[str, list[Call]] = {}
-            for way, most in (("chain", 0), ("apart", 128)):
-                kernels = [StreamEightBit(w, None, gate, most) for w in weights]
-                ways[way] = [partial(streamed, each, x, gate, m) for each in kernels]
-            yield Case("bands", {"rows": m, "weight": f"{n}x{k}"}, ways)
 
 
 def many_cases(name: str, pick: PickWeights) -> Iterator[Case]:

@@ -13,7 +13,6 @@ from quire.kernels.matmul_configs import MULTIPROCESSORS
 from quire.kernels.stream_configs import StreamConfig
 
 __all__ = [
-    "MOST_APART",
     "MOST_EIGHT_BIT_ROWS",
     "MOST_GATED_ROWS",
     "NARROW_TILE",
@@ -25,8 +24,6 @@ __all__ = [
 
 MOST_EIGHT_BIT_ROWS = 128
 MOST_GATED_ROWS = 224  # of more, the library makes gate and up, and the gate is a launch of its own
-# Products of few rows are short: in a chain each waits for the one before longer than it takes.
-MOST_APART = 32
 NARROW_TILE, WIDE_TILE = 128, 256  # weight rows
 
 _TILE = 64  # weight rows of the matrix instruction

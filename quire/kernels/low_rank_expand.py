@@ -7,8 +7,7 @@ alone. So sums are read, rounded and gated once, however many adapters the rows 
 `low_rank_shrink.py` are added in their order. Where B is bf16, h is split into two such numbers,
 which keeps 16 bits, twice what is left after rounding; both have a sum of their own, one chain over
 increasing ranks. A row without an adapter is only rounded and gated, so it has the bits of a
-product that no adapter touched. The first slots' B is read before the wait, and that of the others
-asked into L2.
+product that no adapter touched. The first slots' B is read before the wait.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ class ExpandConfig(NamedTuple):
     block: int  # outputs of a program
     width: int  # ranks of all slots that are multiplied at once
     num_warps: int
-    asks: bool = True  # for B of all slots before the wait
 
 
 @triton.jit
@@ -64,19 +62,6 @@ def _high_tile(
     cells = origin + high + (n[:, None, None] * rank + r)
     mask = (n < size)[:, None, None] & (r < rank)
     return tl.load(cells, mask=mask, other=0.0).reshape(n.shape[0], WIDTH)
-
-
-@triton.jit
-def _ask_high(
-    tile, count, origin, table, slot_stride, part, n, size, WIDTH: tl.constexpr, R: tl.constexpr
-):
-    """Bring B of slots behind the first group into L2: nobody uses what is loaded."""
-    index = tl.arange(0, TILE)
-    place = place_at(table, slots_at(tile, count, index), slot_stride, part)
-    high = tl.multiple_of(tl.load(place + 1), 16)[None, :]
-    rank = tl.multiple_of(tl.load(place + 2).to(tl.int32), 16)[None, :]
-    mask = (n < size)[:, None] & (rank > 0) & (index >= WIDTH // R)[None, :]
-    tl.load(origin + high + n[:, None] * rank, mask=mask, other=0.0, volatile=True)
 
 
 @triton.jit
@@ -144,7 +129,7 @@ def _expand_kernel(
     y,  # [M, N]
     N, size_0, size_1, size_2, num_ranks,
     PARTS: tl.constexpr, CHAINS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-    R: tl.constexpr, ASKS: tl.constexpr, EARLY: tl.constexpr,
+    R: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     # Which part this program has, where that begins, and the first of its outputs there.
@@ -163,8 +148,6 @@ def _expand_kernel(
     rows, which = rows_at(tile)
     of_part = (tile, count, origin, table, slot_stride, part)
     high = _high_tile(*of_part, 0, 0, n, size, WIDTH, R)
-    if ASKS:
-        _ask_high(*of_part, n, size, WIDTH, R)
     scaled = _scales_of(tile, count, table, slot_stride, part, which)
     live = rows >= 0
     rows = tl.maximum(rows, 0).to(tl.int64)
@@ -210,7 +193,7 @@ def _gate_kernel(
     y,  # [M, N]
     N, num_ranks,
     PAIRS: tl.constexpr, GATE: tl.constexpr, CHAINS: tl.constexpr, BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr, R: tl.constexpr, ASKS: tl.constexpr, EARLY: tl.constexpr,
+    WIDTH: tl.constexpr, R: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -221,9 +204,6 @@ def _gate_kernel(
     adapters = (tile, count, origin, table, slot_stride)
     of_gate = _high_tile(*adapters, 0, 0, 0, n, N, WIDTH, R)
     of_up = _high_tile(*adapters, 1, 0, 0, n, N, WIDTH, R)
-    if ASKS:
-        _ask_high(*adapters, 0, n, N, WIDTH, R)
-        _ask_high(*adapters, 1, n, N, WIDTH, R)
     gate_scaled = _scales_of(tile, count, table, slot_stride, 0, which)
     up_scaled = _scales_of(tile, count, table, slot_stride, 1, which)
     live = rows >= 0
@@ -253,7 +233,7 @@ def _gate_kernel(
     tl.store(y + rows[:, None] * N + n[None, :], gated.to(dtype), mask=inside)
 
 
-_EXPAND, _GATE = ExpandConfig(64, 32, 4), ExpandConfig(32, 32, 4)
+_EXPAND, _GATE = ExpandConfig(64, 64, 8), ExpandConfig(64, 16, 4)
 _launch_expand, _launch_gate = Launcher(_expand_kernel), Launcher(_gate_kernel)
 
 
@@ -321,7 +301,6 @@ def _constants(h: Tensor, dtype: torch.dtype, config: ExpandConfig) -> Mapping[s
         "BLOCK": config.block,
         "WIDTH": config.width if dtype != torch.float32 else RANKS.value,
         "R": min(at_once, pad_to_power(h.shape[3])),
-        "ASKS": config.asks,
         **early_options(),
         "num_warps": config.num_warps,
         "num_stages": 1,

@@ -4,8 +4,7 @@
 inputs are there. A band is 128 inputs, 128 bytes of every row: the span of the copy engine's
 swizzle and one chain of the matrix unit. Floats of a band are summed from zero and then added in
 fp32, so the bits are those of `eight_bit_matmul.py`; whole numbers are exact anyway. The matrix
-unit works on all bands of a stage at once, each with registers of its own; whole numbers of many
-rows, which fill the unit, are summed in one chain.
+unit works on all bands of a stage at once, each with registers of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.early import early_options, let_next_start, wait_for_last
-from quire.kernels.eight_bit_configs import MOST_APART, pick_eight_bit_stream
+from quire.kernels.eight_bit_configs import pick_eight_bit_stream
 from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight, scale_row
 from quire.kernels.launch import Launcher, alignments, ceil_div
 from quire.kernels.rehearsal import Memory
@@ -94,9 +93,8 @@ def _scaled(part, band, scales, x_scales, place, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def _add_chained(total, both, at, BANDS: gl.constexpr):
-    """The total with a stage's bands of whole numbers, each product waiting for the one before. All
-    is over when this returns."""
+def _add_whole(total, both, at, BANDS: gl.constexpr):
+    """The total with a stage's bands of whole numbers. All is over when this returns."""
     x_tiles, tiles = both
     for band in gl.static_range(BANDS):
         x_tile = x_tiles.index(at + band).permute([1, 0])
@@ -105,10 +103,10 @@ def _add_chained(total, both, at, BANDS: gl.constexpr):
 
 
 @gluon.jit
-def _add_apart(
+def _add_floats(
     total, parts, both, at, first, scales, x_scales, place, BANDS: gl.constexpr, GROUP: gl.constexpr
 ):
-    """The same with every band from zero, as floats must be. `parts`: one tile of no meaning."""
+    """The same of floats: every band from zero. `parts`: one tile of no meaning."""
     x_tiles, tiles = both
     for band in gl.static_range(BANDS):
         x_tile = x_tiles.index(at + band).permute([1, 0])
@@ -127,7 +125,6 @@ def stream_eight_bit_kernel(
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, BANDS: gl.constexpr,
     M_TILES: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, GROUP: gl.constexpr,
     SHARED: gl.constexpr, PAIRED: gl.constexpr,  # how many weight rows have one scale
-    CHAINED: gl.constexpr,  # whole numbers of a stage in one chain of products
     HAS_BIAS: gl.constexpr, GATE: gl.constexpr, EARLY: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     let_next_start(EARLY)
@@ -155,10 +152,10 @@ def stream_eight_bit_kernel(
     for i in range(K // BLOCK_K):
         stage = i % STAGES
         mbarrier.wait(ring[4].index(stage), i // STAGES & 1)
-        if CHAINED:
-            total = _add_chained(total, both, stage * BANDS, BANDS)
+        if IS_INT:
+            total = _add_whole(total, both, stage * BANDS, BANDS)
         else:
-            total = _add_apart(
+            total = _add_floats(
                 total, nothing, both, stage * BANDS, i * BANDS, scales, x_scales, place,
                 BANDS, GROUP,
             )  # fmt: skip
@@ -180,15 +177,8 @@ class StreamEightBit:
     """Products by one contiguous weight, aligned to 16 bytes as the copy engine wants it, whose
     inputs fill bands. Only where `has_hopper_kernels`."""
 
-    def __init__(
-        self,
-        weight: EightBitWeight,
-        bias: Tensor | None,
-        gate: str | None,
-        most_apart: int = MOST_APART,
-    ) -> None:
-        """`most_apart`: rows of x up to which bands of whole numbers are summed apart."""
-        self.weight, self.bias, self.gate, self.most_apart = weight, bias, gate, most_apart
+    def __init__(self, weight: EightBitWeight, bias: Tensor | None, gate: str | None) -> None:
+        self.weight, self.bias, self.gate = weight, bias, gate
         self._boxes: dict[tuple[int, ...], tuple[TensorDescriptor, TensorDescriptor]] = {}
         # Weights are read before the wait, so what wrote them must be over by the first call.
         if weight.codes.is_cuda:  # else it is compiled for a machine elsewhere
@@ -231,7 +221,6 @@ class StreamEightBit:
                 "GROUP": self.weight.group,
                 "SHARED": self.weight.rows,
                 "PAIRED": self.weight.paired,
-                "CHAINED": self.weight.is_int and config.block_m > self.most_apart,
                 "HAS_BIAS": self.bias is not None,
                 "GATE": self.gate or "",
                 **early_options(),

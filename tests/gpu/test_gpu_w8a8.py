@@ -104,9 +104,8 @@ def test_bits_do_not_depend_on_the_batch(
 
 
 @needs_hopper
-@pytest.mark.parametrize("most_apart", [0, 64])
 @pytest.mark.parametrize("name", ["int8", "fp8", "fp8-blocks"])
-def test_sizes_of_the_streamed_kernel_change_no_bit(name: str, most_apart: int) -> None:
+def test_sizes_of_the_streamed_kernel_change_no_bit(name: str) -> None:
     """Red when a box, a band or a stage is another's."""
     from quire.kernels.stream_configs import StreamConfig
     from quire.kernels.stream_eight_bit import StreamEightBit
@@ -122,7 +121,7 @@ def test_sizes_of_the_streamed_kernel_change_no_bit(name: str, most_apart: int) 
     with rehearsal():
         for config in configs:
             w = _weight(name, config.rows * 9, 1024)
-            stream = StreamEightBit(w, None, None, most_apart)
+            stream = StreamEightBit(w, None, None)
             stream(x, torch.empty(70, w.shape[0], device=CUDA, dtype=torch.bfloat16), config)
             cases.append((config, w, stream))
     for config, w, stream in cases:

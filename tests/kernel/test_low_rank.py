@@ -189,7 +189,7 @@ def test_bits_follow_no_config_and_no_other_rank(
     x, sums = case.inputs(len(slots))
     usual = case.gate(x, sums, slots, True), case.add(x, sums, slots)
     changes: list[tuple[ShrinkConfig, ExpandConfig, int]] = [
-        (ShrinkConfig(num_warps=8), ExpandConfig(32, 16, 4, asks=False), 64),
+        (ShrinkConfig(num_warps=8), ExpandConfig(32, 16, 4), 64),
         (ShrinkConfig(num_warps=2), ExpandConfig(128, 128, 8), 64),
         (ShrinkConfig(), ExpandConfig(64, 64, 4), 128),
     ]
