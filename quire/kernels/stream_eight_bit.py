@@ -137,7 +137,8 @@ def stream_eight_bit_kernel(
     BYTES: gl.constexpr = (w.block_type.nbytes + OF_REST) * BANDS + x.block_type.nbytes
     _begin(x, (w, w_rest), ring, tile, m_start, STAGES, AHEAD, BANDS, BYTES, EARLY)
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_M, 32])
-    SUM: gl.constexpr = gl.int32 if x.dtype == gl.int8 else gl.float32
+    IS_INT: gl.constexpr = x.dtype == gl.int8
+    SUM: gl.constexpr = gl.int32 if IS_INT else gl.float32
     total = gl.zeros([TILE, BLOCK_M], SUM, of_total)
     nothing = (gl.zeros([TILE, BLOCK_M], SUM, of_total),)
     row = gl.arange(0, TILE, gl.SliceLayout(1, of_total))

@@ -19,7 +19,7 @@ from quire.sched.costs import StepCosts
 from quire.sim.clock import Clock
 from quire.step import PageLoad, PageSave
 from quire.tiers.memory import MemoryShelf
-from quire.tiers.tempo import START_S, Tempo
+from quire.tiers.tempo import START_S, SURE_BYTES, Tempo
 
 ITEM = 4  # bytes of a token id
 
@@ -98,7 +98,7 @@ class SimTiers:
         self._engine_lane = None if places.engines is None else _Lane(places.engines)
         self._disk_lane = _Lane(places.disk_link)
         self._tempo = Tempo(costs)
-        self._tempo.seconds_per_byte = 1.0 / places.disk_link.rate
+        self._tempo.read(SURE_BYTES, SURE_BYTES / places.disk_link.rate)  # as if known for long
         if places.memory_link is not None:
             self._tempo.seconds_per_lifted = 1.0 / places.memory_link.rate
 
