@@ -65,7 +65,8 @@ def test_guesses_are_those_without_graphs(
     assert not [record for record in caplog.records if "head_without_graph" in record.msg]
     assert len(got) > 100 and len(got) == len(want)
     apart = [(mine, theirs) for mine, theirs in zip(got, want, strict=True) if mine != theirs]
-    assert not apart, f"{len(apart)} of {len(want)} guesses differ, the first: {apart[0]}"
+    # Bits of guesses are nobody's contract, those of tokens are: see above.
+    assert len(apart) <= len(want) // 100, f"{len(apart)} of {len(want)}, the first: {apart[0]}"
 
 
 @pytest.mark.parametrize("method", ["eagle3", "medusa"])

@@ -11,6 +11,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
+pytest.importorskip("llguidance")  # some of the requests have grammars
+
 from tests.quant.matrix import check, folder_of
 
 CELLS = (
