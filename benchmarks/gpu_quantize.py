@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,7 @@ def measure(job: str, device: str, scratch: Path) -> dict[str, Any]:
     model, out = scratch / shape, scratch / f"{shape}-{method}"
     if not model.exists():
         write_checkpoint(KNOWN[shape], model, device)
+        os.sync()  # else the result's shards wait behind it for the disk
     words = [sys.executable, "-m", "quire", "quantize", str(model), "--method", method]
     words += ["--out", str(out), "--device", device, "--json"]
     if shape == "tiny":

@@ -244,7 +244,7 @@ class Run:
         written = self._written(shard)
         verdicts: dict[str, Verdict] = {}
         for name, matrix in packed.items():
-            near = written.read(name).to(self.job.device, torch.float32)
+            near = written.read(name).to(self.job.device).float()
             verdicts[matrix.module] = judge(block.tensors[name], near, seen.get(matrix.site))
         self.output.note(shard, size, tensors, {"verdicts": record(verdicts), "spared": spared})
 

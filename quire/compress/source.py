@@ -109,8 +109,9 @@ class Source:
     def _tensors(
         self, prefix: str, names: list[str], kept: frozenset[str], device: torch.device
     ) -> BlockTensors:
+        # As it is stored to the device, and widened there: half the bytes on the way.
         tensors = {
-            name: self.read(name).to(device, torch.float32, copy=True).contiguous()
+            name: self.read(name).to(device).to(torch.float32, copy=True).contiguous()
             for name in names
         }
         targets = {name: self.places[name].target for name in names}
