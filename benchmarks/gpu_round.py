@@ -15,11 +15,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+
+SUMMING_UP_S = 10.0
 
 
 class Job(NamedTuple):
@@ -81,17 +85,20 @@ def run(job: Job, out: Path, env: dict[str, str]) -> tuple[str, float]:
         )
         words += ["-n", "10", "--dist", "loadfile"] if is_wide else []
     with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, *words], stdout=file, stderr=subprocess.STDOUT, env=env
+        )
         try:
-            done = subprocess.run(
-                [sys.executable, *words],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=job.limit_s,
-                env=env,
-            )
-            state = "ok" if done.returncode == 0 else f"exit {done.returncode}"
+            code = process.wait(job.limit_s)
+            state = "ok" if code == 0 else f"exit {code}"
         except subprocess.TimeoutExpired:
             state = f"stopped after {job.limit_s} s"
+            process.send_signal(signal.SIGINT)  # whoever sums up may do so
+            try:
+                process.wait(SUMMING_UP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
     return state, time.monotonic() - begun
 
 
@@ -132,7 +139,7 @@ def main() -> None:
         state, seconds = run(job, args.out, env)
         print(f"{job.name}: {state}, {seconds:.0f} s", flush=True)
         lines = (args.out / f"{job.name}.log").read_text(errors="replace").splitlines()
-        shown = [line for line in lines if line.startswith("{")] or lines[-3:]
+        shown = [line for line in lines if line.startswith(("{", "FAILED"))] or lines[-3:]
         print("\n".join(shown), flush=True)
 
 
