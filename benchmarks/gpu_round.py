@@ -22,7 +22,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-
 SUMMING_UP_S = 10.0
 
 
