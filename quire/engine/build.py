@@ -17,7 +17,14 @@ from quire.attn.proof import proved_backend
 from quire.config import Decision, EngineArgs, EngineConfig, SchedConfig
 from quire.dist.ranks import Ranks
 from quire.engine.adapted import adapter_bytes, open_adapters
-from quire.engine.cache_form import balance_keys, cache_decisions, cache_wish, plain_form
+from quire.engine.cache_form import (
+    balance_keys,
+    cache_decisions,
+    cache_wish,
+    plain_form,
+    share_queries,
+    splits_key_heads,
+)
 from quire.engine.copies import open_copies
 from quire.engine.core import EngineCore
 from quire.engine.cpu_path import CpuPath
@@ -114,6 +121,9 @@ def build_engine(
     apart = adapter_bytes(args) + offer.spare
     sizer = PoolSizer(args, config, Runs(model, backend, cache, rows, share, apart))
     pages = seat.num_pages(sizer.num_pages)
+    if seat.group is not None and splits_key_heads(model):
+        seat.group.share_queries()
+        share_queries(model, cache)
     decisions += sizer.decisions(pages)
     pool = PagePool(backend, heads, cache, pages, device, offer.pages)
     runner = _runner(seat, config, model, backend, heads, pool, rows)

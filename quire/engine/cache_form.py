@@ -3,6 +3,7 @@ come from. `kv/spec.py` counts the bytes of what is decided here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -39,8 +40,46 @@ def cache_wish(
     return CacheWish(CODED[config.dtype], config.skipped, scales)
 
 
+@torch.inference_mode()
 def balance_keys(model: Decoder, cache: CacheSpec) -> None:
     """Layers whose keys become codes by scales of their own learn what to even out first."""
+    for attention, probe, rotates in _probed(model, cache):
+        assert attention.transform is not None
+        may_shift = _may_shift(attention)
+        attention.transform = balanced(attention.transform, probe, may_shift, rotates)
+
+
+def splits_key_heads(model: Decoder) -> bool:
+    """Whether some ranks have the same key head, each with a part of its queries."""
+    return any(
+        isinstance(block.attn, Attention) and block.attn.own.kv.total < model.ranks.size
+        for block in model.blocks
+    )
+
+
+@torch.inference_mode()
+def share_queries(model: Decoder, cache: CacheSpec) -> None:
+    """Where a key head is several ranks', they even it out by the queries of all, as one rank
+    does. Each of them is asked, so everybody must have loaded the model. In place: what has been
+    recorded stays as it is."""
+    for attention, probe, rotates in _probed(model, cache):
+        if rotates:
+            assert attention.transform is not None
+            known, own = attention.transform.balance, attention.own
+            assert known is not None, "shared before keys were balanced"
+            every = attention.passage.inputs.gather(probe.queries.flatten(1))
+            each, dim = own.q.total // own.kv.total, attention.heads.head_dim
+            heads = every.view(len(every), own.q.total, dim)
+            probe.queries = heads[:, own.kv.begin * each : own.kv.end * each]
+            may_shift = _may_shift(attention)
+            made = balanced(attention.transform, probe, may_shift, rotates).balance
+            assert made is not None
+            known.factors.copy_(made.factors)
+
+
+def _probed(model: Decoder, cache: CacheSpec) -> Iterator[tuple[Attention, KeyProbe, bool]]:
+    """Layers to be evened out, with what random inputs become there, and whether rows of codes are
+    rotated."""
     if cache.coded is None or model.spec.mla is not None:
         return
     numbers = torch.Generator(device="cpu").manual_seed(0)
@@ -51,12 +90,14 @@ def balance_keys(model: Decoder, cache: CacheSpec) -> None:
             continue
         probe, empty = KeyProbe(), LayerCache(x[:0], x[:0])
         attention = block.attn.inner if isinstance(block.attn, AtHome) else block.attn
-        assert isinstance(attention, Attention) and attention.transform is not None
-        with torch.inference_mode():
-            block.store(x, None, LayerContext(cast("AttentionBackend", probe), empty, None))
-            may_shift = attention.heads.softcap is None and attention.sinks is None
-            rotates = cache.form_of(layer).rotates
-            attention.transform = balanced(attention.transform, probe, may_shift, rotates)
+        assert isinstance(attention, Attention)
+        block.store(x, None, LayerContext(cast("AttentionBackend", probe), empty, None))
+        yield attention, probe, cache.form_of(layer).rotates
+
+
+def _may_shift(attention: Attention) -> bool:
+    """Whether the softmax sees nothing but the keys' logits."""
+    return attention.heads.softcap is None and attention.sinks is None
 
 
 def cache_decisions(cache: CacheSpec) -> list[Decision]:

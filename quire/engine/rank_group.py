@@ -151,6 +151,10 @@ class RankGroup:
         if self._shares_first:
             self.tell(msg.Settle(), self._others[: self._shares_first])
 
+    def share_queries(self) -> None:
+        """All behind the first, and then the first too. Raises RankLost."""
+        self.tell(msg.ShareQueries())
+
     def give_prompts(self, are_read: bool) -> None:
         self.tell(msg.GivePrompts(are_read))
 

@@ -52,6 +52,10 @@ class Rebalance(msgspec.Struct, frozen=True, tag=True):
     """Look which experts were visited most, and copy those."""
 
 
+class ShareQueries(msgspec.Struct, frozen=True, tag=True):
+    """Even out the key heads that several ranks have by the queries of all."""
+
+
 class GivePrompts(msgspec.Struct, frozen=True, tag=True):
     """The first rank reads hidden states of prompts; or no longer, and makes logprobs of them."""
 
@@ -144,7 +148,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 Adapting = PutAdapter | DropAdapter
 Tiering = OpenTiers | FetchPages | LetGo | CloseTiers
 Reading = GivePrompts | HandOver
-Order = Begin | Pages | Step | Settle | Reading | Rebalance | Adapting | Tiering | End
+Balancing = Rebalance | ShareQueries
+Order = Begin | Pages | Step | Settle | Reading | Balancing | Adapting | Tiering | End
 Report = Here | SameModel | Fits | Ready | TiersOpen | Fetched | TiersClosed | Failed
 
 

@@ -117,6 +117,7 @@ def _serve(
 
 
 def _obey(order: msg.Order, runner: ModelRunner, tiers: OtherTiers, say: Speaker) -> None:
+    from quire.engine.cache_form import share_queries
     from quire.runner.stage_runner import BesideFirstRunner
 
     assert runner.adapters is not None
@@ -133,6 +134,8 @@ def _obey(order: msg.Order, runner: ModelRunner, tiers: OtherTiers, say: Speaker
         case msg.Rebalance():
             if runner.balancer is not None:
                 runner.balancer.rebalance()
+        case msg.ShareQueries():
+            share_queries(runner.model, runner.pool.cache)
         case msg.FetchPages() | msg.LetGo():
             tiers.obey(order)
         case msg.OpenTiers(mark):

@@ -38,11 +38,17 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fp8": ("llama", {"hidden_size": 64}, {"quantization": "fp8"}),
     "nf4": ("mixtral", {"hidden_size": 64}, {"quantization": "nf4"}),
     "coded cache": ("qwen3", {"head_dim": 32}, {"kv_cache_dtype": "int8"}),
+    "four bits of one key head": (
+        "qwen3",
+        {"head_dim": 32, "num_key_value_heads": 1},
+        {"kv_cache_dtype": "int4"},
+    ),
 }
 
 
 QUICK_STAGES = ("windows", "norms over all heads", "sinks", "latents", "int8", "coded cache")
 QUICK = ("llama", "one key head", "windows", "experts", "sinks", "latents", "int4", "coded cache")
+QUICK += ("four bits of one key head",)
 
 
 def steps_of(llm: LLM) -> str:
