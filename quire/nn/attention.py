@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,6 +25,20 @@ from quire.nn.parameter import WHOLE, Kept, Parameter
 
 # (x, residual, context) -> (queries, the stream)
 NormedStore = Callable[[Tensor, Tensor | None, LayerContext], tuple[Tensor, Tensor]]
+
+
+def normed_store(
+    kernel: NormedKernel | None, store: Callable[[Tensor, LayerContext], Tensor]
+) -> NormedStore | None:
+    """`store` of what the kernel of a norm and a product makes, where there is one."""
+    if kernel is None:
+        return None
+
+    def normed(x: Tensor, residual: Tensor | None, at: LayerContext) -> tuple[Tensor, Tensor]:
+        made, stream = kernel(x, residual)
+        return store(made, at), stream
+
+    return normed
 
 
 class RopeTables(NamedTuple):
@@ -123,14 +136,7 @@ class Attention:
     def after(self, norm: RMSNorm | LayerNorm) -> NormedStore | None:
         """A norm, and `store` of what it makes, in fewer launches and without adapters. None: one
         after the other is as good."""
-        kernel = norm.into(self.qkv.kernel)
-        return None if kernel is None else partial(self._store_normed, kernel)
-
-    def _store_normed(
-        self, kernel: NormedKernel, x: Tensor, residual: Tensor | None, at: LayerContext
-    ) -> tuple[Tensor, Tensor]:
-        qkv, stream = kernel(x, residual)
-        return self._store(qkv, at), stream
+        return normed_store(norm.into(self.qkv.kernel), self._store)
 
     def _store(self, qkv: Tensor, at: LayerContext) -> Tensor:
         """`qkv` [tokens, (H + 2 Hkv) * D]"""

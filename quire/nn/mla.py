@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,10 +27,10 @@ from quire.attn.latent import (
 from quire.dist.cuts import Cut
 from quire.dist.ranks import ALONE, Ranks
 from quire.forward import LayerContext
-from quire.nn.attention import NormedStore, Ropes
+from quire.nn.attention import NormedStore, Ropes, normed_store
 from quire.nn.linear import Linear
 from quire.nn.norm import LayerNorm, RMSNorm
-from quire.nn.ops import HeadProduct, NormedKernel, Ops
+from quire.nn.ops import HeadProduct, Ops
 from quire.nn.parameter import Parameter
 from quire.quant.weight import tensor_of
 
@@ -121,14 +120,7 @@ class MlaAttention:
         return self._store(self.qkv(x), at)
 
     def after(self, norm: RMSNorm | LayerNorm) -> NormedStore | None:
-        kernel = norm.into(self.qkv.kernel)
-        return None if kernel is None else partial(self._store_normed, kernel)
-
-    def _store_normed(
-        self, kernel: NormedKernel, x: Tensor, residual: Tensor | None, at: LayerContext
-    ) -> tuple[Tensor, Tensor]:
-        qkv, stream = kernel(x, residual)
-        return self._store(qkv, at), stream
+        return normed_store(norm.into(self.qkv.kernel), self._store)
 
     def _store(self, qkv: Tensor, at: LayerContext) -> Tensor:
         assert self.transform is not None, "MlaAttention used before finish()"
