@@ -5,8 +5,8 @@
 First the bits: every row of a crowd alone, in every config, beside fp64. Then microseconds of a
 product in a graph over weights that L2 does not hold, by product and rows x adapters: `base`, the
 product as it is without adapters; `sums`, its fp32 sums; `shrink`, these and A beside them; `chain`
-by config of the last kernel (outputs x ranks at once x warps, + where B is asked for ahead) and of
-the one before (`step`: inputs x warps). Prints a JSON line for each. The last has the best configs
+by config of the last kernel (outputs x ranks at once x warps) and of the one before (`step`: inputs
+x warps). Prints a JSON line for each. The last has the best configs
 by kernel, over all cases: the sum of their times as parts of the best.
 """
 

@@ -47,8 +47,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 QUICK_STAGES = ("windows", "norms over all heads", "sinks", "latents", "int8", "coded cache")
-QUICK = ("llama", "one key head", "windows", "experts", "sinks", "latents", "int4", "coded cache")
-QUICK += ("four bits of one key head",)
+QUICK = (
+    *("llama", "one key head", "windows", "experts", "sinks", "latents", "int4", "coded cache"),
+    "four bits of one key head",
+)
 
 
 def steps_of(llm: LLM) -> str:
