@@ -54,7 +54,8 @@ def quire(*words: str) -> tuple[str, ...]:
 
 JOBS = (
     Job("tests", 300, ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu")),
-    Job("packed", 240, quire("bench", "h200", "--rows", "packed-int4,packed-fp8,packed-int8")),
+    Job("packed", 320, quire("bench", "h200", "--rows",
+                             "packed-int4,packed-fp8,packed-int8,packed-sparse24")),
     Job("served-8b", 170, bench("gpu_served", "8b")),
     Job("served-0.6b", 120, bench("gpu_served", "0.6b")),
     Job("tiers", 200, bench("gpu_tiers", "8b")),

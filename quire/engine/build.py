@@ -23,7 +23,7 @@ from quire.engine.cache_form import (
     cache_wish,
     plain_form,
     share_queries,
-    splits_key_heads,
+    splits_queries,
 )
 from quire.engine.copies import open_copies
 from quire.engine.core import EngineCore
@@ -121,7 +121,7 @@ def build_engine(
     apart = adapter_bytes(args) + offer.spare
     sizer = PoolSizer(args, config, Runs(model, backend, cache, rows, share, apart))
     pages = seat.num_pages(sizer.num_pages)
-    if seat.group is not None and splits_key_heads(model):
+    if seat.group is not None and splits_queries(model, cache):
         seat.group.share_queries()
         share_queries(model, cache)
     decisions += sizer.decisions(pages)

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from quire.attn.backend import AttentionBackend, LayerCache
+from quire.attn.backend import AttentionBackend, HeadTransform, LayerCache
 from quire.attn.balance import NUM_PROBES, KeyProbe, balanced
 from quire.config import CacheConfig, Decision, EngineArgs
 from quire.forward import LayerContext
@@ -43,14 +43,14 @@ def cache_wish(
 @torch.inference_mode()
 def balance_keys(model: Decoder, cache: CacheSpec) -> None:
     """Layers whose keys become codes by scales of their own learn what to even out first."""
-    for attention, probe, rotates in _probed(model, cache):
-        assert attention.transform is not None
-        may_shift = _may_shift(attention)
-        attention.transform = balanced(attention.transform, probe, may_shift, rotates)
+    for attention, probe in _probed(model, cache):
+        attention.transform = _balanced(attention, probe, cache)
 
 
-def splits_key_heads(model: Decoder) -> bool:
-    """Whether some ranks have the same key head, each with a part of its queries."""
+def splits_queries(model: Decoder, cache: CacheSpec) -> bool:
+    """Whether ranks have the same key head, each with some of the queries that even it out."""
+    if not cache.form.rotates:
+        return False
     return any(
         isinstance(block.attn, Attention) and block.attn.own.kv.total < model.ranks.size
         for block in model.blocks
@@ -59,27 +59,21 @@ def splits_key_heads(model: Decoder) -> bool:
 
 @torch.inference_mode()
 def share_queries(model: Decoder, cache: CacheSpec) -> None:
-    """Where a key head is several ranks', they even it out by the queries of all, as one rank
-    does. Each of them is asked, so everybody must have loaded the model. In place: what has been
-    recorded stays as it is."""
-    for attention, probe, rotates in _probed(model, cache):
-        if rotates:
-            assert attention.transform is not None
-            known, own = attention.transform.balance, attention.own
-            assert known is not None, "shared before keys were balanced"
-            every = attention.passage.inputs.gather(probe.queries.flatten(1))
-            each, dim = own.q.total // own.kv.total, attention.heads.head_dim
-            heads = every.view(len(every), own.q.total, dim)
-            probe.queries = heads[:, own.kv.begin * each : own.kv.end * each]
-            may_shift = _may_shift(attention)
-            made = balanced(attention.transform, probe, may_shift, rotates).balance
-            assert made is not None
-            known.factors.copy_(made.factors)
+    """Ranks that have the same key head even it out by the queries of all, as one rank does. Each
+    is asked for its own, so everybody must have loaded the model. In place: what was recorded of
+    the factors so far holds."""
+    for attention, probe in _probed(model, cache):
+        own, dim = attention.own, attention.heads.head_dim
+        every = attention.passage.inputs.gather(probe.queries.flatten(1)).unflatten(1, (-1, dim))
+        each = own.q.total // own.kv.total
+        probe.queries = every[:, own.kv.begin * each : own.kv.end * each]
+        known, found = attention.transform, _balanced(attention, probe, cache)
+        assert known is not None and known.balance is not None and found.balance is not None
+        known.balance.factors.copy_(found.balance.factors)
 
 
-def _probed(model: Decoder, cache: CacheSpec) -> Iterator[tuple[Attention, KeyProbe, bool]]:
-    """Layers to be evened out, with what random inputs become there, and whether rows of codes are
-    rotated."""
+def _probed(model: Decoder, cache: CacheSpec) -> Iterator[tuple[Attention, KeyProbe]]:
+    """Layers to be evened out, with what random inputs become there."""
     if cache.coded is None or model.spec.mla is not None:
         return
     numbers = torch.Generator(device="cpu").manual_seed(0)
@@ -92,12 +86,13 @@ def _probed(model: Decoder, cache: CacheSpec) -> Iterator[tuple[Attention, KeyPr
         attention = block.attn.inner if isinstance(block.attn, AtHome) else block.attn
         assert isinstance(attention, Attention)
         block.store(x, None, LayerContext(cast("AttentionBackend", probe), empty, None))
-        yield attention, probe, cache.form_of(layer).rotates
+        yield attention, probe
 
 
-def _may_shift(attention: Attention) -> bool:
-    """Whether the softmax sees nothing but the keys' logits."""
-    return attention.heads.softcap is None and attention.sinks is None
+def _balanced(attention: Attention, probe: KeyProbe, cache: CacheSpec) -> HeadTransform:
+    assert attention.transform is not None
+    may_shift = attention.heads.softcap is None and attention.sinks is None
+    return balanced(attention.transform, probe, may_shift, cache.form.rotates)
 
 
 def cache_decisions(cache: CacheSpec) -> list[Decision]:
