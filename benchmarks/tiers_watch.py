@@ -1,5 +1,5 @@
-"""Where the time of requests goes that find pages beyond a GPU's pool: timed calls, what threads are
-at, late compiles, and the rates of the pool and of a disk alone. For `gpu_tiers.py`.
+"""Where the time of requests goes that find pages beyond a GPU's pool: timed calls, what threads
+are at, late compiles, and the rates of the pool and of a disk alone. For `gpu_tiers.py`.
 """
 
 from __future__ import annotations
