@@ -177,8 +177,11 @@ class _Scales:
 
 
 def _number(name: str, value: object, folder: Path) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not abs(value) <= MAX_ALPHA:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not abs(value) <= MAX_ALPHA  # nor NaN
+    ):
         raise CheckpointError(
             f"{folder / CONFIG}: got {name}={shown(value)}, want a number of at most {MAX_ALPHA:g}"
         )
