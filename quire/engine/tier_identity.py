@@ -33,7 +33,7 @@ from quire.nn.ops import Ops
 
 PACKAGE = Path(__file__).parent.parent
 _MODEL = ("dist", "load", "lora", "memory", "models", "nn", "quant")
-SOURCES = ("attn", "kernels", "native", "ops", *_MODEL)
+SOURCES = ("attn", "engine", "kernels", "native", "ops", *_MODEL)  # engine: what is evened out
 BY_LENGTH = ("dynamic", "longrope")  # rotations that depend on the longest context
 
 

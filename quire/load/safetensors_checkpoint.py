@@ -14,15 +14,16 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, OutOfMemory
 from quire.jsonfile import parse_object, read_object
 from quire.load.checkpoint import Stored
 from quire.quant.weight import Weight
@@ -149,7 +150,8 @@ class Shard:
         self.path = path
         try:
             with path.open("rb") as file:
-                self._size = os.fstat(file.fileno()).st_size
+                self._state = _state_of(file.fileno())
+                self._size = self._state.size
                 header, data_start = _read_header(file.fileno(), self._size, path)
                 self.entries = _check_entries(header, data_start, self._size, path)
                 # Private and writable: torch wants a writable buffer, the file stays as it is.
@@ -160,16 +162,31 @@ class Shard:
 
     def load(self, pinned: bool = False) -> NDArray[np.uint8]:
         """Copy all of it into memory, in one go: tensors are views of that from now on. Pinned
-        memory is torch's, which keeps it for the next file."""
+        memory is torch's, which keeps it for the next file. A file that is written meanwhile is
+        refused: it is read, not mapped, since it may also shrink."""
         self._check_size()
-        self._data = torch.empty(self._size, dtype=torch.uint8, pin_memory=pinned)
-        copy: NDArray[np.uint8] = self._data.numpy()
-        mapped = np.frombuffer(self._map, np.uint8, self._size)
-        begins = range(0, self._size, COPIED_AT_ONCE)
-        with ThreadPoolExecutor(COPIERS, "file copy") as threads:
-            parts = [slice(begin, begin + COPIED_AT_ONCE) for begin in begins]
-            list(threads.map(lambda part: np.copyto(copy[part], mapped[part]), parts))
+        data = _room_for(self._size, pinned)
+        copy: NDArray[np.uint8] = data.numpy()
+        try:
+            with self.path.open("rb") as file:
+                is_whole = self._copy_to(copy, file.fileno())
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from error
+        if not is_whole:
+            raise CheckpointError(
+                f"{self.path} was written while it was read; try again once it is complete"
+            )
+        self._data = data
         return copy
+
+    def _copy_to(self, copy: NDArray[np.uint8], fd: int) -> bool:
+        """Whether it is all of the file whose header was read."""
+        if _state_of(fd) != self._state:
+            return False
+        with ThreadPoolExecutor(COPIERS, "file copy") as threads:
+            begins = range(0, self._size, COPIED_AT_ONCE)
+            are_whole = list(threads.map(partial(_read_part, fd, copy), begins))
+        return all(are_whole) and _state_of(fd) == self._state
 
     def numbers(self) -> Tensor | None:
         """Of all tensors, one after the other; None where they are of several dtypes. Loaded."""
@@ -206,6 +223,42 @@ class Shard:
             raise CheckpointError(
                 f"{self.path} shrank from {self._size} to {size} bytes while open"
             )
+
+
+class _State(NamedTuple):
+    """Of a file; another one when somebody has written it."""
+
+    device: int
+    inode: int
+    size: int
+    written_ns: int
+
+
+def _state_of(fd: int) -> _State:
+    facts = os.fstat(fd)
+    return _State(facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+
+
+def _room_for(num_bytes: int, pinned: bool) -> Tensor:
+    try:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+    except RuntimeError as error:
+        raise OutOfMemory(
+            f"no {num_bytes:,} bytes of {'locked ' if pinned else ''}host memory for a file"
+            f" ({str(error).splitlines()[0]}); make room on the host"
+        ) from None
+
+
+def _read_part(fd: int, copy: NDArray[np.uint8], begin: int) -> bool:
+    """Whether all of it was there."""
+    part = copy[begin : begin + COPIED_AT_ONCE].data
+    at = 0
+    while at < len(part):
+        got = os.preadv(fd, [part[at:]], begin + at)
+        if got == 0:
+            return False
+        at += got
+    return True
 
 
 def _open_shards(folder: Path) -> dict[str, Shard]:

@@ -28,6 +28,7 @@ from quire.load.safetensors_checkpoint import Shard
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MAX_CONFIG_BYTES = 4_000_000
 MAX_RANK = 1024
+MAX_ALPHA = 1e30  # what it scales stays a number in fp32
 HASHED_AT_ONCE, HASHERS = 4 << 20, 8  # bytes, threads
 PREFIX = "base_model.model."
 SHRINK, EXPAND = ".lora_A.weight", ".lora_B.weight"
@@ -138,6 +139,7 @@ def _no_weights(folder: Path) -> str:
 class _Scales:
     """Ranks that the config tells, and what results are multiplied by."""
 
+    folder: Path
     rank: int
     alpha: float
     is_rank_stabilized: bool
@@ -152,20 +154,37 @@ class _Scales:
         patterns = [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
         for pattern in patterns:
             _check_pattern(pattern, folder)
+        for key, own in patterns[0].items():
+            if own != int(own):
+                raise CheckpointError(
+                    f"{folder / CONFIG}: got the rank {shown(key)}: {own}, want a whole number"
+                )
         is_stabilized = config.get("use_rslora") is True
         ranks, alphas = patterns
-        return _Scales(rank, _number(alpha, folder), is_stabilized, ranks, alphas)
+        alpha = _number("lora_alpha", alpha, folder)
+        return _Scales(folder, rank, alpha, is_stabilized, ranks, alphas)
 
     def of_module(self, name: str) -> tuple[int, float]:
-        """(rank, scale)"""
+        """(rank, scale). Raises NotSupported."""
         rank = int(_matched(self.ranks, name, self.rank))
+        if rank > MAX_RANK:
+            raise NotSupported(
+                f"{self.folder}: {name} has rank {shown(rank)}, the most is {MAX_RANK}; merge it"
+                " into the model"
+            )
         alpha = float(_matched(self.alphas, name, self.alpha))
         return rank, alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
 
-def _number(value: object, folder: Path) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise CheckpointError(f"{folder / CONFIG}: got lora_alpha={shown(value)}, want a number")
+def _number(name: str, value: object, folder: Path) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not abs(value) <= MAX_ALPHA  # nor NaN
+    ):
+        raise CheckpointError(
+            f"{folder / CONFIG}: got {name}={shown(value)}, want a number of at most {MAX_ALPHA:g}"
+        )
     return float(value)
 
 
@@ -181,7 +200,7 @@ def _check_pattern(pattern: object, folder: Path) -> None:
                 f"{folder / CONFIG}: got the pattern {shown(key)}, want names of modules without"
                 " repetition; write them out"
             )
-        if _number(value, folder) <= 0:
+        if _number(shown(key), value, folder) <= 0:
             raise CheckpointError(f"{folder / CONFIG}: got {shown(key)}: {value}, want it above 0")
         try:
             re.compile(key)
@@ -234,10 +253,6 @@ def _pair(shard: Shard, name: str, scales: _Scales, are_finite: bool) -> LowRank
         raise CheckpointError(
             f"{shard.path}: {name} has A of rank {got[0]} and B of rank {got[1]}, but"
             f" {CONFIG} says {rank}; the two files do not belong together"
-        )
-    if rank > MAX_RANK:
-        raise NotSupported(
-            f"{shard.path}: {name} has rank {rank}, the most is {MAX_RANK}; merge it into the model"
         )
     return LowRank(shrink, expand, scale)
 

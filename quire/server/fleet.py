@@ -65,7 +65,8 @@ class Fleet:
         if wish is None:
             return
         goals: dict[str, State] = {"load": "ready", "park": "parked", "unload": "unloaded"}
-        slot.wanted, slot.child.not_before, slot.is_asked_for = goals[wish], 0.0, wish == "load"
+        slot.wanted = slot.before = goals[wish]
+        slot.child.not_before, slot.is_asked_for = 0.0, wish == "load"
         if slot.state.state == "failed":
             slot.child.crashes.clear()
             slot.set("unloaded")
@@ -80,13 +81,18 @@ class Fleet:
             if slot.wanted == "ready" and slot.was_short and self._send_rival(slot, SHORT):
                 return
             slot.set("loading")
-            slot.start(is_parked=slot.wanted == "parked")
+            self._start(slot, is_parked=slot.wanted == "parked")
+
+    def _start(self, slot: Slot, is_parked: bool) -> None:
+        slot.had_rivals = bool(self._rivals(slot))
+        slot.start(is_parked)
 
     def _look(self, slot: Slot) -> None:
         """There is one: is it what it shall be?"""
         if slot.folder.socket.exists():
             if not slot.was_ready:
                 slot.was_ready, slot.needs = True, slot.memory or slot.needs
+                slot.was_short = False  # others may come and go before it is started again
                 slot.folder.touch()  # idle time counts from here
                 slot.device = slot.folder.device
             if slot.can_leave:
@@ -101,6 +107,7 @@ class Fleet:
             elif slot.wanted == "ready" and self._has_room(slot):
                 slot.folder.set_parked(False)
                 slot.folder.touch()
+                slot.had_rivals = bool(self._rivals(slot))
                 slot.child.signal(signal.SIGUSR2)
         elif slot.wanted == "ready" or slot.state.state == "loading":
             slot.set("loading")
@@ -117,6 +124,7 @@ class Fleet:
             slot.set("unloaded")
         elif slot.is_away and slot.wanted == "ready":
             if time.monotonic() >= slot.child.not_before and self._has_room(slot):
+                slot.had_rivals = bool(self._rivals(slot))
                 slot.tell(parks=False)
                 slot.set("loading", slot.state.reason)
         elif slot.is_away:
@@ -124,7 +132,7 @@ class Fleet:
         else:
             slot.set("ready")
             if is_idle and (slot.wanted == "parked" or self._is_rest(slot)):
-                slot.before, slot.wanted = slot.wanted, "parked"
+                slot.wanted = "parked"
                 slot.tell(parks=True)
 
     def _hear_line(self, slot: Slot, line: ParkLine) -> None:
@@ -159,13 +167,14 @@ class Fleet:
             slot.is_refused = True
 
     def _cannot_return(self, slot: Slot, error: str) -> None:
-        """Others have its memory. Where those are no models of ours, it is started anew with what
-        there is; that says what is wrong if it is not enough."""
+        """Others have its memory. Where those are no models of ours, nor were when it was told, it
+        is started anew with what there is; that says what is wrong if it is not enough."""
         slot.child.not_before = time.monotonic() + RETRY_S
-        if not self._send_rival(slot, f"{SHORT}: {error.removeprefix(NO_MEMORY)}"):
+        is_waiting = self._send_rival(slot, f"{SHORT}: {error.removeprefix(NO_MEMORY)}")
+        if not is_waiting and not slot.had_rivals:
             log_event("model_starts_anew", name=slot.own.name, reason=error)
             slot.stop()
-            slot.start(is_parked=False)
+            self._start(slot, is_parked=False)
 
     def _send_rival(self, slot: Slot, reason: str) -> bool:
         """Have whoever was idle longest leave the GPU that this model needs; whether there is
@@ -174,11 +183,17 @@ class Fleet:
         if rivals:
             slot.set("loading", reason)
         idle = [other for other in rivals if other.line is None and self._is_idle(other)]
-        if idle and not any(other.line or other.wanted == "parked" for other in rivals):
+        if idle and not any(self._is_going(other) for other in rivals):
             going = max(idle, key=lambda other: other.folder.idle_s())
             log_event("model_makes_room", name=going.own.name, for_model=slot.own.name)
             going.wanted = "parked"
         return bool(rivals)
+
+    def _is_going(self, slot: Slot) -> bool:
+        """Whether it is about to leave: one that was told to and works again may take long."""
+        if slot.line is not None:
+            return slot.line.parks
+        return slot.wanted == "parked" and self._is_idle(slot)
 
     def _rivals(self, slot: Slot) -> list[Slot]:
         others = [other for other in self.slots if other is not slot]
@@ -186,10 +201,12 @@ class Fleet:
 
     def _is_rival(self, other: Slot, slot: Slot) -> bool:
         """Whether it has memory of the same GPU, or may be about to have some."""
-        if other.child.process is None or other.is_away:
+        if other.child.process is None:
             return False
         if not other.was_ready:
-            return not other.folder.is_parked and not other.was_short
+            return not other.folder.is_parked
+        if other.is_away and other.line is None:  # with one, it is coming back
+            return False
         return other.device != "" and slot.device in ("", other.device)
 
     def _is_rest(self, slot: Slot) -> bool:
@@ -255,13 +272,13 @@ class Fleet:
         return slot.set("loading", "the engine is restarting")
 
     def _may_try_again(self, slot: Slot) -> bool:
-        """A start that found too little memory on the GPU: whether others can leave some. Only for
-        a model that somebody named does anybody go."""
+        """A start that found too little memory on the GPU: whether others can leave some, or have
+        since it began. Only for a model that somebody named does anybody go."""
         slot.was_short = True
         if slot.is_asked_for:
-            return self._send_rival(slot, SHORT)
+            return self._send_rival(slot, SHORT) or slot.had_rivals
         slot.wanted = "unloaded"
-        return bool(self._rivals(slot))
+        return bool(self._rivals(slot)) or slot.had_rivals
 
     def _give_up(self, slot: Slot, reason: str) -> None:
         log_event("model_failed", severity=logging.ERROR, name=slot.own.name, reason=reason)

@@ -33,7 +33,8 @@ class Slot:
         self.device = ""  # whose memory the engine can leave; empty: not known, or of none
         self.line: ParkLine | None = None  # on which it was told so
         self.is_away = self.is_refused = False  # it left; it has no memory of the host to leave to
-        self.before: State = "ready"  # what was wanted before it was told to leave
+        self.before: State = "ready"  # what was asked for last: it stays so where it cannot leave
+        self.had_rivals = False  # others had its GPU's memory when it was last told to have some
         self.was_short = False  # it could not start while others had the GPU's memory
         self.needs = _file_bytes(own.engine.model) + BESIDE_WEIGHTS
         self._settings = replace(

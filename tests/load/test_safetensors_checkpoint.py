@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, OutOfMemory
+from quire.load import safetensors_checkpoint as checkpoint_module
 from quire.load.safetensors_checkpoint import DTYPES, SafetensorsCheckpoint, Shard, read_config
 
 
@@ -115,6 +119,58 @@ def test_a_file_in_memory_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(1000)
     assert torch.equal(shard.read("w"), torch.arange(100_000.0))
+
+
+@pytest.mark.parametrize("how", ["shrinks", "grows", "is another"])
+def test_a_file_that_is_written_while_it_is_copied(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when the process dies, or tensors are half of one file and half of another."""
+    path = make_folder(tmp_path, {"w": torch.arange(100_000.0)}) / "model.safetensors"
+    shard, check = Shard(path), Shard._check_size
+
+    def write(self: Shard) -> None:
+        check(self)
+        if how == "is another":
+            (tmp_path / "new").write_bytes(path.read_bytes())
+            (tmp_path / "new").replace(path)
+        else:
+            os.truncate(path, 1000 if how == "shrinks" else 1_000_000)
+
+    monkeypatch.setattr(Shard, "_check_size", write)
+    with pytest.raises(CheckpointError, match=r"model.safetensors was written while it was read"):
+        shard.load()
+
+
+def test_a_file_that_shrinks_under_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path, {"w": torch.arange(100_000.0)})
+    shard, read = Shard(folder / "model.safetensors"), checkpoint_module._read_part
+
+    def truncated(fd: int, copy: NDArray[np.uint8], begin: int) -> bool:
+        os.truncate(shard.path, 1000)
+        return read(fd, copy, begin)
+
+    monkeypatch.setattr(checkpoint_module, "_read_part", truncated)
+    with pytest.raises(CheckpointError, match="was written while it was read"):
+        shard.load()
+
+
+def test_a_copy_that_memory_has_no_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when it is no error of ours, which ends the engine."""
+
+    def none(*shape: int, **asked: object) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory\nand more")
+
+    shard = Shard(make_folder(tmp_path, {"w": torch.ones(4)}) / "model.safetensors")
+    monkeypatch.setattr(torch, "empty", none)
+    with pytest.raises(
+        OutOfMemory, match=r"bytes of host memory for a file \(CUDA error: out of memory\)"
+    ):
+        shard.load()
 
 
 def test_file_that_shrinks_while_open(tmp_path: Path) -> None:

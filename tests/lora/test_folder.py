@@ -138,6 +138,12 @@ def test_experts_are_refused(tmp_path: Path) -> None:
         ({"alpha_pattern": {"(": 1}}, CheckpointError, "bad pattern"),
         ({"rank_pattern": {"q_proj": -1}}, CheckpointError, "want it above 0"),
         ({"rank_pattern": [1]}, CheckpointError, "want an object"),
+        ({"rank_pattern": {"q_proj": 0.5}}, CheckpointError, "q_proj.*0.5, want a whole number"),
+        ({"rank_pattern": {"q_proj": 1e20}}, NotSupported, "the most is 1024; merge"),
+        ({"rank_pattern": {"q_proj": 10**400}}, CheckpointError, "want a number"),
+        ({"r": 10**400}, NotSupported, "rank 1000.*, the most is 1024"),
+        ({"lora_alpha": 10**400}, CheckpointError, "lora_alpha=1000.*, want a number"),
+        ({"lora_alpha": 1e300}, CheckpointError, r"lora_alpha=1e\+300, want a number"),
     ],
 )
 def test_configs(

@@ -51,6 +51,8 @@ if not is_taken():
     folder.fail("the weights do not fit")
     folder.set_short()
     sys.exit(2)
+if name == "lingers":
+    time.sleep(0.5)
 assert settings.parks
 folder.set_device("cuda")
 listener = listen(folder.socket)
@@ -66,9 +68,16 @@ def answer(command):
             return msg.NO_MEMORY + "the host has none"
         if name == "hangs":
             time.sleep(60)
+        if name == "lingers":
+            time.sleep(0.3)
         held.unlink(missing_ok=True)
-    elif not is_taken():
-        return msg.NO_MEMORY + "8 GiB needed, 1 GiB are free"
+    else:
+        if name == "hesitates":
+            time.sleep(0.2)
+        if not is_taken():
+            return msg.NO_MEMORY + "8 GiB needed, 1 GiB are free"
+        if name == "lingers":
+            time.sleep(0.6)
     is_parked = isinstance(command, msg.Park)
     return None
 
@@ -276,3 +285,124 @@ def test_an_engine_that_does_not_answer_is_restarted(
     becomes(fleet, slot, "loading")
     becomes(fleet, slot, "parked")
     assert pid(slot) != before and not slot.is_away
+
+
+def parked(fleet: Fleet, slot: Slot) -> int:
+    """Its process."""
+    slot.folder.ask("park")
+    becomes(fleet, slot, "parked")
+    return pid(slot)
+
+
+def test_memory_that_was_just_left_is_asked_for_again(make: Callable[..., Fleet]) -> None:
+    """Red when a model that was refused is started anew, and loses its requests, since whoever had
+    the memory has left before the fleet heard of the refusal."""
+    fleet = make(model("lingers", at_start=False), model("a"))
+    other, a = fleet.slots
+    becomes(fleet, a, "ready")
+    before = parked(fleet, a)
+    other.folder.ask("load")
+    becomes(fleet, other, "ready")
+    time.sleep(2 * fleet_module.BUSY_S)
+    other.folder.ask("park")
+    a.folder.ask("load")
+    fleet.tick()
+    assert other.line is not None and a.line is not None
+    time.sleep(0.6)  # both have answered
+    becomes(fleet, a, "ready")
+    assert pid(a) == before
+
+
+def test_of_two_that_come_back_one_waits(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    """Red when the slower one is started anew, as if strangers had the memory."""
+    fleet = make(model("lingers", at_start=False), model("hesitates"))
+    first, second = fleet.slots
+    becomes(fleet, second, "ready")
+    before = parked(fleet, second)
+    first.folder.ask("load")
+    becomes(fleet, first, "ready")
+    parked(fleet, first)
+    for slot in fleet.slots:
+        slot.folder.ask("load")
+    becomes(fleet, first, "ready")
+    becomes(fleet, second, "ready")
+    assert pid(second) == before and gpu.held == {"hesitates"}
+
+
+def test_a_model_waits_for_one_that_is_loaded_in_its_place(
+    make: Callable[..., Fleet], gpu: Gpu
+) -> None:
+    """Red when a parked model fails since the one it made room for is still being loaded."""
+    fleet = make(model("a"), model("lingers", at_start=False))
+    a, other = fleet.slots
+    becomes(fleet, a, "ready")
+    before = pid(a)
+    other.folder.ask("load")  # its first start finds no memory
+    tick_until(fleet, lambda: gpu.held == {"lingers"})
+    assert other.folder.read().state == "loading"
+    a.folder.ask("load")
+    becomes(fleet, a, "ready")
+    assert pid(a) == before
+
+
+def test_a_model_that_was_short_once_asks_nobody_to_leave(
+    make: Callable[..., Fleet], gpu: Gpu
+) -> None:
+    """Red when a start waits for others though there is memory by now."""
+    fleet = make(model("a"), model("b", at_start=False))
+    a, b = fleet.slots
+    becomes(fleet, a, "ready")
+    b.folder.ask("load")
+    becomes(fleet, b, "ready")
+    gpu.hold(2)
+    a.folder.ask("load")
+    becomes(fleet, a, "ready")
+    b.folder.ask("unload")
+    becomes(fleet, b, "unloaded")
+    time.sleep(2 * fleet_module.BUSY_S)
+    b.folder.ask("load")
+    becomes(fleet, b, "ready")
+    assert gpu.held == {"a", "b"} and a.folder.read().state == "ready"
+
+
+def test_who_was_told_to_leave_and_works_again_keeps_nobody(
+    make: Callable[..., Fleet], gpu: Gpu
+) -> None:
+    """Red when a model waits for one that has requests while another one is idle."""
+    gpu.hold(2)
+    fleet = make(model("b", at_start=False), model("c", at_start=False), model("a"))
+    b, c, a = fleet.slots
+    becomes(fleet, a, "ready")
+    parked(fleet, a)
+    for slot in (b, c):
+        slot.folder.ask("load")
+        becomes(fleet, slot, "ready")
+    time.sleep(2 * fleet_module.BUSY_S)
+    a.folder.ask("load")
+    tick_until(fleet, lambda: b.wanted == "parked")
+    assert b.line is None
+
+    def is_back() -> bool:
+        b.folder.touch()
+        return a.folder.read().state == "ready"
+
+    tick_until(fleet, is_back)
+    assert gpu.held == {"a", "b"} and b.folder.read().state == "ready"
+
+
+def test_a_model_that_others_left_for_meanwhile_is_started_again(
+    make: Callable[..., Fleet], gpu: Gpu
+) -> None:
+    """Red when a start that found no memory is final though whoever had it has just left."""
+    fleet = make(model("a"), model("b", at_start=False))
+    a, b = fleet.slots
+    becomes(fleet, a, "ready")
+    b.folder.ask("load")
+    fleet.tick()
+    process = b.child.process
+    assert process is not None
+    process.wait()  # nobody has looked yet
+    a.is_away, a.wanted = True, "parked"
+    (gpu.folder / "held-a").unlink()
+    a.set("parked")
+    becomes(fleet, b, "ready")
