@@ -121,9 +121,7 @@ def build_engine(
     apart = adapter_bytes(args) + offer.spare
     sizer = PoolSizer(args, config, Runs(model, backend, cache, rows, share, apart))
     pages = seat.num_pages(sizer.num_pages)
-    if seat.group is not None and splits_queries(model, cache):
-        seat.group.share_queries()
-        share_queries(model, cache)
+    _agree_on_queries(seat, model, cache)
     decisions += sizer.decisions(pages)
     pool = PagePool(backend, heads, cache, pages, device, offer.pages)
     runner = _runner(seat, config, model, backend, heads, pool, rows)
@@ -142,6 +140,13 @@ def build_engine(
     parking = offer.taken(core, decisions)
     config = _settled(config, pages, whole, decisions)
     return Engine(core, runner, config, spec, seat.group, kept_apart.tiers, parking)
+
+
+def _agree_on_queries(seat: Seat, model: Decoder, cache: CacheSpec) -> None:
+    """Ranks that share a key head even it out by the queries of all of them."""
+    if seat.group is not None and splits_queries(model, cache):
+        seat.group.share_queries()
+        share_queries(model, cache)
 
 
 def _runner(
