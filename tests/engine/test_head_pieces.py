@@ -6,6 +6,7 @@ another guess than the plan of the step at hand.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from quire.kernels.paged_tile import Launch, PagedConfig
 from tests.spec.cases import TEXTS, answer, sampling
 from tests.spec.test_head_graphs import TREE, Played, give_graphs, guesses_of, opened
 
+IS_LONG = bool(os.environ.get("QUIRE_LONG_TESTS"))
 TILES = PagedConfig(16, 16, Launch(16, 4, 2), Launch(16, 4, 2))
 
 
@@ -28,7 +30,10 @@ def _triton(name: None, device: torch.device, dtype: torch.dtype, spec: Any) -> 
     return "triton", kind(torch.float32, TILES)
 
 
-@pytest.mark.parametrize(("method", "tree"), [("eagle3", None), ("eagle3", TREE), ("mtp", TREE)])
+CASES = [("eagle3", None), ("mtp", TREE), ("eagle3", TREE)]
+
+
+@pytest.mark.parametrize(("method", "tree"), CASES[: 2 + IS_LONG])
 def test_guesses_of_a_layer(
     method: str, tree: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ part's B, a padded rank something that is no zero, or a neighbour reaches into a
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from quire.kernels.silu_mul import silu_mul
 from quire.lora import row_tiles
 from quire.lora.row_tiles import TILE, TILE_WORDS, RowTiles, blocks_of, tiles_of
 
+IS_LONG = bool(os.environ.get("QUIRE_LONG_TESTS"))
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -175,7 +177,7 @@ def test_no_rows() -> None:
     assert case.add(x[:0], sums[:0], []).shape == (0, 48)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16][: 1 + IS_LONG])
 @pytest.mark.parametrize("ranks", [[[16, 8], [4, 16], [10, 12]], [[16, 8], [48, 64], [64, 20]]])
 def test_bits_follow_no_config_and_no_other_rank(
     ranks: list[list[int]], dtype: torch.dtype
