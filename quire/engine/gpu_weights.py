@@ -39,7 +39,7 @@ def packed_decisions(ops: Ops) -> list[Decision]:
     forms = ", ".join(f"{name} {size_text(size)}" for name, size in packed.kept.most_common())
     made = [Decision("weights", forms, "their kernels were checked here")]
     for form, why in packed.refused.items():
-        made.append(Decision("expanded weights", form, f"their packed kernel fails here: {why}"))
+        made.append(Decision("expanded weights", form, why))
     for form, why in packed.unrounded.items():
         made.append(Decision("inputs", "not rounded", f"products of {form} fail here: {why}"))
     return made

@@ -41,10 +41,9 @@ def dequantize(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
 
 
 def mxfp4_codes(blocks: Tensor, scales: Tensor, name: str) -> Coded | None:
-    """uint8 [out, groups, 16] and [out, groups] as codes of a table; None: a scale is no number, or
-    so small that it has no place among the powers here."""
+    """uint8 [out, groups, 16] and [out, groups] as codes of a table; None: a scale is no number."""
     _check(blocks, scales, name)
-    if bool(((scales == 255) | (scales == 0)).any()):
+    if bool((scales == 255).any()):
         return None
     nibbles = torch.stack((blocks & 15, blocks >> 4), -1)  # the low one is the first
     codes = nibbles.view(len(blocks), -1)

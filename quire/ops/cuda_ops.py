@@ -66,7 +66,10 @@ class CudaOps:
     def table(self, weight: Weight) -> Table:
         weight = self.packed.ready(weight)
         dense = isinstance(weight, Dense)
-        slabs = None if dense or has_order(weight) else self.packed.slabs(weight)
+        ordered = has_order(weight)
+        if ordered:
+            self.packed.refuse_order(weight)
+        slabs = None if dense or ordered else self.packed.slabs(weight)
         if slabs is not None:
             return PackedTable(slabs, self.packed.dtype)
         return TorchTable(weight.dequantize() if dense else self.packed.expanded(weight))
@@ -75,7 +78,8 @@ class CudaOps:
         weight = self.packed.ready(weight)
         if isinstance(weight, Dense):
             return self.table(weight), self.linear([weight], None)
-        if has_order(weight):  # rows are read in the order of their inputs
+        if has_order(weight):
+            self.packed.refuse_order(weight)
             weight = Dense(self.packed.expanded(weight), weight.inputs)
         else:
             weight = as_it_is(weight)  # a head is worth its inputs
@@ -96,9 +100,9 @@ class CudaOps:
         rounded = self.packed.expert_bytes(rows[0], rows[1], num, can_fuse(weights.gate))
         if rounded is not None:
             return EightBitExperts(*rounded, num, weights.gate, act)
-        slabs = [self.packed.expert_slabs(of) for of in rows]
-        if slabs[0] is not None and slabs[1] is not None:
-            return PackedExperts(slabs[0], slabs[1], num, act)
+        slabs = self.packed.expert_slabs(rows[0], rows[1], num)
+        if slabs is not None:
+            return PackedExperts(*slabs, num, act)
         up, down = ((of.floats(num, self.packed.expanded), of.bias) for of in rows)
         return GroupedExperts(up, down, weights.gate)
 

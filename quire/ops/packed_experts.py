@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from quire.kernels.expert_columns import expert_columns
 from quire.kernels.grouped_packed import multiply_packed
-from quire.kernels.route import combine, sort_pairs
+from quire.kernels.route import SortedPairs, combine, sort_pairs
 from quire.kernels.slabs import Slabs
 from quire.nn.ops import ExpertWeights, Visits
 from quire.ops.slabs_of import joined
+from quire.quant.coded import Coded
 from quire.quant.deferred import Deferred
 from quire.quant.weight import Dense, Weight
 
@@ -20,6 +23,12 @@ from quire.quant.weight import Dense, Weight
 class ExpertSlabs(NamedTuple):
     slabs: Slabs  # [experts * out, in]
     bias: Tensor | None  # [experts, out]
+    orders: Tensor | None = None  # [experts, in] int32: the input of each column of an expert
+
+    @property
+    def num_bytes(self) -> int:
+        orders = 0 if self.orders is None else self.orders.numel() * self.orders.element_size()
+        return self.slabs.num_bytes + orders
 
 
 class PackedExperts:
@@ -37,12 +46,19 @@ class PackedExperts:
     def __call__(self, x: Tensor, visits: Visits, loads: Tensor | None) -> Tensor:
         pairs = sort_pairs(visits.experts.int(), self.num_experts, loads)
         # [pairs, 2 * ffn], sorted by expert
-        gate_up = multiply_packed(x, self.up.slabs, pairs, self.up.bias, is_gather=True)
+        gate_up = _product(x, self.up, pairs, is_gather=True)
         # [pairs, hidden], token by token again
-        out = multiply_packed(
-            self.gate(gate_up), self.down.slabs, pairs, self.down.bias, is_gather=False
-        )
+        out = _product(self.gate(gate_up), self.down, pairs, is_gather=False)
         return combine(out, visits.weights)
+
+
+def _product(x: Tensor, part: ExpertSlabs, pairs: SortedPairs, is_gather: bool) -> Tensor:
+    if part.slabs.order is not None:  # of all experts
+        x = x.index_select(1, part.slabs.order)
+    elif part.orders is not None:
+        x = expert_columns(x, part.orders, pairs, is_gather)
+        pairs = pairs._replace(top_k=1) if is_gather else pairs  # a row for each pair
+    return multiply_packed(x, part.slabs, pairs, part.bias, is_gather)
 
 
 class ExpertRows(NamedTuple):
@@ -50,6 +66,22 @@ class ExpertRows(NamedTuple):
 
     weights: list[Weight]  # as few as can be
     bias: Tensor | None  # [experts, out]
+
+    def unordered(self, num_experts: int) -> tuple[ExpertRows, Tensor | None]:
+        """The same with columns of codes as they lie, and the input of each [experts, in]. None,
+        and what there is as it is: all have one order, or an expert's parts have several."""
+        coded = [weight for weight in self.weights if isinstance(weight, Coded)]
+        own = sum(weight.shape[0] for weight in self.weights) // num_experts  # rows of an expert
+        is_shared = len(coded) < 2 or all(weight.order is None for weight in coded)
+        if is_shared or len(coded) < len(self.weights) or any(w.shape[0] % own for w in coded):
+            return self, None
+        plain = torch.arange(coded[0].shape[1], device=coded[0].codes.device)
+        orders = [
+            (plain if w.order is None else w.order).int().expand(w.shape[0] // own, len(plain))
+            for w in coded
+        ]
+        weights = joined([replace(weight, order=None) for weight in coded])
+        return ExpertRows(weights, self.bias), torch.cat(orders)
 
     def floats(self, num_experts: int, expanded: Callable[[Weight], Tensor]) -> Tensor:
         """[experts, out, in]"""

@@ -74,23 +74,33 @@ class PackedForms:
         return Dense(weight.tensor.to(self.dtype), weight.inputs)
 
     def slabs(self, weight: Weight, gate: str | None = None, streams: bool = False) -> Slabs | None:
-        """Counted as kept; None: the weight is to be expanded. `streams`: for products of one
+        """As `_checked`, counted as kept."""
+        slabs = self._checked(weight, gate, streams)
+        if slabs is not None:
+            self.kept[slabs.form.name] += slabs.num_bytes
+        return slabs
+
+    def _checked(
+        self, weight: Weight, gate: str | None = None, streams: bool = False
+    ) -> Slabs | None:
+        """None, and a warning: the weight is to be expanded. `streams`: for products of one
         weight alone, laid out for a streaming kernel where it holds."""
         streams = streams and has_hopper_kernels(self.device)
         slabs = slabs_of(weight, gate is not None, self.dtype if streams else None)
         if slabs is None:
+            if not isinstance(weight, Dense):
+                self._refuse(name_of(weight), "no kernel has numbers of its kind beside codes")
             return None
         key = (slabs.form, gate, slabs.order is not None, slabs.shape[1] % slabs.form.slab == 0)
         check = partial(self.check, weight, gate, self.dtype, slabs.form.lanes)
-        if not self._holds(key, check):
-            why = str(self._verdicts[key])
-            if not slabs.form.lanes:
-                self._refuse(slabs.form.name, why)
-                return None
-            self._refuse_stream(slabs.form.name, why)
-            return self.slabs(weight, gate)
-        self.kept[slabs.form.name] += slabs.num_bytes
-        return slabs
+        if self._holds(key, check):
+            return slabs
+        why = str(self._verdicts[key])
+        if not slabs.form.lanes:
+            self._refuse(slabs.form.name, f"their packed kernel fails here: {why}")
+            return None
+        self._refuse_stream(slabs.form.name, why)
+        return self._checked(weight, gate)
 
     def _holds(self, key: object, check: Callable[[], str | None]) -> bool:
         """Whether a kernel may be used, asked once for each key."""
@@ -98,13 +108,25 @@ class PackedForms:
             self._verdicts[key] = failure_of(check)
         return self._verdicts[key] is None
 
-    def expert_slabs(self, rows: ExpertRows) -> ExpertSlabs | None:
-        """None: they are to be expanded; so are sorted columns, which differ between experts."""
-        (weight, *others) = rows.weights
-        if others or isinstance(weight, Dense) or has_order(weight):
+    def expert_slabs(
+        self, up: ExpertRows, down: ExpertRows, num_experts: int
+    ) -> tuple[ExpertSlabs, ExpertSlabs] | None:
+        """Of both products of a layer's experts; None: they are to be expanded."""
+        made = [self._expert_slabs(rows, num_experts) for rows in (up, down)]
+        if made[0] is None or made[1] is None:
             return None
-        slabs = self.slabs(weight)
-        return None if slabs is None else ExpertSlabs(slabs, rows.bias)
+        for part in (made[0], made[1]):
+            self.kept[part.slabs.form.name] += part.num_bytes
+        return made[0], made[1]
+
+    def _expert_slabs(self, rows: ExpertRows, num_experts: int) -> ExpertSlabs | None:
+        rows, orders = rows.unordered(num_experts)
+        (weight, *others) = rows.weights
+        if others:
+            self._refuse_experts(rows)
+            return None
+        slabs = self._checked(weight)
+        return None if slabs is None else ExpertSlabs(slabs, rows.bias, orders)
 
     def expert_bytes(
         self, up: ExpertRows, down: ExpertRows, num_experts: int, paired: bool
@@ -174,13 +196,24 @@ class PackedForms:
             stacklevel=2,
         )
 
+    def _refuse_experts(self, rows: ExpertRows) -> None:
+        if all(isinstance(weight, Dense) for weight in rows.weights):
+            return
+        names = ", ".join(sorted({name_of(weight) for weight in rows.weights}))
+        why = "they are one product, and differ in form, in scales or in the order of their inputs"
+        self._refuse(f"{names} of experts", why)
+
+    def refuse_order(self, weight: Weight) -> None:
+        why = "rows of an embedding are read in the order of their inputs, not of their scales"
+        self._refuse(f"{name_of(weight)} of embeddings", why)
+
     def _refuse(self, form: str, why: str) -> None:
         if form in self.refused:
             return
         self.refused[form] = why
         warnings.warn(
-            f"weights of form {form} are expanded to {self.dtype}: their packed kernel fails here"
-            f" ({why}); they take more memory, the results are the same",
+            f"weights of form {form} are expanded to {self.dtype} ({why}); they take more memory,"
+            " the results are the same",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -209,6 +242,16 @@ def as_it_is(weight: Weight) -> Weight:
     form: Any = weight  # forms are dataclasses, which their protocol does not say
     made_of: Weight = replace(form, inputs="float")
     return made_of
+
+
+def name_of(weight: Weight) -> str:
+    if isinstance(weight, Dense):
+        return str(weight.tensor.dtype).removeprefix("torch.")
+    slabs = slabs_of(weight.pick(slice(0, 64)))  # of fewer, scales may be alike
+    if slabs is not None:
+        return slabs.form.name
+    assert isinstance(weight, Coded), f"got {weight}"
+    return f"int{weight.bits} g{weight.block * weight.share}"
 
 
 def has_order(weight: Weight) -> bool:

@@ -190,9 +190,24 @@ def test_embedding_and_head_are_one_packed_weight() -> None:
 
 def test_sorted_embeddings_are_expanded() -> None:
     weight = replace(_whole(48, 128), order=torch.randperm(128))
-    table, _ = _ops().tied(weight)
-    assert torch.equal(table(torch.tensor([7])), weight.dequantize().half()[7:8])
-    assert torch.equal(_ops().table(weight)(torch.tensor([7])), weight.dequantize().half()[7:8])
+    ops, rows = _ops(), weight.dequantize().half()[7:8]
+    with pytest.warns(RuntimeWarning, match="int4 of embeddings"):
+        table, _ = ops.tied(weight)
+    assert torch.equal(table(torch.tensor([7])), rows)
+    assert torch.equal(ops.table(weight)(torch.tensor([7])), rows)
+    _, expanded = packed_decisions(ops)
+    assert expanded.value == "int4 of embeddings"
+
+
+def test_what_no_kernel_takes_is_said() -> None:
+    """Red when a packed weight becomes floats without a word."""
+    scales = torch.full((16, 4), 2.0**-6)
+    weight = Coded(torch.randint(0, 16, (16, 128), dtype=torch.uint8), 4, 32, scales, 0, scales)
+    ops, x = _ops(), _integers(2, 128)
+    with pytest.warns(RuntimeWarning, match="int4 g32 are expanded"):
+        kernel = ops.linear([weight], None)
+    assert torch.equal(kernel(x), _want(x, weight))
+    assert packed_decisions(ops)[1].value == "int4 g32"
 
 
 def test_floats_stay_as_they_are() -> None:

@@ -7,7 +7,7 @@ import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quire.errors import CheckpointError
-from quire.load.mxfp4 import dequantize
+from quire.load.mxfp4 import dequantize, mxfp4_codes
 
 
 @pytest.mark.parametrize("low,high", [(118, 130), (0, 255)], ids=["usual", "all exponents"])
@@ -19,6 +19,16 @@ def test_equals_transformers(low: int, high: int) -> None:
     got = dequantize(blocks, scales, "w")
     assert got.dtype == torch.bfloat16 and got.shape == (3, 40, 160)
     assert torch.equal(got, want)
+
+
+def test_codes_hold_every_scale() -> None:
+    """Red when a block of the smallest scale keeps a weight from staying packed."""
+    torch.manual_seed(1)
+    blocks = torch.randint(0, 256, (255, 2, 16), dtype=torch.uint8)
+    scales = torch.arange(255, dtype=torch.uint8).unsqueeze(1).expand(255, 2)
+    codes = mxfp4_codes(blocks, scales, "w")
+    assert codes is not None
+    assert torch.equal(codes.dequantize(), dequantize(blocks, scales, "w").float())
 
 
 def test_long_tensors_are_made_in_runs() -> None:
