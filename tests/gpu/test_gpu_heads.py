@@ -16,6 +16,9 @@ from safetensors.torch import save_file
 
 from quire.llm import LLM
 from quire.models.tiny import tiny_model
+from quire.ops.int8_inputs import Int8SumInputs
+from quire.ops.matmul_linear import MatmulLinear
+from quire.ops.packed_linear import PackedLinear
 from quire.params import SamplingParams
 from tests.model.test_bitnet import eager, expected, read_tensors, ternary_folder
 from tests.model.test_classifiers import TEXTS
@@ -30,6 +33,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
 }
+TERNARY = {"hidden_size": 64, "intermediate_size": 96}  # whole blocks of 32 inputs
 LONG = [text * 9 for text in TEXTS]
 
 
@@ -38,10 +42,18 @@ def llm_of(folder: Path, **changes: Any) -> LLM:
     return LLM(str(folder), **{**words, **changes})
 
 
-def test_ternary_weights(tmp_path: Path) -> None:
-    """Red when the rounding of activations differs on the device, or reads other rows."""
-    folder = ternary_folder(tmp_path, "autobitlinear", "offline")
-    llm = llm_of(folder)
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_ternary_weights(dtype: str, tmp_path: Path) -> None:
+    """Packed, and expanded. Red when the rounding of activations differs on the device, or reads
+    other rows, and when ternary weights no longer stay packed here."""
+    folder = ternary_folder(tmp_path, "autobitlinear", "offline", **TERNARY)
+    llm = llm_of(folder, dtype=dtype)
+    said = {each.what: each.value for each in llm._engine.decisions}
+    assert ("int2 " in said.get("weights", "")) == (dtype == "auto"), said
+    assert "expanded weights" not in said
+    layer = llm._engine.runner.model.blocks[0].mlp.down.kernel
+    assert isinstance(layer, Int8SumInputs)
+    assert isinstance(layer.kernel, PackedLinear if dtype == "auto" else MatmulLinear)
     ids = llm.get_tokenizer().encode(TEXTS[1])
     want = expected(folder, ids)
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=3)
@@ -51,7 +63,8 @@ def test_ternary_weights(tmp_path: Path) -> None:
         assert abs(logprob.logprob - want[token].item()) < 0.3  # bf16, and steps of the rounding
     some = [text * 4 for text in TEXTS]  # its context is 256
     together = [o.outputs[0].token_ids for o in llm.generate(some, params, use_tqdm=False)]
-    lone = llm_of(folder, max_num_seqs=1, enable_prefix_caching=False, enforce_eager=True)
+    bare = {"max_num_seqs": 1, "enable_prefix_caching": False, "enforce_eager": True}
+    lone = llm_of(folder, dtype=dtype, **bare)
     alone = [lone.generate([t], params, use_tqdm=False)[0].outputs[0].token_ids for t in some]
     assert together == alone
 
