@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire import LLM, SamplingParams
 from quire.cli.main import main
 from quire.kv.groups import PageNeeds
 from quire.models.tiny import tiny_model
 from quire.params import StructuredOutputsParams
+from tests.quant.stored import STORED
 
 AT_LOAD = ("fp8", "int8", "nf4", "mxfp4", "rtn-int4-g32", "rtn-int4-g32-asym", "rtn-int8-g32")
 WRITTEN = {  # by `quire quantize` and `quire prune`
@@ -25,37 +26,74 @@ WRITTEN = {  # by `quire quantize` and `quire prune`
     "codebook": ("quantize", "--method", "codebook", "--group-size", "32"),
     "nvfp4": ("quantize", "--method", "nvfp4"),
     "2:4": ("prune", "--method", "magnitude", "--pattern", "2:4", "--no-report"),
+    "gguf Q4_K": ("quantize", "--method", "gguf", "--type", "Q4_K"),
 }
-FORMATS = (*AT_LOAD, *WRITTEN)
+FORMATS = (*AT_LOAD, *WRITTEN, *STORED)
 # Dense, windows, experts, latents.
 FAMILIES = ("llama", "gemma3_text", "qwen3_moe", "deepseek_v3")
+# Formats of a few families alone.
+FAMILIES_OF = {
+    "gguf Q4_K": ("llama", "gemma", "qwen3_moe"),
+    "bitnet": ("bitnet",),
+    "gpt-oss's mxfp4": ("gpt_oss",),
+}
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 64}
+# The same for kernels that want 256 inputs and more, in whole slabs of 128.
+STREAMED = {"hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 256}
 RANKS = {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 32}  # whole groups of 32
 MAX_LEN, CHUNK = 96, 16  # tokens of a request, and of a step in the crowd
+# What follows any token that was there before, always.
+DRAFTS = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 1,
+    "adaptive": False,
+}
 TEXT = "A quire is four sheets of paper, folded once. " * 30
 
 
-def chosen() -> list[tuple[str, str]]:
-    """Every format with the dense family and one other in turns; all pairs in the long tier."""
+class Cell(NamedTuple):
+    form: str
+    family: str
+    drafts: bool
+
+
+def chosen() -> list[Cell]:
+    """Every format with its first family and one other in turns, one of them with drafts; all
+    pairs in the long tier, with drafts and without."""
     if os.environ.get("QUIRE_LONG_TESTS"):
-        return [(form, family) for form in FORMATS for family in FAMILIES]
-    others = FAMILIES[1:]
-    rotating = [(form, others[i % len(others)]) for i, form in enumerate(FORMATS)]
-    return sorted([(form, FAMILIES[0]) for form in FORMATS] + rotating)
+        return [
+            Cell(form, family, drafts)
+            for form in FORMATS
+            for family in FAMILIES_OF.get(form, FAMILIES)
+            for drafts in (False, True)
+        ]
+    cells = []
+    for i, form in enumerate(FORMATS):
+        first, *others = FAMILIES_OF.get(form, FAMILIES)
+        cells.append(Cell(form, first, i % 2 == 0 or not others))
+        if others:
+            cells.append(Cell(form, others[i % len(others)], i % 2 == 1))
+    return sorted(cells)
 
 
-def folder_of(form: str, family: str, scratch: Path) -> tuple[Path, dict[str, Any]]:
+def folder_of(
+    form: str, family: str, scratch: Path, sizes: dict[str, int] = WIDE
+) -> tuple[Path, dict[str, Any]]:
     """A model in this format, and how to load it."""
-    wide = WIDE | (RANKS if family.startswith("deepseek") else {})
+    wide = sizes | (RANKS if family.startswith("deepseek") else {})
     plain = tiny_model(family, scratch / "plain", seed=5, **wide)
     if form in AT_LOAD:
         return plain, {"quantization": form}
+    if form in STORED:
+        STORED[form](plain)
+        return plain, {}
     out, text = scratch / "out", scratch / "text"
     text.write_text(TEXT)
     verb, *words = WRITTEN[form]
     words += ["--calibration", str(text), "--samples", "4", "--length", "32", "--device", "cpu"]
     assert main([verb, str(plain), *words, "--out", str(out), "--json"]) == 0
-    return out, {}
+    return next(out.glob("*.gguf"), out), {}
 
 
 def engine(folder: Path, **changes: Any) -> LLM:
@@ -84,9 +122,10 @@ def crowd() -> list[tuple[list[int], SamplingParams]]:
     ]
 
 
-def check(folder: Path, **how: Any) -> None:
+def check(folder: Path, drafts: bool = False, **how: Any) -> LLM:
     """Each request alone, read in one go in an engine with room for everything, against all of
-    them at once where they are read in chunks and there is no room."""
+    them at once where they are read in chunks and there is no room, and with `drafts` guesses are
+    verified. Returns that engine."""
     requests = crowd()
     prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
     params = [wish for _, wish in requests]
@@ -96,17 +135,20 @@ def check(folder: Path, **how: Any) -> None:
         for prompt, wish in zip(prompts, params, strict=True)
     ]
     pool = alone._engine.runner.pool
-    num_tokens = 160 if len(pool.groups) == 1 else 320  # windows are groups
+    num_tokens = 112 if drafts else 160  # with guesses that hold, requests end sooner
+    num_tokens *= 1 if len(pool.groups) == 1 else 2  # windows are groups
     size = pool.cache.page_size
     one_request = PageNeeds(size, pool.groups.windows, max_inflight=2 * CHUNK).of(MAX_LEN) + 1
     room = max(num_tokens // size, one_request) * pool.cache.page_bytes
-    small = engine(
-        folder, max_num_batched_tokens=CHUNK, kv_cache_memory=room, max_num_seqs=6, **how
-    )
+    tight = {"max_num_batched_tokens": CHUNK, "kv_cache_memory": room, "max_num_seqs": 6}
+    small = engine(folder, speculative_config=DRAFTS if drafts else None, **tight, **how)
     for _ in range(2):  # the second time prompts are found in the cache
         found = small.generate(prompts, params, False)
         for got, want, wish in zip(found, wanted, params, strict=True):
             assert got.outputs == want.outputs, wish
             assert got.prompt_logprobs == want.prompt_logprobs, wish
-    assert small.stats().num_preempted > 0, "the pool is too large to lose a page"
+    stats = small.stats()
+    assert stats.num_preempted > 0, "the pool is too large to lose a page"
+    assert (stats.num_drafted_tokens > 0) == drafts, "nothing was guessed, or all by itself"
     assert any(out.num_cached_tokens for out in found), "no prefix was found"
+    return small
