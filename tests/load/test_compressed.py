@@ -118,6 +118,9 @@ def test_what_does_not_fit_is_named_by_headers(
         ("sym4", "weight_scale", torch.nan, "w.weight_scale has nan among its scales"),
         ("fp8tensor", "weight_scale", torch.inf, "w.weight_scale has inf among its scales"),
         ("nvfp4", "weight_global_scale", 0.0, "w.weight_global_scale is 0.0, want more than 0"),
+        ("nvfp4", "weight_global_scale", 1e-40, "w.weight_global_scale has inf among its scales"),
+        ("nvfp4", "weight_scale", torch.nan, "w.weight_scale has nan among its scales"),
+        ("mxfp4", "weight_scale", 255, "w.weight_packed: got 255 among the exponents"),
         ("mxfp8", "weight_scale", 255, "w.weight_scale has 255 among its exponents"),
     ],
 )
@@ -127,6 +130,8 @@ def test_bad_numbers_are_named(case: str, name: str, value: float, words: str) -
     bad.view(-1)[-1] = value
     with pytest.raises(CheckpointError, match=words):
         plain(vector.said, {**vector.tensors, f"w.{name}": bad}).read("w.weight")
+    with pytest.raises(CheckpointError, match=words):
+        plain(vector.said, {**vector.tensors, f"w.{name}": bad}).packed("w.weight")
 
 
 @pytest.mark.parametrize(
