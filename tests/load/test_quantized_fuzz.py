@@ -19,7 +19,15 @@ from tests.load.hostile import VALUES
 FILES = ("gptq", "awq", "auto-round", "compressed-tensors", "bitsandbytes")
 # Refused by name, in words that say what is read.
 NOT_READ = ("torchao", "hqq", "exl3", "aqlm", "vptq", "quark", "higgs", "spqr", "eetq", "", 4, None)
-FIELDS = ("dynamic", "extra_config", "version", "checkpoint_format", "ignore", "sparsity_config")
+FIELDS = (
+    "dynamic",
+    "extra_config",
+    "version",
+    "checkpoint_format",
+    "ignore",
+    "sparsity_config",
+    "transform_config",
+)
 MAX_MESSAGE = 600
 
 
@@ -176,11 +184,15 @@ def test_what_is_not_read_is_refused_by_name(method: object) -> None:
         ("mxfp4", "experts", {"w.experts.down_proj_scales": torch.zeros(1, 6, 2).byte()}, "want"),
         ("bitnet", "packed", {"w.weight_scale": torch.zeros(1)}, "want one number, not 0"),
         ("bitnet", "packed", {"w.weight_scale": torch.ones(3)}, "want one number"),
+        ("bitnet", "packed", {"w.weight_scale": None}, "no tensor w.weight_scale, without which"),
     ],
 )
-def test_damage_is_named(name: str, case: str, changes: dict[str, Tensor], words: str) -> None:
+def test_damage_is_named(
+    name: str, case: str, changes: dict[str, Tensor | None], words: str
+) -> None:
     vector = MADE[name][case]
+    hurt = {name: t for name, t in {**vector.tensors, **changes}.items() if t is not None}
     with pytest.raises(CheckpointError, match=words):
-        stored = plain(vector.said, {**vector.tensors, **changes})
+        stored = plain(vector.said, hurt)
         for each in stored.names():
             stored.read(each)
