@@ -1,4 +1,5 @@
-"""quire inspect: what a model is and what the engine would decide for it. Loads no weights.
+"""quire inspect: what a model is and what the engine would decide for it. Loads no weights, but
+reads one of each form and shape that is stored packed.
 
 Pages that fit, and what each of several ranks has, are estimates of `room_plan.py`.
 """
@@ -98,7 +99,7 @@ def inspect(args: EngineArgs, context: int | None = None) -> Inspection:
     args = threads_shared(args)
     cpu = CpuPath.of(args, device)
     held, keeps = _held(args, opened, spec, cpu, (device, dtype))
-    has_codes = cpu.keeps_packed and any(one.form not in PLAIN for one in held)
+    has_codes = cpu.keeps_packed and any(one.form.partition(",")[0] not in PLAIN for one in held)
     plain = plain_form(torch.float16 if has_codes else dtype)
     kept = cache_wish(args, config.cache, opened.checkpoint, spec)
     wanted = Wanted(args, config, spec, device, plain, kept)
@@ -227,7 +228,8 @@ def _held(
     args: EngineArgs, opened: OpenModel, spec: ModelSpec, cpu: CpuPath, on: On
 ) -> tuple[list[Held], bool]:
     """The weights as they will be in memory, and whether that is as they are stored."""
-    from quire.cli.weight_forms import made_forms, stored_forms
+    from quire.cli.stored_forms import StoredForms
+    from quire.cli.weight_forms import made_forms
     from quire.engine.gpu_weights import keeps_packed_on
     from quire.quant.form_name import is_form
     from quire.quant.load_forms import load_form
@@ -239,8 +241,8 @@ def _held(
     method = method_of(opened.checkpoint.config)
     name = args.quantization or ""
     rounds = is_form(name) and (method is None or stored_method(name) != method)
-    if keeps_packed and not rounds and (held := stored_forms(opened.checkpoint, method)):
-        return held, True
+    if keeps_packed and not rounds and opened.checkpoint.names():
+        return StoredForms(opened.checkpoint, method, device, dtype).held(), True
     form = load_form(name) if rounds and can_round else None  # else expanded again
     return made_forms(spec, dtype, form, name), False
 

@@ -1,7 +1,7 @@
 """The forms that a model's weights are in, layer by layer, and the bytes of each.
 
-Of weights that stay as they are stored, the headers tell; of others, arithmetic. A decode step
-reads all of them but embeddings, norms and experts that nobody visits, which is what
+Of weights that stay as they are stored, `stored_forms.py` tells; of others, arithmetic. A decode
+step reads all of them but embeddings, norms and experts that nobody visits, which is what
 `layer_plan.py` bounds speed with.
 """
 
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-    from quire.load.checkpoint import Checkpoint
     from quire.models.spec import ModelSpec
     from quire.nn.parameter import Parameter
     from quire.quant.load_forms import LoadForm
@@ -70,16 +69,6 @@ class StepWeights(NamedTuple):
 
     always: int
     experts: int  # of all of them
-
-
-def stored_forms(checkpoint: Checkpoint, method: str | None) -> list[Held]:
-    """As files hold them; empty where there are none. `method`: how they are quantised."""
-    found = []
-    for name in checkpoint.names():
-        form, num_bytes = checkpoint.stored(name)
-        label = form if method is None or form in PLAIN else f"{method} {form}"
-        found.append(Held.of(name, label, num_bytes))
-    return found
 
 
 def made_forms(spec: ModelSpec, dtype: torch.dtype, form: LoadForm | None, name: str) -> list[Held]:

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.errors import NotSupported, shown
+from quire.errors import CheckpointError, NotSupported, shown
 from quire.load.checkpoint import Checkpoint
 from quire.load.grouped import Grouped, consecutive
 from quire.load.module import FLOATS, Module, Modules
@@ -63,7 +63,12 @@ def awq_piece(module: Module, group_size: int | None) -> Piece:
     """Checked by its headers. Raises CheckpointError."""
     num_in, num_words = module.matrix("qweight", torch.int32)
     num_out, size = num_words * PER_WORD, group_size or num_in
-    num_groups = -(-num_in // size)
+    if num_in % size:
+        raise CheckpointError(
+            f"config.json: got group_size={size} for {module.name}, which has {num_in} inputs: want"
+            " a size that divides them, as AWQ's writers demand"
+        )
+    num_groups = num_in // size
     module.check("scales", (num_groups, num_out), *FLOATS)
     if module.has("qzeros"):
         module.check("qzeros", (num_groups, num_words), torch.int32)

@@ -3,6 +3,7 @@
 A group has targets (names, regular expressions after `re:`, or classes such as `Linear`) and says
 of their weights: bits, whole numbers or floats, and how many share a scale. Names and expressions
 come before classes. That a projection is quantised is told by its tensors, so `ignore` is not read.
+Rotations that would have to be done while the model runs are refused.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ FORMATS = (
 )
 OUTER = (*FORMATS, "mixed-precision", "dense")
 REGEX = "re:"
+IN_WEIGHTS = ("weight_input", "weight_output")  # where a rotation is done before quantising
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class Groups:
                 f"config.json: got a sparsity_config of format {shown(sparsity['format'])}, want"
                 " none, dense or sparse-24-bitmask: other sparse weights are not read"
             )
+        _check_transforms(Config(said).nested("transform_config"))
         found = []
         for group in Config(said).nested("config_groups").values.values():
             if not isinstance(group, Mapping):
@@ -127,6 +130,21 @@ def _check_format(said: object, known: tuple[str, ...]) -> None:
             f"config.json: got format={shown(said)} of compressed-tensors, of which only"
             f" {', '.join(known)} are read"
         )
+
+
+def _check_transforms(said: Config) -> None:
+    """Rotations that are in the weights already ask for nothing; others would have to be done to
+    inputs, outputs or keys as the model runs. Raises NotSupported."""
+    for scheme in said.nested("config_groups").values.values():
+        applied = scheme.get("apply") if isinstance(scheme, Mapping) else None
+        for each in applied if isinstance(applied, list) else [None]:
+            place = each.get("location") if isinstance(each, Mapping) else None
+            if place not in IN_WEIGHTS:
+                raise NotSupported(
+                    f"config.json: got a transform_config with location={shown(place)}, of which"
+                    f" only {' and '.join(IN_WEIGHTS)} are read: no rotation is done while a model"
+                    " runs; use a checkpoint that was quantised without it"
+                )
 
 
 def _matches(target: str, module: str, is_named: bool) -> bool:

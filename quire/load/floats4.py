@@ -45,10 +45,12 @@ def _nvfp4(module: Module, last: str, whole: str, divides: bool) -> Coded:
     if divides and not bool(factor > 0):
         raise CheckpointError(f"tensor {module.path(whole)} is {factor.item()}, want more than 0")
     eighths = module.read("weight_scale")
+    module.demand_finite("weight_scale", eighths.float())
     codes = dense_codes(words, 4, words.shape[1] * 2)
     # The table's values are doubled, so scales are halved.
     if not _can_stay(eighths, factor):
         scales = eighths.float() / factor if divides else eighths.float() * factor
+        module.demand_finite(whole, scales)  # the scale of all may be far too small, or too large
         return Coded(codes, 4, NV_BLOCK, scales * 0.5, table=E2M1_TABLE)
     above = factor * 2 if divides else factor * 0.5
     return Coded(
@@ -60,8 +62,8 @@ def _nvfp4(module: Module, last: str, whole: str, divides: bool) -> Coded:
 
 
 def _can_stay(eighths: Tensor, factor: Tensor) -> bool:
-    """Whether kernels may divide by the scale of all as they do: no scale has a sign or is no
-    number, and nothing comes near the end of fp32's range."""
+    """Whether kernels may divide by the scale of all as they do: no scale has a sign, and nothing
+    comes near the end of fp32's range."""
     is_plain = bool((eighths.view(torch.uint8) <= _MOST).all())
     return is_plain and _LEAST_FACTOR <= float(factor) <= 1 / _LEAST_FACTOR
 

@@ -76,12 +76,16 @@ class Module:
         """Numbers that weights are multiplied with, fp16 or fp32. Raises CheckpointError."""
         found = self.read(last)
         found = found if found.dtype is torch.float16 else found.float()
-        if not bool(found.isfinite().all()):
-            bad = found[~found.isfinite()].flatten()[0].item()
+        self.demand_finite(last, found)
+        return found
+
+    def demand_finite(self, last: str, scales: Tensor) -> None:
+        """Raises CheckpointError; `scales` were made of the tensor."""
+        if not bool((is_finite := scales.isfinite()).all()):
+            bad = scales[~is_finite].flatten()[0].item()
             raise CheckpointError(
                 f"tensor {self.path(last)} has {bad} among its scales, want finite numbers"
             )
-        return found
 
     def _demand(self, last: str) -> None:
         if not self.has(last):

@@ -17,12 +17,14 @@ from quire.quant.load_forms import E2M1_TABLE
 BLOCK = 32  # weights that share a scale
 BYTES = BLOCK // 2
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_BIAS = 127  # of the scales' exponent; 255 stands for no number
+_BIAS = 127  # of the scales' exponent
+_NO_NUMBER = 255
 _RUN = 1 << 22  # weights made at once: what lies between stays in cache
 
 
 def dequantize(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
-    """uint8 [..., groups, 16] and [..., groups] -> bfloat16 [..., groups * 32].
+    """uint8 [..., groups, 16] and [..., groups] -> bfloat16 [..., groups * 32]. Raises
+    CheckpointError.
 
     >>> ones = torch.full((1, 16), 0x22, dtype=torch.uint8)
     >>> dequantize(ones, torch.tensor([130], dtype=torch.uint8), "w")[0].item()
@@ -40,11 +42,9 @@ def dequantize(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
     return out.view(*scales.shape[:-1], -1)
 
 
-def mxfp4_codes(blocks: Tensor, scales: Tensor, name: str) -> Coded | None:
-    """uint8 [out, groups, 16] and [out, groups] as codes of a table; None: a scale is no number."""
+def mxfp4_codes(blocks: Tensor, scales: Tensor, name: str) -> Coded:
+    """uint8 [out, groups, 16] and [out, groups] as codes of a table. Raises CheckpointError."""
     _check(blocks, scales, name)
-    if bool((scales == 255).any()):
-        return None
     nibbles = torch.stack((blocks & 15, blocks >> 4), -1)  # the low one is the first
     codes = nibbles.view(len(blocks), -1)
     # Values of the table are doubled: 2**(e - 127) of theirs is 2**(e - 128) of these.
@@ -58,6 +58,11 @@ def _check(blocks: Tensor, scales: Tensor, name: str) -> None:
             f"tensor {name}: got {blocks.dtype} blocks {tuple(blocks.shape)} with {scales.dtype}"
             f" scales {tuple(scales.shape)}, want torch.uint8 and blocks {want}"
         )
+    if bool((scales == _NO_NUMBER).any()):
+        raise CheckpointError(
+            f"tensor {name}: got {_NO_NUMBER} among the exponents of its scales, which stands for"
+            " no number; the file is damaged, or was written from weights that were no numbers"
+        )
 
 
 def _pairs() -> Tensor:
@@ -68,7 +73,5 @@ def _pairs() -> Tensor:
 
 
 def _powers() -> Tensor:
-    """[256] bfloat16: what each scale multiplies by."""
-    powers = torch.ldexp(torch.ones(256), torch.arange(256) - _BIAS)
-    powers[255] = float("nan")
-    return powers.bfloat16()
+    """[255] bfloat16: what each scale multiplies by."""
+    return torch.ldexp(torch.ones(_NO_NUMBER), torch.arange(_NO_NUMBER) - _BIAS).bfloat16()

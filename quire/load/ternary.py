@@ -26,6 +26,7 @@ PER_BYTE = 4
 BLOCK = 32  # inputs that codes are counted in
 SCALE = "_scale"  # after the weight's own name
 HEADS = ("lm_head", "embed_tokens", "model.embed_tokens")  # never ternary
+WHOLE_NUMBERS = (torch.uint8, torch.int8)
 SMALLEST = 1e-5
 
 
@@ -85,6 +86,11 @@ class TernaryReader:
             ternary = partial(self._scaled, name)
         elif self._form.rounds and name.endswith("_proj.weight"):
             ternary = partial(self._rounded, name)
+        elif self._stored.read(name).dtype in WHOLE_NUMBERS:
+            raise CheckpointError(
+                f"no tensor {name + SCALE}, without which {name}, which is whole numbers, cannot be"
+                " read; the files are not those that config.json describes"
+            )
         else:
             return None
         return {name: Piece(shape, lambda: ternary().dequantize(), ternary)}

@@ -62,9 +62,11 @@ class PlainCheckpoint:
         self.config, self.files = stored.config, stored.files
         self._stored = stored
         self._pieces: dict[str, Piece | None] = {}  # None: as stored
+        self._sources: dict[str, str] = {}  # the stored tensor that a piece is made of
         for name in stored.names():
             held = read(name)
             self._pieces.update({name: None} if held is None else held)
+            self._sources.update(dict.fromkeys(held or (), name))
 
     def names(self) -> Sequence[str]:
         return list(self._pieces)
@@ -76,6 +78,10 @@ class PlainCheckpoint:
     def read(self, name: str) -> Tensor:
         piece = self._pieces.get(name)
         return self._stored.read(name) if piece is None else piece.make()
+
+    def source(self, name: str) -> str | None:
+        """The stored tensor that it is made of, beside smaller ones; None: it is stored itself."""
+        return self._sources.get(name)
 
     def stored(self, name: str) -> Stored:
         return self._stored.stored(name)  # of names that are stored, not of those made of them

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.load.checkpoint import Checkpoint
+from quire.load.checkpoint import Checkpoint, Stored
 from quire.load.unpack import readable
 from quire.quant.weight import Weight
 
@@ -39,6 +39,11 @@ class Held:
 
     def read(self, name: str) -> Tensor:
         return self.tensors[name]
+
+    def stored(self, name: str) -> Stored:
+        tensor = self.tensors[name]
+        kind = str(tensor.dtype).removeprefix("torch.")
+        return Stored(kind, tensor.numel() * tensor.element_size())
 
     def packed(self, name: str, rows: slice | None = None) -> Weight | None:
         return None

@@ -62,6 +62,7 @@ def test_what_does_not_fit_is_named(changes: dict[str, Tensor], words: str) -> N
     [
         ({"bits": 3}, "got bits=3, of which only 4 are read"),
         ({"version": "gemv"}, "got version='gemv' of an awq checkpoint, of which only gemm"),
+        ({"group_size": 48}, "got group_size=48 for w, which has 64 inputs"),
         ({"group_size": "x"}, "got group_size='x', want a whole number"),
     ],
 )

@@ -118,6 +118,9 @@ def test_what_does_not_fit_is_named_by_headers(
         ("sym4", "weight_scale", torch.nan, "w.weight_scale has nan among its scales"),
         ("fp8tensor", "weight_scale", torch.inf, "w.weight_scale has inf among its scales"),
         ("nvfp4", "weight_global_scale", 0.0, "w.weight_global_scale is 0.0, want more than 0"),
+        ("nvfp4", "weight_global_scale", 1e-40, "w.weight_global_scale has inf among its scales"),
+        ("nvfp4", "weight_scale", torch.nan, "w.weight_scale has nan among its scales"),
+        ("mxfp4", "weight_scale", 255, "w.weight_packed: got 255 among the exponents"),
         ("mxfp8", "weight_scale", 255, "w.weight_scale has 255 among its exponents"),
     ],
 )
@@ -127,6 +130,25 @@ def test_bad_numbers_are_named(case: str, name: str, value: float, words: str) -
     bad.view(-1)[-1] = value
     with pytest.raises(CheckpointError, match=words):
         plain(vector.said, {**vector.tensors, f"w.{name}": bad}).read("w.weight")
+    with pytest.raises(CheckpointError, match=words):
+        plain(vector.said, {**vector.tensors, f"w.{name}": bad}).packed("w.weight")
+
+
+def _rotated(*places: str) -> dict[str, Any]:
+    """SpinQuant's and QuIP's schemes, as compressed-tensors writes them."""
+    applied = [{"targets": ["Linear"], "location": p, "inverse": False} for p in places]
+    scheme = {"type": "hadamard", "apply": applied, "randomize": False, "head_dim": None}
+    return {"config_groups": {"u": scheme}}
+
+
+def test_rotations_within_the_weights_are_read() -> None:
+    """Red when a checkpoint whose rotations ask for nothing at run time is refused."""
+    vector = CASES["sym4"]
+    for given in ({}, None, _rotated("weight_input", "weight_output")):
+        stored = plain({**vector.said, "transform_config": given}, vector.tensors)
+        assert torch.equal(
+            stored.read("w.weight"), plain(vector.said, vector.tensors).read("w.weight")
+        )
 
 
 @pytest.mark.parametrize(
@@ -134,6 +156,9 @@ def test_bad_numbers_are_named(case: str, name: str, value: float, words: str) -
     [
         ({"format": "marlin-24"}, "got format='marlin-24' of compressed-tensors, of which only"),
         ({"sparsity_config": {"format": "sparse-bitmask"}}, "sparse weights are not read"),
+        ({"transform_config": _rotated("input")}, "got a transform_config with location='input'"),
+        ({"transform_config": _rotated("q_attn")}, "of which only weight_input and weight_output"),
+        ({"transform_config": {"config_groups": {"u": 1}}}, "transform_config with location=None"),
         ({"config_groups": [1]}, r"got config_groups=\[1\], want an object"),
         ({"config_groups": {"a": 1}}, "got 1 among config_groups, want objects"),
         ({"config_groups": {"a": {"targets": "Linear"}}}, "got targets='Linear', want a list"),

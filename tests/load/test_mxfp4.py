@@ -48,7 +48,15 @@ def test_every_code() -> None:
     want = [2.0 * v for v in positive + [-v for v in positive]]
     got = dequantize(block, torch.tensor([128], dtype=torch.uint8), "w")
     assert got.tolist() == want + want
-    assert dequantize(block, torch.tensor([255], dtype=torch.uint8), "w").isnan().all()
+
+
+def test_an_exponent_that_is_no_number_is_named() -> None:
+    """Red when 255 becomes weights that are no numbers, or is read as a power."""
+    blocks, scales = torch.zeros(4, 2, 16).byte(), torch.full((4, 2), 127).byte()
+    scales[3, 1] = 255
+    for make in (dequantize, mxfp4_codes):
+        with pytest.raises(CheckpointError, match=r"tensor layer\.w: got 255 among the exponents"):
+            make(blocks, scales, "layer.w")
 
 
 def test_views_of_every_other_row() -> None:

@@ -1,5 +1,6 @@
 """Quantised checkpoints from strangers: any value in the config, any damage to a tensor. A clear
-error or a weight comes out, and never one of another shape than was promised."""
+error or a weight comes out, and never one of another shape than was promised, or one with a scale
+that is no number."""
 
 from __future__ import annotations
 
@@ -18,18 +19,28 @@ from tests.load.hostile import VALUES
 FILES = ("gptq", "awq", "auto-round", "compressed-tensors", "bitsandbytes")
 # Refused by name, in words that say what is read.
 NOT_READ = ("torchao", "hqq", "exl3", "aqlm", "vptq", "quark", "higgs", "spqr", "eetq", "", 4, None)
-FIELDS = ("dynamic", "extra_config", "version", "checkpoint_format", "ignore", "sparsity_config")
+FIELDS = (
+    "dynamic",
+    "extra_config",
+    "version",
+    "checkpoint_format",
+    "ignore",
+    "sparsity_config",
+    "transform_config",
+)
 MAX_MESSAGE = 600
 
 
-def load(said: Any, tensors: dict[str, Tensor]) -> None:
+def load(said: Any, tensors: dict[str, Tensor], are_numbers: bool = False) -> None:
     try:
         stored = plain(said, tensors)
         for name in stored.names():
             shape = stored.shape(name)
             packed = stored.packed(name)
             assert packed is None or packed.shape == shape
-            assert tuple(stored.read(name).shape) == shape
+            weight = stored.read(name)
+            assert tuple(weight.shape) == shape
+            assert not are_numbers or not bool(weight.isnan().any())
     except QuireError as error:
         assert len(str(error)) < MAX_MESSAGE
 
@@ -87,6 +98,20 @@ def made() -> dict[str, dict[str, Vector]]:
     }
 
 
+def nvfp4_scales(byte: int) -> Tensor:
+    """Scales of NVFP4, the last of them another byte."""
+    scales = torch.ones(40, 4).to(torch.float8_e4m3fn)
+    scales.view(torch.uint8)[-1, -1] = byte
+    return scales
+
+
+def mxfp4_scales(exponent: int) -> Tensor:
+    """Scales of MXFP4 experts, the last of them another exponent."""
+    scales = torch.full((2, 6, 2), 127, dtype=torch.uint8)
+    scales[-1, -1, -1] = exponent
+    return scales
+
+
 MADE = made()
 
 
@@ -119,7 +144,9 @@ def test_any_damage(name: str) -> None:
     for vector in every(name).values():
         for path, tensor in vector.tensors.items():
             for hurt in damaged(tensor, draw):
-                load(vector.said, {**vector.tensors, path: hurt})
+                # Floats that are weights themselves are as they are, numbers or not.
+                is_scale = tensor is not vector.tensors.get("w.weight")
+                load(vector.said, {**vector.tensors, path: hurt}, is_scale)
             load(vector.said, {k: v for k, v in vector.tensors.items() if k != path})
 
 
@@ -152,14 +179,20 @@ def test_what_is_not_read_is_refused_by_name(method: object) -> None:
         ("fp8", "rows", {"w.weight_scale": torch.ones(39, 1)}, r"w.weight_scale has shape"),
         ("modelopt", "nvfp4", {"w.weight_scale_2": torch.tensor(torch.inf)}, "has inf among"),
         ("modelopt", "nvfp4", {"w.weight_scale": torch.ones(40, 3)}, r"want \(40, 4\)"),
+        ("modelopt", "nvfp4", {"w.weight_scale": nvfp4_scales(0x7F)}, "has nan among"),
+        ("mxfp4", "experts", {"w.experts.down_proj_scales": mxfp4_scales(255)}, "blocks: got 255"),
         ("mxfp4", "experts", {"w.experts.down_proj_scales": torch.zeros(1, 6, 2).byte()}, "want"),
         ("bitnet", "packed", {"w.weight_scale": torch.zeros(1)}, "want one number, not 0"),
         ("bitnet", "packed", {"w.weight_scale": torch.ones(3)}, "want one number"),
+        ("bitnet", "packed", {"w.weight_scale": None}, "no tensor w.weight_scale, without which"),
     ],
 )
-def test_damage_is_named(name: str, case: str, changes: dict[str, Tensor], words: str) -> None:
+def test_damage_is_named(
+    name: str, case: str, changes: dict[str, Tensor | None], words: str
+) -> None:
     vector = MADE[name][case]
+    hurt = {name: t for name, t in {**vector.tensors, **changes}.items() if t is not None}
     with pytest.raises(CheckpointError, match=words):
-        stored = plain(vector.said, {**vector.tensors, **changes})
+        stored = plain(vector.said, hurt)
         for each in stored.names():
             stored.read(each)
