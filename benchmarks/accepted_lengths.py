@@ -2,7 +2,7 @@
 
 Every step feeds all drafts (`adaptive` off), so a number is a count and the same on any machine. A
 mean of `accepted` + 1 over all steps that drafted; `standard_error` is over prompts. The output is
-compared with none's. Likeliest drafts are drawn on a CPU alone.
+compared with none's.
 
     python -m benchmarks.accepted_lengths                          the head that comes along
     python -m benchmarks.accepted_lengths --model qwen2.5-coder-1.5b-instruct \
@@ -15,13 +15,16 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
-from unittest.mock import patch
+
+import torch
 
 from quire import LLM, RequestOutput, SamplingParams
-from quire.runner import draft_draws, drafter
-from quire.runner.rows import HIDDEN, MIN_P, NOT_GREEDY, TOP_K, TOP_P
+from quire.runner.drafter import ModelDrafter
+from quire.runner.feature_drafter import FeatureDrafter
+from quire.runner.medusa_drafter import MedusaDrafter
+from quire.runner.rows import TEMPERATURE, RequestRows
 from quire.speculative import parse_speculative
 
 PROMPTS = {
@@ -44,11 +47,32 @@ SEEDS = 2  # answers to each prompt
 
 
 @contextmanager
-def likeliest() -> Iterator[None]:
+def likeliest(llm: LLM) -> Iterator[None]:
     """Drafts as most engines draw them: the drafter's best token, at any temperature."""
-    kept_out = HIDDEN | NOT_GREEDY | TOP_K | TOP_P | MIN_P
-    with patch.object(drafter, "HIDDEN", kept_out), patch.object(draft_draws, "HIDDEN", kept_out):
+    drafter = llm._engine.runner.drafter
+    if isinstance(drafter, ModelDrafter):
+        with cold(drafter.runner.rows):
+            yield
+        return
+    assert isinstance(drafter, (FeatureDrafter, MedusaDrafter)), "texts draw nothing"
+    graphs, drafter.graphs = drafter.graphs, None  # they read the requests' own temperatures
+    try:
+        with cold(drafter._draws.rows):
+            yield
+    finally:
+        drafter.graphs = graphs  # type: ignore[assignment]
+
+
+@contextmanager
+def cold(rows: RequestRows) -> Iterator[None]:
+    """The drafter's view of the rows has a temperature of 0 in all; the target's stays."""
+    own = rows.float_columns
+    assert TEMPERATURE == 0, "it is the first column"
+    rows.float_columns = (torch.zeros_like(own[0]), *own[1:])
+    try:
         yield
+    finally:
+        rows.float_columns = own
 
 
 def answers(llm: LLM, args: argparse.Namespace, heat: float, depth: int | None) -> list[Any]:
@@ -93,12 +117,11 @@ def measure(args: argparse.Namespace, tree: int) -> Iterator[dict[str, Any]]:
         speculative_config=config,
     )
     fed = int(config["num_speculative_tokens"])
-    # Draws of a GPU go by each row's own temperature, whatever a step's needs are said to be.
-    ways = ("coupled", "likeliest") if args.device == "cpu" else ("coupled",)
+    ways = ("coupled", "likeliest")
     for heat in (0.0, 1.0):
         plain = [output.outputs[0].token_ids for output in answers(llm, args, heat, 0)]
         for draws in ways[:1] if tree or not heat else ways:
-            with likeliest() if draws == "likeliest" else patch.dict({}):
+            with likeliest(llm) if draws == "likeliest" else nullcontext():
                 outputs = answers(llm, args, heat, None)
             yield {
                 "what": "accepted lengths",

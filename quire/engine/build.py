@@ -66,6 +66,7 @@ from quire.runner.runner import ModelRunner
 from quire.sched.costs import StepCosts
 from quire.sched.gap import prompt_budget
 from quire.sched.scheduler import Scheduler
+from quire.spec.jumps import Jumps
 from quire.tiers.tiers import Tiers
 
 if TYPE_CHECKING:
@@ -126,12 +127,12 @@ def build_engine(
     pool = PagePool(backend, heads, cache, pages, device, offer.pages)
     runner = _runner(seat, config, model, backend, heads, pool, rows)
     runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
-    drafts = parts.finish(runner, config, decisions)
+    grammars = _grammars(tokenizer, spec, runner)
+    drafts = parts.finish(runner, config, decisions) or _jumps(grammars, runner)
     makers = PageMakers(checkpoint, spec, config, wish, ops, backend, cache, ranks)
     kept_apart = seat.open_tiers(makers, runner, decisions)
     kv = _kv_manager(config, cache, pages, kept_apart.secret, ranks.num_homes)
     scheduler = _scheduler(config, kv, runner, decisions)
-    grammars = _grammars(tokenizer, spec, runner)
     names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
     adapters = open_adapters(args, runner, names, decisions, seat.group)
     runner.balancer = open_copies(args, model, checkpoint, names, wish, cpu)
@@ -299,6 +300,11 @@ def _group_decisions(groups: LayerGroups) -> list[Decision]:
     unused = len(groups) * groups.num_places - groups.num_layers
     why = f"{groups.num_layers} layers, {groups.num_places} a group, {unused} places unused"
     return [Decision("layer groups", ", ".join(kinds), why)]
+
+
+def _jumps(grammars: GrammarQueue | None, runner: ModelRunner) -> Jumps | None:
+    """Who drafts where no method does; other ranks hear of it with the step, as of any drafts."""
+    return None if grammars is None else Jumps(runner.masks)
 
 
 def _grammars(

@@ -36,6 +36,7 @@ from quire.kv.cache_news import CacheLog
 from quire.lora.adapters import NoAdapter
 from quire.obs.log import log_event
 from quire.request import Request, RequestId
+from quire.spec.jumps import Jumps
 from quire.spec.speculation import Speculation
 from quire.step import TokenEvent
 from quire.version import __version__
@@ -380,7 +381,7 @@ class EngineProcess:
         counts = self.core.scheduler.stats().as_dict() | self._memory()
         if self._late is not None:
             counts |= self._late.as_dict()
-        if isinstance(self.core.drafts, Speculation):
+        if isinstance(self.core.drafts, Speculation | Jumps):
             counts |= self.core.drafts.counts.as_dict()
         if self.engine.tiers is not None:
             counts |= self.engine.tiers.as_dict()

@@ -15,6 +15,7 @@ from quire.obs.pool_picture import PoolPicture
 from quire.obs.tree_picture import TreePicture
 from quire.request import Request, RequestId
 from quire.sched.stats import SchedStats
+from quire.spec.jumps import Jumps
 from quire.spec.speculation import Speculation
 from quire.step import StepPlan, Work
 from quire.tiers.picture import places_of
@@ -103,9 +104,11 @@ class Snapshots:
         }
 
     def _speculation(self, stats: SchedStats) -> dict[str, Any] | None:
-        if not isinstance(self._drafts, Speculation):
+        if not isinstance(self._drafts, Speculation | Jumps):
             return None
         counts = self._drafts.counts
+        if isinstance(self._drafts, Jumps) and not counts.num_runs:
+            return None  # nothing to watch
         pairs = zip(counts.accepted_at, counts.drafted_at, strict=True)
         return {
             "proposer": self._drafts.name,

@@ -147,22 +147,33 @@ class GrammarMasks:
         for request_id, work in zip(step.ids, step.works, strict=True):
             self._unseen[request_id] = (pending, work)
 
+    def has_any(self) -> bool:
+        return len(self.matchers) > 0
+
     def forced(self, request_id: RequestId) -> Sequence[int]:
-        """Tokens that must come next; waits for what was drawn last."""
-        self.catch_up()
+        """Tokens that must come next; waits for what the request drew last."""
+        if (unseen := self._unseen.pop(request_id, None)) is not None:
+            self._show(request_id, *unseen)
+        return self.forced_so_far(request_id)
+
+    def forced_so_far(self, request_id: RequestId) -> Sequence[int]:
+        """The same behind the tokens that the matcher has seen; waits for nothing."""
         matcher = self.matchers.get(request_id)
         return () if matcher is None else matcher.forced()
 
     def catch_up(self) -> None:
         """Let the matchers see what was drawn; waits for it."""
         for request_id, (pending, work) in self._unseen.items():
-            matcher = self.matchers.get(request_id)
-            if matcher is None:
-                continue  # ended meanwhile
-            with suppress(GrammarError):  # as above
-                for token in pending.kept(work):
-                    matcher.accept(token)
+            self._show(request_id, pending, work)
         self._unseen.clear()
+
+    def _show(self, request_id: RequestId, pending: PendingStep, work: int) -> None:
+        matcher = self.matchers.get(request_id)
+        if matcher is None:
+            return  # ended meanwhile
+        with suppress(GrammarError):  # as above
+            for token in pending.kept(work):
+                matcher.accept(token)
 
 
 def _behind(matcher: Matcher | None, bits: Words, draft: int) -> Matcher | None:

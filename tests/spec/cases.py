@@ -16,6 +16,7 @@ from quire.params import SamplingParams, StructuredOutputsParams
 from quire.request import Request, RequestId
 from quire.runner.feature_drafter import FeatureDrafter
 from quire.sched.scheduler import Scheduler
+from quire.spec.jumps import Jumps
 from quire.spec.tree import paths_of
 from quire.step import Draft, StepPlan, TokenEvent, Took
 
@@ -104,6 +105,12 @@ def open_tiny(folder: Path, family: str, **changes: Any) -> LLM:
     return LLM(str(at), **args)
 
 
+def undrafted(llm: LLM) -> LLM:
+    """The same, without what grammars force: a token a step."""
+    llm._engine.core.drafts = None
+    return llm
+
+
 def answer(llm: LLM, asked: list[tuple[str, SamplingParams]]) -> list[object]:
     """All that a caller can see of the answers, but for clocks."""
     outputs = llm.generate([text for text, _ in asked], [p for _, p in asked], use_tqdm=False)
@@ -164,7 +171,7 @@ class Told:
         """Runs the requests without drafts first, and remembers what they drew."""
         made = cls({}, random.Random(5), **changes)
         core = llm._engine.core
-        assert core.drafts is None
+        assert isinstance(core.drafts, Jumps), "a method would draft beside these"
         core.drafts = made
         answer(llm, asked)
         return made

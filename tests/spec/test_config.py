@@ -88,15 +88,18 @@ def test_a_drafter_that_is_the_target_is_always_right(tmp_path: Path) -> None:
     assert stats.num_steps < 12
 
 
-def test_what_a_grammar_forces_takes_no_steps(tmp_path: Path) -> None:
-    """Red when tokens without a choice cost a step each."""
+@pytest.mark.parametrize("config", [None, {"method": "ngram", "adaptive": False}])
+def test_what_a_grammar_forces_takes_no_steps(
+    config: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """Red when tokens without a choice cost a step each, with a method or with none."""
     from quire.params import StructuredOutputsParams
 
     text = "a long text that leaves no choice"
     params = SamplingParams(
         temperature=0.9, max_tokens=60, structured_outputs=StructuredOutputsParams(regex=text)
     )
-    llm = open_tiny(tmp_path, "llama", speculative_config={"method": "ngram", "adaptive": False})
+    llm = open_tiny(tmp_path, "llama", speculative_config=config)
     before = llm.stats().num_steps
     (output,) = llm.generate("x", params, use_tqdm=False)
     assert output.outputs[0].text == text

@@ -23,7 +23,7 @@ from quire.runner import gather, runner, trees
 from quire.runner import sampling as sampling_inputs
 from quire.sample import cpu_ops, gumbel
 from tests.spec import heads
-from tests.spec.cases import FAMILIES, TEXTS, Told, answer, everyone, open_tiny, sampling
+from tests.spec.cases import FAMILIES, TEXTS, Told, answer, everyone, open_tiny, sampling, undrafted
 
 CROWDS: dict[str, dict[str, Any]] = {
     "crowded": {},
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> dict[str, list[object]]:
     """Answers without speculation, by family."""
-    return {family: answer(open_tiny(folder, family), everyone()) for family in FAMILIES}
+    return {family: answer(undrafted(open_tiny(folder, family)), everyone()) for family in FAMILIES}
 
 
 IS_LONG = bool(os.environ.get("QUIRE_LONG_TESTS"))
