@@ -3,25 +3,28 @@
     python -m benchmarks.gpu_distil --text sotu-newest.txt --parts FOLDER --minutes 5
     python -m benchmarks.gpu_distil --text FILE --model MODEL --layers 2 --device cpu --minutes 1
 
-The model is shrunk by depth, writes answers for `--answer-share` of the time, and what is left of
-`--minutes` goes to training, of as many steps as fit: a few that move no weight are timed first.
-All of it is `quire shrink`'s and `quire distill`'s own doing. Then the original, the shrunk and the
-distilled model read one text, on a GPU with plain weights and no graphs, which prompts do not use.
-Prints a JSON line of what was learned, then one of everything, should the time end between them.
-`--parts` joins the files of a folder, in the order of their names.
+The model is shrunk by depth, writes answers for `--answer-share` of the time, and all that is left
+of `--minutes` goes to training: its learning rate falls with the clock, not with a count of steps,
+and it ends where the next step would be late. The rest is `quire shrink`'s and `quire distill`'s
+own doing. Then the original, the shrunk and the distilled model read one text, on a GPU with plain
+weights and no graphs, which prompts do not use. Prints a JSON line of what was learned, then one of
+everything, should the time end between them. `--parts` joins the files of a folder, in the order of
+their names.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from quire.compress.pipeline import compress
 from quire.distill.answers import Answer, collect, prompts_of
 from quire.distill.engines import engine_for, let_go
 from quire.distill.loop import Job, Progress, Room, Run, finish, prepare
+from quire.distill.optimiser import FLOOR, Optimiser
 from quire.distill.prompts import digest
 from quire.distill.recipe import Corpus, Recipe, Schedule, Shape
 from quire.distill.state import Desk
@@ -46,10 +50,9 @@ from quire.runner.device import pick_device
 
 ANSWERS = "answers.jsonl"
 MOST = 1 << 20  # answers; the time is over long before
-PILOT_STEPS, PILOT_WARM = 6, 3  # before the first step, and those of them that are not timed
-STANDING_STILL = 1e-30  # a learning rate that is less than a weight's last bit
-WRITING_S = 5.0  # for the state and the weights at the end
-WARMUP_SHARE = 8  # at most one of so many steps
+WRITING_S = 3.0  # for the weights at the end
+WARMUP_SHARE = 1 / 8  # of the time, at most
+RECENT = 5  # steps that tell how long the next one takes
 SHRINK_TEXT = Calibration(16, 512)  # layers are ranked by how they turn the stream: that is plenty
 
 
@@ -57,20 +60,20 @@ class TimeIsUp(Exception):
     pass
 
 
-@dataclass
 class Clock:
-    begun: float = field(default_factory=time.monotonic)
-    phases: dict[str, float] = field(default_factory=dict)
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now, self.begun = now, now()
+        self.phases = dict[str, float]()
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.begun
+        return self.now() - self.begun
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        begun = time.monotonic()
+        begun = self.seconds
         yield
-        self.phases[name] = round(time.monotonic() - begun, 1)
+        self.phases[name] = round(self.seconds - begun, 1)
         print(f"{name}: {self.phases[name]} s", file=sys.stderr, flush=True)
 
 
@@ -130,24 +133,59 @@ class Answering:
         return sum(len(answer.answer) for answer in answers[low:high]) / max(1e-9, ended - begun)
 
 
-class Stopwatch:
-    """When each step of a run was done; stops it where it is told to."""
+class ByTheClock(Optimiser):
+    """Up over the warm-up's steps, or an eighth of the time if that is sooner; then down along a
+    cosine until the time is up."""
 
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.stop_at, self.marks = stop_at, list[float]()
+    def __init__(self, leaves: Any, schedule: Schedule, gone: Callable[[], float]) -> None:
+        super().__init__(leaves, schedule)
+        self.gone = gone  # share of the time
 
-    def __call__(self, progress: Progress) -> None:
-        if progress.what != "steps":
-            return
-        self.marks.append(time.monotonic())
-        if progress.done % 100 == 0 or progress.held_out is not None:
-            told = f"step {progress.done}/{progress.total}: loss {progress.loss:.4f}"
-            print(f"{told} {progress.held_out or ''}", file=sys.stderr, flush=True)
-        if progress.done == self.stop_at:
-            raise TimeIsUp
+    def rate(self, step: int) -> float:
+        gone = min(1.0, self.gone())
+        up = min(1.0, max((step + 1) / max(1, self.schedule.warmup), gone / WARMUP_SHARE))
+        down = FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * gone))
+        return self.schedule.learning_rate * up * down
 
-    def seconds_a_step(self, warm: int) -> float:
-        return (self.marks[-1] - self.marks[warm - 1]) / (len(self.marks) - warm)
+
+class TimedRun(Run):
+    """As many steps as fit before the clock shows `end`, the last judgement too."""
+
+    def __init__(self, room: Room, clock: Clock, end: float) -> None:
+        super().__init__(room, tell)
+        self.clock, self.end, self.marks = clock, end, list[float]()
+        self.optimiser = ByTheClock(room.pupil.leaves(), self.schedule, self._gone)
+
+    def all(self) -> dict[str, Any]:
+        begun = self.clock.seconds
+        before = self.judge_held_out()
+        self.marks = [self.clock.seconds]
+        self.end -= self.marks[0] - begun  # it is done again behind the last step
+        while not self.history or self._has_time():
+            self.history.append(self._step(len(self.history)))
+            self.marks.append(self.clock.seconds)
+            self._tell(self.history[-1])
+        self.history[0]["before"], self.history[-1]["held_out"] = before, self.judge_held_out()
+        report = self._report()
+        return {**report, "schedule": {**report["schedule"], "steps": len(self.history)}}
+
+    def _gone(self) -> float:
+        begun = self.marks[0]
+        return (self.clock.seconds - begun) / max(1e-9, self.end - begun)
+
+    def _has_time(self) -> bool:
+        return self.clock.seconds + self.seconds_a_step() <= self.end
+
+    def seconds_a_step(self) -> float:
+        """The median of the newest: the first ones allocate and choose kernels."""
+        marks = self.marks[-RECENT - 1 :]
+        each = sorted(after - before for before, after in pairwise(marks))
+        return each[len(each) // 2]
+
+
+def tell(progress: Progress) -> None:
+    if progress.what == "steps" and progress.done % 100 == 0:
+        print(f"step {progress.done}: loss {progress.loss:.4f}", file=sys.stderr, flush=True)
 
 
 def room_of(recipe: Recipe, out: Path, answers: Path, device: torch.device) -> Room:
@@ -156,12 +194,6 @@ def room_of(recipe: Recipe, out: Path, answers: Path, device: torch.device) -> R
     desk = Desk.open(out, {**recipe.asked(), "prompts": prompts})
     shutil.copy(answers, desk.folder / ANSWERS)
     return prepare(Job(recipe, out, device), lambda progress: None)
-
-
-def rescheduled(room: Room, **changes: Any) -> Room:
-    recipe = room.job.recipe
-    recipe = replace(recipe, schedule=replace(recipe.schedule, **changes))
-    return replace(room, job=replace(room.job, recipe=recipe))
 
 
 def judge(original: str, arms: dict[str, Path], text: Path, args: argparse.Namespace) -> Any:
@@ -195,29 +227,16 @@ class Lesson:
     device: torch.device
     clock: Clock
 
-    def learn(self, seconds: float) -> tuple[Any, Stopwatch]:
-        begun, out = self.clock.seconds, self.folder / "out"
+    def learn(self, seconds: float) -> tuple[Any, TimedRun]:
+        end, out = self.clock.seconds + seconds - WRITING_S, self.folder / "out"
         with self.clock.phase("loading"):
             room = room_of(self.recipe, out, self.folder / ANSWERS, self.device)
-        with self.clock.phase("pilot"):
-            step_s = self.seconds_a_step(room)
-        left = seconds - (self.clock.seconds - begun) - WRITING_S
-        steps = max(PILOT_STEPS, int(left / step_s))
-        warmup = min(self.recipe.schedule.warmup, steps // WARMUP_SHARE)
-        room = rescheduled(room, steps=steps, warmup=warmup)
         with self.clock.phase("training"):
-            report = Run(room, watch := Stopwatch()).all()
+            run = TimedRun(room, self.clock, end)
+            report = run.all()
         with self.clock.phase("writing"):
             finish(room, report)
-        return report, watch
-
-    def seconds_a_step(self, room: Room) -> float:
-        """Of steps that do all there is to do and leave the weights where they are."""
-        watch = Stopwatch(PILOT_STEPS)
-        still = rescheduled(room, steps=PILOT_STEPS + 1, learning_rate=STANDING_STILL)
-        with suppress(TimeIsUp):  # one step before the last, which would be saved
-            Run(still, watch).all()
-        return watch.seconds_a_step(PILOT_WARM)
+        return report, run
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -240,10 +259,10 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         schedule_of(args),
     )
     lesson = Lesson(recipe, folder, device, clock)
-    report, watch = lesson.learn(limit - (clock.seconds - begun))
+    report, run = lesson.learn(limit - (clock.seconds - begun))
     distilled_s = clock.seconds - begun
     let_go(device)
-    trained = figures(answers, asking, watch, report)
+    trained = figures(answers, asking, run, report)
     print(json.dumps({"what": "learned", **trained, "phases_s": clock.phases}), flush=True)
     with clock.phase("evaluation"):
         arms = {"shrunk": folder / "shrunk", "distilled": folder / "out"}
@@ -266,14 +285,13 @@ def schedule_of(args: argparse.Namespace) -> Schedule:
         learning_rate=args.learning_rate,
         warmup=args.warmup,
         hidden_loss=args.hidden_loss,
-        save_every=1 << 30,
+        own_share=args.own_share,
     )
 
 
-def figures(
-    answers: list[Answer], asking: Answering, watch: Stopwatch, report: Any
-) -> dict[str, Any]:
-    step_s = watch.seconds_a_step(1)
+def figures(answers: list[Answer], asking: Answering, run: TimedRun, report: Any) -> dict[str, Any]:
+    marks = run.marks[min(RECENT, len(run.marks) - 2) :]  # the first steps choose kernels
+    step_s = (marks[-1] - marks[0]) / (len(marks) - 1)
     mean = sum(len(answer.ids) for answer in answers) / len(answers)
     history, schedule = report["history"], report["schedule"]
     every = max(1, len(history) // 20)
@@ -301,13 +319,14 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="held out, UTF-8")
     parser.add_argument("--minutes", type=float, default=5.0, help="of distilling, answers too")
     parser.add_argument("--layers", type=int, default=22, help="that stay")
-    parser.add_argument("--answer-share", type=float, default=0.4, help="of the time")
-    parser.add_argument("--tokens", type=int, default=511, help="of an answer")
+    parser.add_argument("--answer-share", type=float, default=0.3, help="of the time")
+    parser.add_argument("--tokens", type=int, default=1023, help="of an answer")
     parser.add_argument("--free-share", type=float, default=0.85)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--warmup", type=int, default=40)
     parser.add_argument("--hidden-loss", type=float, default=0.0)
+    parser.add_argument("--own-share", type=float, default=0.0, help="from the second pass on")
     parser.add_argument("--window", type=int, default=1024, help="of the held-out text")
     parser.add_argument("--eval-tokens", type=int, default=1 << 16)
     parser.add_argument("--device", default="auto")
