@@ -101,7 +101,7 @@ def measure(job: str, device: str, scratch: Path) -> dict[str, Any]:
         write_checkpoint(KNOWN[shape], model, device)
         os.sync()  # else the result's shards wait behind it for the disk
     words = [sys.executable, "-m", "quire", "quantize", str(model), "--method", method]
-    words += ["--out", str(out), "--device", device, "--json"]
+    words += ["--out", str(out), "--device", device, "--json", "--no-report"]
     if shape == "tiny":
         words += ["--group-size", "32", "--samples", "4", "--length", "64"]
     begun = time.perf_counter()

@@ -5,7 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from quire.cli.judging import add_report_flags, judge_and_show
+from quire.cli.judging import (
+    add_report_flags,
+    check_report_flags,
+    judge_and_show,
+    may_be_written,
+)
 from quire.cli.parser import VerbParser
 from quire.cli.passes import progress
 from quire.cli.show import note
@@ -36,14 +41,19 @@ def run(args: Namespace) -> int:
     from quire.cli.download import fetch
     from quire.compress.recipe_file import read_plan
 
+    check_report_flags(args)
     plan = read_plan(Path(args.recipe))
     fetch(args.model)
     from quire.compress.chain import Chain
     from quire.runner.device import pick_device
 
-    with progress("compressing") as listen:
-        chain = Chain(args.model, Path(args.out), plan, pick_device(args.device)[0])
-        report = chain.run(listen)
+    chain = Chain(args.model, Path(args.out), plan, pick_device(args.device)[0])
+    report = chain.finished() if may_be_written(args) else None
+    if report is None:
+        with progress("compressing") as listen:
+            report = chain.run(listen)
+    else:
+        note(f"{args.out} is written already: it is judged")
     *before, last = report["steps"]
     for step in before:
         note(f"{step['method']}: {step['bytes'] / 1e6:.1f} MB, mean error {step['mean_error']:.2e}")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.bars import counted_bar
+from quire.cli.judging import add_report_flags, check_report_flags, judged, save_judged, show_judged
 from quire.cli.main import did_you_mean
 from quire.cli.parser import VerbParser, positive, whole
 from quire.cli.show import note, print_json
-from quire.errors import BadRequest
+from quire.errors import BadRequest, QuireError
 
 if TYPE_CHECKING:
     from quire.distill.loop import Progress
@@ -66,6 +67,7 @@ def build_parser() -> VerbParser:
     flag("--threads", "of a CPU", type=positive, metavar="N")
     flag("--plot", "loss and accepted drafts as a PNG, drawn as they come", metavar="FILE")
     flag("--json", "the report as one JSON object", action="store_true")
+    add_report_flags(parser, "--judged-tokens", ", a student")
     return parser
 
 
@@ -81,9 +83,10 @@ def run(args: Namespace) -> int:
 
     prompts_of(recipe.corpus)  # before anything is fetched
     if args.plot:
-        from quire.distill.plot import check_plots
+        from quire.picture import check_picture
 
-        check_plots()
+        check_picture(Path(args.plot))
+    check_report_flags(args)
     from quire.cli.download import fetch
 
     for name in filter(None, (args.target, args.start)):
@@ -92,14 +95,30 @@ def run(args: Namespace) -> int:
     from quire.runner.device import pick_device
 
     device = pick_device(args.device)[0]
-    plot = Path(args.plot) if args.plot else None
+    draw = _drawn(Path(args.plot)) if args.plot else None
     with _progress() as listen:
-        report = distil(Job(recipe, Path(args.out), device, args.threads, plot), listen)
+        report = distil(Job(recipe, Path(args.out), device, args.threads, draw), listen)
+    found = judged(args, args.target) if args.kind == "student" else None
     if args.json:
-        print_json(report)
+        print_json({**report, "judged": found})
     else:
         _print_report(args.out, report)
+        show_judged(found)
+    save_judged(args, found)
     return 0
+
+
+def _drawn(path: Path) -> Callable[[Mapping[str, Any]], None]:
+    """A run is not lost to its picture."""
+    from quire.distill.plot import plot_run
+
+    def draw(report: Mapping[str, Any]) -> None:
+        try:
+            plot_run(report, path)
+        except QuireError as error:
+            note(f"note: {error}")
+
+    return draw
 
 
 def _recipe(args: Namespace) -> Recipe:

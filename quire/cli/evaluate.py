@@ -48,7 +48,7 @@ def build_parser() -> VerbParser:
     flag("--tokens", "most tokens of the text", type=positive, default=8192, metavar="N")
     length = whole(2, 1 << 24)
     flag("--window", "tokens scored as one context", type=length, default=2048, metavar="N")
-    flag("--tasks", "of arc-easy,piqa,sciq,hellaswag; or none", default="arc-easy,piqa")
+    flag("--tasks", "of arc-easy,piqa,sciq,hellaswag; or all, or none", default="arc-easy,piqa")
     flag("--items", "most questions of a task", type=positive, default=200, metavar="N")
     flag("--plot", "write quality against size as a PNG", metavar="FILE")
     flag("--json", "one JSON object", action="store_true")
@@ -63,6 +63,10 @@ def run(args: Namespace) -> int:
     from quire.evaluate.run import run as run_arms
 
     work = _work(args)
+    if args.plot:
+        from quire.picture import check_picture
+
+        check_picture(Path(args.plot))
     found = report(run_arms(arms, against, work, note), work)
     if args.json:
         print_json(found)

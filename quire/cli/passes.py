@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.bars import counted_bar
 from quire.cli.main import did_you_mean
 from quire.cli.parser import VerbParser, positive
-from quire.cli.show import note, print_json, print_table
+from quire.cli.show import note, print_table
 from quire.errors import BadRequest
 
 if TYPE_CHECKING:
     from quire.compress.calibration import Calibration
     from quire.compress.passes.recipe import Recipe
-    from quire.compress.pipeline import Progress
+    from quire.compress.pipeline import Job, Progress
 
 SHOWN = 6  # projections in the closing table
 
@@ -74,27 +74,16 @@ def calibration_of(args: Namespace) -> Calibration:
     return Calibration(args.samples, args.length, file)
 
 
-def run_pass(args: Namespace, recipe: Recipe, keep: tuple[str, ...], doing: str) -> dict[str, Any]:
-    """Fetches the model and runs the pass over it."""
+def job_of(args: Namespace, recipe: Recipe, keep: tuple[str, ...]) -> Job:
+    """With the model fetched."""
     from quire.cli.download import fetch
 
     fetch(args.model)
-    from quire.compress.pipeline import Job, compress
+    from quire.compress.pipeline import Job
     from quire.runner.device import pick_device
 
     device = pick_device(args.device)[0]
-    job = Job(args.model, Path(args.out), recipe, calibration_of(args), keep, device)
-    with progress(doing) as listen:
-        return compress(job, listen)
-
-
-def show(args: Namespace, report: dict[str, Any]) -> int:
-    """Print what came of it."""
-    if args.json:
-        print_json(report)
-    else:
-        print_report(args.out, report)
-    return 0
+    return Job(args.model, Path(args.out), recipe, calibration_of(args), keep, device)
 
 
 @contextmanager

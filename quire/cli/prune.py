@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from quire.cli.judging import add_report_flags, judge_and_show
+from quire.cli.judging import add_report_flags, run_and_judge
 from quire.cli.parser import VerbParser
-from quire.cli.passes import add_keep, add_pass_flags, check_method, kept_of, run_pass, share
+from quire.cli.passes import add_keep, add_pass_flags, check_method, kept_of, share
 
 EXAMPLES = """
 quire prune smollm2-135m-instruct --method sparsegpt --pattern 2:4 --out smollm2-24
@@ -51,5 +51,4 @@ def run(args: Namespace) -> int:
         reconstruct=not args.no_reconstruct,
         plain=args.plain,
     )
-    report = run_pass(args, recipe, kept_of(args.keep, args.method), "pruning")
-    return judge_and_show(args, report)
+    return run_and_judge(args, recipe, kept_of(args.keep, args.method), "pruning")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from quire.cli.judging import add_report_flags, run_and_judge
 from quire.cli.parser import VerbParser, whole
-from quire.cli.passes import add_keep, add_pass_flags, check_method, kept_of, run_pass, show
+from quire.cli.passes import add_keep, add_pass_flags, check_method, kept_of
 
 EXAMPLES = """
 quire quantize qwen2.5-coder-0.5b-instruct --method gptq --out qwen-gptq
@@ -38,6 +39,7 @@ def build_parser() -> VerbParser:
     parser.flag("--static-inputs", "fp8: one input scale, from calibration", action="store_true")
     parser.flag("--type", "gguf: type of most tensors", default="Q4_K")
     add_pass_flags(parser)
+    add_report_flags(parser)
     return parser
 
 
@@ -57,4 +59,4 @@ def run(args: Namespace) -> int:
         static_inputs=args.static_inputs,
         storage=args.type,
     )
-    return show(args, run_pass(args, recipe, kept_of(args.keep, args.method), "quantising"))
+    return run_and_judge(args, recipe, kept_of(args.keep, args.method), "quantising")

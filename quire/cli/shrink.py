@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from quire.cli.judging import add_report_flags, judge_and_show
+from quire.cli.judging import add_report_flags, run_and_judge
 from quire.cli.parser import VerbParser, positive
-from quire.cli.passes import add_pass_flags, run_pass
+from quire.cli.passes import add_pass_flags
 
 EXAMPLES = """
 quire shrink smollm2-135m-instruct --layers 24 --out smollm2-24-layers
@@ -46,4 +46,4 @@ def run(args: Namespace) -> int:
         hidden=args.hidden,
         reconstruct=not args.no_reconstruct,
     )
-    return judge_and_show(args, run_pass(args, recipe, (), "shrinking"))
+    return run_and_judge(args, recipe, (), "shrinking")

@@ -1,8 +1,10 @@
 """Beside: a smaller model judged next to the one it was, and to quantisation at the same bytes.
 
 Perplexity, divergence, bytes and speed are `quire evaluate`'s. Forms that weights are rounded to
-while they load need no file, so the best of them that is no larger always has a row. What the rows
-mean is said in a sentence each, also where the smaller model loses.
+while they load need no file, so of four of them the one with the most bits that is no larger has a
+row, or the smallest where none is. Better quantisations take a pass of their own: their folders,
+which a user names, count as much. What the rows mean is said in a sentence each, also where the
+smaller model loses.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from quire.evaluate.run import Say, Work, run
 from quire.load.open import open_model
 from quire.models.registry import spec_of
 
+JUDGED, PICTURE = "report.json", "report.png"  # in the folder that was written
 # Forms by their bits a weight, scales included; embeddings and heads have eight bits or more.
 FORMS = {"rtn-int8-g32": 8.5, "fp8": 8.1, "rtn-int4-g32": 4.5, "mxfp4": 4.25}
 SMALL_FORM = "rtn-int4-g32"  # shown too where it fits: what far fewer bytes would do
@@ -41,12 +44,13 @@ class Beside:
         return {**found, "what": "compress", "meaning": meanings(found["rows"])}
 
     def _forms(self) -> list[str]:
-        """The most bits that fit the files' bytes, and four."""
+        """The most bits that fit the files' bytes, and four; the fewest where none fit."""
         size = sum(file.stat().st_size for file in self.out.glob("*.safetensors"))
         size = size or sum(file.stat().st_size for file in self.out.glob("*.gguf"))
         weights = spec_of(open_model(EngineArgs(model=self.model)).checkpoint.config).num_params
         fitting = [form for form, bits in FORMS.items() if weights * bits / 8 <= size * TOLERANCE]
-        return list(dict.fromkeys([*fitting[:1], *(f for f in fitting if f == SMALL_FORM)]))
+        small = [form for form in fitting if form == SMALL_FORM]
+        return list(dict.fromkeys([*fitting[:1], *small])) or [min(FORMS, key=FORMS.__getitem__)]
 
 
 def meanings(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -63,15 +67,42 @@ def meanings(rows: Sequence[dict[str, Any]]) -> list[str]:
         found.append("it is no smaller than the original as it was stored: nothing is gained")
     same = [row for row in others if _size(row) <= size * TOLERANCE]
     if not same:
-        return [*found, "nothing beside it has as few bytes; `--beside` takes more models"]
+        return [*found, _alone(made, others)]
     best = min(same, key=_divergence)
-    words = f"KL {_divergence(best):.4f} in {_size(best) / 1e6:.0f} MB"
-    ours = f"KL {divergence:.4f} in {size / 1e6:.0f} MB"
-    if _divergence(best) < divergence:
-        found.append(f"it loses to quantisation: {best['name']} has {words}, {made['name']} {ours}")
-    else:
-        found.append(f"it beats the best quantisation of its size: {ours}, {best['name']} {words}")
+    loses = _divergence(best) < divergence
+    verb, pair = ("loses to", (best, made)) if loses else ("beats", (made, best))
+    found.append(f"it {verb} {_kind(best)}: {_told(pair[0])}, {_told(pair[1])}")
+    if not any(_is_folder(row) for row in others):
+        found.append(
+            "only forms that are rounded at load stand beside it; `quire quantize` writes better"
+            " ones, and `--beside DIR` weighs them too"
+        )
     return found
+
+
+def _alone(made: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
+    """Where nothing is as small."""
+    forms = [row for row in others if not _is_folder(row)]
+    if not forms:
+        return "nothing beside it has as few bytes; `--beside` takes more models"
+    return (
+        f"no form rounded at load is as small as its {_size(made) / 1e6:.0f} MB: the smallest,"
+        f" {_told(min(forms, key=_size))}; `quire quantize --bits` writes smaller ones"
+    )
+
+
+def _is_folder(row: dict[str, Any]) -> bool:
+    """Another model, not a form of the original."""
+    return "quantization" not in row["options"]
+
+
+def _kind(row: dict[str, Any]) -> str:
+    name = "the model beside it" if _is_folder(row) else "the best form rounded at load"
+    return f"{name} at the same bytes"
+
+
+def _told(row: dict[str, Any]) -> str:
+    return f"{row['name']} has KL {_divergence(row):.4f} in {_size(row) / 1e6:.0f} MB"
 
 
 def _size(row: dict[str, Any]) -> float:

@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 
-from quire.compress.output import JOURNAL, REPORT, UNFINISHED
+from quire.compress.finished import same_asked
+from quire.compress.output import REPORT, Output, is_done, told
 from quire.compress.pipeline import Job, Listen, Progress, compress
 from quire.compress.recipe_file import Plan
 from quire.errors import BadRequest
+from quire.jsonfile import read_object
 
 PLAN = "plan.json"
+CHAIN, BEFORE = "chain", "steps_before"  # in the report of the last step
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +35,52 @@ class Chain:
 
     def run(self, listen: Listen) -> dict[str, Any]:
         """The report of each step. Raises QuireError."""
+        if self._between.exists() and (was_done := self.finished()) is not None:
+            shutil.rmtree(self._between)  # which a kill had left
+            return was_done
         self._begin()
-        model, reports = self.model, []
+        model, reports = self.model, list[dict[str, Any]]()
         for number, step in enumerate(self.plan.steps, 1):
             is_last = number == len(self.plan.steps)
             out = self.out if is_last else self._between / f"{number}-{step.recipe.method}"
-            if not _is_done(out):
+            if not is_done(out):
                 job = Job(model, out, step.recipe, self.plan.calibration, step.keep, self.device)
                 compress(job, _numbered(listen, number, len(self.plan.steps)))
-            reports.append(json.loads((out / REPORT).read_text()))
+            reports.append(read_object(out / REPORT))
             model = str(out)
+        self._note(reports)
         shutil.rmtree(self._between)
-        return {"what": "compress", "model": self.model, "steps": reports}
+        return self._report(reports)
+
+    def finished(self) -> dict[str, Any] | None:
+        """What `run` returned when this chain was done; None where it was not."""
+        if not is_done(self.out):
+            return None
+        report = same_asked(self.out, {CHAIN: self._asked()})
+        return None if report is None else self._report([*report[BEFORE], report])
+
+    def _note(self, reports: list[dict[str, Any]]) -> None:
+        """In the last step's report, which stays: all that was asked, what the steps before did,
+        and the text that any of them was calibrated on."""
+        *before, last = reports
+        texts = [report["calibration"] for report in reports if "calibration" in report]
+        noted = {**last, CHAIN: self._asked(), BEFORE: before}
+        noted |= {"calibration": texts[-1]} if texts else {}
+        Output(self.out, 0).write(REPORT, json.dumps(noted, indent=2).encode() + b"\n")
+
+    def _report(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
+        steps = [{k: v for k, v in one.items() if k not in (CHAIN, BEFORE)} for one in reports]
+        return {"what": "compress", "model": self.model, "steps": steps}
+
+    def _asked(self) -> dict[str, Any]:
+        text = self.plan.calibration
+        asked = {
+            "model": self.model,
+            "steps": [asdict(step) for step in self.plan.steps],
+            "calibration": [text.sha256, *asdict(text).values()],
+        }
+        made: dict[str, Any] = json.loads(json.dumps(asked, default=str))
+        return made
 
     @property
     def _between(self) -> Path:
@@ -52,14 +89,8 @@ class Chain:
     def _begin(self) -> None:
         """Raises BadRequest where something else was begun here."""
         noted = self._between / PLAN
-        asked = {
-            "model": self.model,
-            "steps": [asdict(step) for step in self.plan.steps],
-            "calibration": [self.plan.calibration.sha256, *asdict(self.plan.calibration).values()],
-        }
-        asked = json.loads(json.dumps(asked, default=str))
         if noted.exists():
-            if json.loads(noted.read_text()) != asked:
+            if read_object(noted) != self._asked():
                 raise BadRequest(
                     f"{self._between} holds what was begun with another model, recipe or"
                     " calibration; give --out a new folder, or the same options as before",
@@ -68,15 +99,9 @@ class Chain:
             return
         if self.out.exists() and any(self.out.iterdir()):
             raise BadRequest(f"{self.out} is not empty; give --out a new folder", param="out")
-        self._between.mkdir(parents=True, exist_ok=True)
-        unfinished = noted.with_name(PLAN + UNFINISHED)
-        unfinished.write_text(json.dumps(asked))
-        unfinished.rename(noted)
-
-
-def _is_done(folder: Path) -> bool:
-    """The config is written last, and the journal goes after it."""
-    return (folder / "config.json").exists() and not (folder / JOURNAL).exists()
+        with told(self._between):
+            self._between.mkdir(parents=True, exist_ok=True)
+        Output(self._between, 0).write(PLAN, json.dumps(self._asked()).encode())
 
 
 def _numbered(listen: Listen, number: int, count: int) -> Listen:

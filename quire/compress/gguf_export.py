@@ -8,7 +8,7 @@ and tied embeddings keep six or eight bits, norms, biases and routers all they h
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from quire.compress.gguf_file import Blob, write_gguf
 from quire.compress.gguf_metadata import metadata_of
 from quire.compress.judge import Verdict, judge, mean_error, record, remarks, verdicts_of
 from quire.compress.output import Output
+from quire.compress.pipeline import asked_of
 from quire.compress.source import Source
 from quire.errors import NotSupported
 from quire.load.dequant import dequantize
@@ -53,8 +54,8 @@ class Export:
             )
         self.targets = self._targets()
         self.metadata = metadata_of(source, FILE_TYPES[self.kind])
-        asked = {"model": str(source.path.resolve()), **asdict(job.recipe), "keep": sorted(kept)}
-        self.output = Output.open(job.out, asked, 1 + source.spec.num_layers)
+        self.asked = asked_of(job, source, False)
+        self.output = Output.open(job.out, self.asked, 1 + source.spec.num_layers)
 
     def all(self) -> dict[str, Any]:
         begun = time.perf_counter()
@@ -69,8 +70,7 @@ class Export:
             write_gguf(file, self.metadata, self._blobs())
         verdicts = verdicts_of(self.output.records.values())
         report: dict[str, Any] = {
-            "model": str(self.source.path),
-            **asdict(self.job.recipe),
+            **self.asked,
             "file": name,
             "bytes": (self.job.out / name).stat().st_size,
             "seconds": time.perf_counter() - begun,

@@ -32,6 +32,11 @@ def _pass(path: Path) -> None:
     """No check."""
 
 
+def is_done(folder: Path) -> bool:
+    """The report is written after the weights, and the journal goes last."""
+    return (folder / REPORT).exists() and not (folder / JOURNAL).exists()
+
+
 @dataclass(slots=True)
 class Output:
     folder: Path
@@ -42,7 +47,7 @@ class Output:
     def open(folder: Path, asked: Mapping[str, Any], num_shards: int) -> Output:
         """Begin, or go on where the journal ends. Raises BadRequest if the folder is not ours."""
         made = Output(folder, num_shards)
-        with _said(folder):
+        with told(folder):
             folder.mkdir(parents=True, exist_ok=True)
         if not (folder / JOURNAL).exists():
             if any(folder.iterdir()):
@@ -128,7 +133,7 @@ class Output:
     def writing(self, path: Path, check: Callable[[Path], None] = _pass) -> Iterator[IO[bytes]]:
         """A file that has its name only once it is whole, and `check` has raised nothing."""
         unfinished = path.with_name(path.name + UNFINISHED)
-        with _said(path):
+        with told(path):
             try:
                 with unfinished.open("wb") as file:
                     yield file
@@ -143,7 +148,7 @@ class Output:
 
     def _append(self, record: Mapping[str, Any]) -> None:
         path = self.folder / JOURNAL
-        with _said(path), path.open("ab") as file:
+        with told(path), path.open("ab") as file:
             file.write(json.dumps(record).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -186,15 +191,15 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _said(path: Path) -> Iterator[None]:
+def told(path: Path) -> Iterator[None]:
     """A disk's refusal as a sentence."""
     try:
         yield
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         way = (
-            "make room and run the same command again: it goes on with the next block"
+            "make room and run the same command again: it goes on where it stopped"
             if is_full
-            else "give --out a folder that can be written"
+            else "choose a folder that can be written"
         )
         raise QuireError(f"cannot write {path}: {error.strerror}; {way}") from error

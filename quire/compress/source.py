@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.block import BlockTensors
+from quire.compress.finite import check_finite
 from quire.config import EngineArgs
 from quire.errors import BadRequest, NotSupported
 from quire.load.checkpoint import Checkpoint
@@ -85,9 +86,11 @@ class Source:
         return said.get(self.spec.dtype, torch.bfloat16)
 
     def read(self, name: str) -> Tensor:
+        """Raises CheckpointError where a number is none."""
         place = self.places[name]
         tensor = self.checkpoint.read(place.stored)
-        return tensor if place.expert is None else tensor[place.expert]
+        tensor = tensor if place.expert is None else tensor[place.expert]
+        return check_finite(tensor, place.stored, self.checkpoint)
 
     def of_layer(self, layer: int | None) -> list[str]:
         """Names of a block's tensors; None: of those in no block."""

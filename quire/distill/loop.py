@@ -49,7 +49,7 @@ class Job:
     out: Path
     device: torch.device
     threads: int | None = None
-    plot: Path | None = None  # a PNG that is drawn anew at every checkpoint
+    draw: Callable[[Mapping[str, Any]], None] | None = None  # the report, at every checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Run:
             if is_last or (number + 1) % self.schedule.save_every == 0:
                 entry["held_out"] = self.judge_held_out()
                 self.desk.save(State(self.optimiser.tensors(), self.history))
-                self._plot()
+                self._draw()
             self._tell(entry)
         return self._report() | {"resumed_at": resumed_at}
 
@@ -168,11 +168,9 @@ class Run:
             "history": self.history,
         }
 
-    def _plot(self) -> None:
-        if self.job.plot is not None:
-            from quire.distill.plot import plot_run
-
-            plot_run(self._report(), self.job.plot)
+    def _draw(self) -> None:
+        if self.job.draw is not None:
+            self.job.draw(self._report())
 
     def _own_engine(self, folder: Path) -> LLM:
         folder.mkdir()

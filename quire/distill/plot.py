@@ -6,23 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.errors import NotSupported
+from quire.picture import pyplot, save_picture
 
 BLUE, ORANGE = "#3b6ea8", "#d9822b"
 
 
-def check_plots() -> None:
-    """Raises NotSupported where there is nothing to draw with: before a run, not after it."""
-    _pyplot()
-
-
 def plot_run(report: Mapping[str, Any], path: Path) -> None:
     """Writes a PNG: each step, and what was held out at each checkpoint."""
-    pyplot = _pyplot()
     history = report["history"]
     judged = [(0, report["before"])]
     judged += [(entry["step"], entry["held_out"]) for entry in history if "held_out" in entry]
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5))
+    figure, axes = pyplot().subplots(1, 2, figsize=(11, 4.5))
     for side, (key, label) in zip(
         axes, (("loss", "loss, nats a token"), ("accepted", "drafts accepted")), strict=True
     ):
@@ -40,17 +34,4 @@ def plot_run(report: Mapping[str, Any], path: Path) -> None:
         side.legend()
     figure.suptitle(f"{report['shape']['kind']} of {Path(report['target']).name}")
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")  # no display needed
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise NotSupported("plots need matplotlib: pip install 'quire[plot]'") from error
-    return pyplot
+    save_picture(figure, path)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.compress.output import UNFINISHED, Output
+from quire.compress.output import UNFINISHED, Output, told
 from quire.compress.safetensors_file import write_tensors
 from quire.errors import BadRequest, CheckpointError
 from quire.jsonfile import read_object
@@ -58,7 +58,8 @@ class Desk:
         elif not _is_free(out):
             raise BadRequest(f"{out} is not empty; give --out a new folder", param="out")
         else:
-            folder.mkdir(parents=True, exist_ok=True)
+            with told(folder):
+                folder.mkdir(parents=True, exist_ok=True)
             Output(folder, 0).write(ASKED, json.dumps(said, indent=1).encode())
         return Desk(folder, Output(folder, 0))
 

@@ -5,22 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quire.errors import NotSupported
+from quire.picture import pyplot, save_picture
 
 BLUE, ORANGE = "#3b6ea8", "#d9822b"
 
 
 def plot_quality(found: dict[str, Any], path: Path) -> None:
     """Writes a PNG: perplexity over the weights' bytes, and the divergence where there is one."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")  # no display needed
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise NotSupported("plots need matplotlib: pip install 'quire[plot]'") from error
     rows, against = found["rows"], found["against"]
-    figure, axes = pyplot.subplots(
+    figure, axes = pyplot().subplots(
         1, 2 if against else 1, figsize=(11 if against else 6, 4.5), squeeze=False
     )
     _plot(axes[0][0], [(row, row["perplexity"]) for row in rows], "perplexity")
@@ -32,9 +25,7 @@ def plot_quality(found: dict[str, Any], path: Path) -> None:
     text = found["text"]
     figure.suptitle(f"{text['name']}, {text['windows']} windows of {text['window']} tokens")
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save_picture(figure, path)
 
 
 def _plot(axes: Any, points: list[tuple[dict[str, Any], dict[str, Any]]], what: str) -> None:

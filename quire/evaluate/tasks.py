@@ -63,10 +63,12 @@ def parse_tasks(text: str) -> tuple[str, ...]:
     >>> parse_tasks("piqa,sciq"), parse_tasks("none")
     (('piqa', 'sciq'), ())
     """
+    if text == "all":
+        return tuple(TASKS)
     names = () if text == "none" else tuple(text.split(","))
     for name in names:
         if name not in TASKS:
-            raise BadRequest(f"got task {name!r}, want some of {','.join(TASKS)}, or none")
+            raise BadRequest(f"got task {name!r}, want some of {','.join(TASKS)}; or all, or none")
     return names
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from quire.cli import main as cli
-from quire.distill import loop
+from quire.compress.beside import Beside
+from quire.distill import loop, plot
 from quire.distill.losses import Judged
 from quire.distill.pupils.early_exit import EarlyExit
 from quire.distill.recipe import Shape
 from quire.errors import BadRequest, NotSupported, QuireError
+from quire.evaluate.texts import HeldOut
 from quire.models.tiny import tiny_model
+from tests.compress.models import canned
 from tests.distill.case import SHAPES, job, run, silent, target
 
 
@@ -34,6 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--kind", "eagle3", "--temperatures", "0,hot"], "want numbers between commas"),
         (["--kind", "eagle3", "--answers", "1"], "want at least 2"),
         (["--kind", "eagle3", "--own-share", "2"], "want a share from 0 to 1"),
+        (["--kind", "eagle3", "--plot", "/proc/loss.png"], "cannot write a picture to /proc"),
+        (["--kind", "student", "--tasks", "arc"], "got task 'arc'"),
     ],
 )
 def test_bad_words(
@@ -117,23 +123,53 @@ def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     """Red when the command does not write its report, its plot or where the result is."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text('hello\n"two\\nlines"\n')
-    out, plot = tmp_path / "out", tmp_path / "loss.png"
+    out, picture = tmp_path / "out", tmp_path / "loss.png"
     words = ["distill", str(model), "--kind", "early_exit", "--layers", "1", "--out", str(out)]
     words += ["--answers", "4", "--tokens", "8", "--steps", "2", "--batch", "2", "--device", "cpu"]
-    words += ["--prompts", str(prompts), "--plot", str(plot), "--accumulate", "2"]
+    words += ["--prompts", str(prompts), "--plot", str(picture), "--accumulate", "2"]
     assert cli.main(words) == 0
     shown = capsys.readouterr()
     assert shown.out.strip() == str(out)
     assert "before: held out: loss" in shown.err and "2/2 steps: loss" in shown.err
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert picture.read_bytes().startswith(b"\x89PNG")
     report = json.loads((out / loop.REPORT).read_text())
     assert report["trained_values"] > 0 and report["schedule"]["accumulate"] == 2
 
 
+def test_a_student_is_judged(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Red when a student is not set beside its target, a drafter is, or a picture that cannot be
+    drawn costs a run."""
+    out, start = tmp_path / "out", tiny_model("llama", tmp_path / "start", num_hidden_layers=1)
+    words = ["distill", str(model), "--kind", "student", "--from", str(start), "--out", str(out)]
+    words += ["--answers", "4", "--tokens", "8", "--steps", "2", "--batch", "2", "--device", "cpu"]
+    words += ["--plot", str(tmp_path / "loss.png"), "--json"]
+
+    def fail(figure: object, path: Path) -> None:
+        raise QuireError("no room for it")
+
+    monkeypatch.setattr(Beside, "judge", canned)
+    monkeypatch.setattr(HeldOut, "known", lambda progress: None)
+    monkeypatch.setattr(plot, "save_picture", fail)
+    assert cli.main(words) == 0
+    said = capsys.readouterr()
+    assert "note: no room for it" in said.err
+    assert json.loads(said.out)["judged"]["meaning"] == [f"of {model}"]
+    assert (out / "report.json").exists() and (out / "report.png").exists()
+    (out / "report.json").unlink()
+    words[words.index("student")] = "draft_model"
+    words[words.index(str(out))] = str(tmp_path / "draft")
+    assert cli.main(words) == 0 and not (tmp_path / "draft" / "report.json").exists()
+
+
 def test_progress_is_told(model: Path, tmp_path: Path) -> None:
     """Red when a run is silent, or tells other figures than its report has."""
-    told: list[loop.Progress] = []
-    report = loop.distil(job(model, tmp_path / "out", SHAPES["medusa"]), told.append)
+    told, drawn = list[loop.Progress](), list[int]()
+    asked = job(model, tmp_path / "out", SHAPES["medusa"])
+    asked = replace(asked, draw=lambda report: drawn.append(len(report["history"])))
+    report = loop.distil(asked, told.append)
+    assert drawn == [2, 4, 6]  # while it goes on, at every checkpoint
     steps = [made for made in told if made.what == "steps"]
     assert [made.loss for made in steps] == [entry["loss"] for entry in report["history"]]
     assert [made.done for made in steps if made.held_out is not None] == [2, 4, 6]

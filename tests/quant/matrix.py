@@ -92,7 +92,7 @@ def folder_of(
     text.write_text(TEXT)
     verb, *words = WRITTEN[form]
     words += ["--calibration", str(text), "--samples", "4", "--length", "32", "--device", "cpu"]
-    assert main([verb, str(plain), *words, "--out", str(out), "--json"]) == 0
+    assert main([verb, str(plain), *words, "--out", str(out), "--json", "--no-report"]) == 0
     return next(out.glob("*.gguf"), out), {}
 
 

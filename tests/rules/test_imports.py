@@ -13,7 +13,7 @@ from tests.rules.source import ROOT, imports, trees
 # Lower may not import from higher. Packages on one line may not import from each other.
 LAYERS: list[set[str]] = [
     {"errors", "version"},
-    {"params", "registry", "env", "config", "jsonfile", "progress", "outputs", "inputs"},
+    {"params", "registry", "env", "config", "jsonfile", "picture", "progress", "outputs", "inputs"},
     {"draft_tree"},
     {"speculative", "flat_args"},
     {"request", "sampling_params"},
