@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,7 @@ VARIABLES = (
         "QUIRE_PACK_GIB",
         "GiB of packed weights kept in the cache folder, 0 for none of them; default: 16",
     ),
+    Variable("CUDA_VISIBLE_DEVICES", "GPUs, divided among `--replicas`; default: all"),
 )
 
 
@@ -63,9 +65,20 @@ def admin_key() -> str | None:
     return os.environ.get("QUIRE_ADMIN_API_KEY", "").strip() or None
 
 
-def with_admin_key(key: str) -> dict[str, str]:
-    """This process's environment, for a child that has this admin key."""
-    return {**os.environ, "QUIRE_ADMIN_API_KEY": key} if key else dict(os.environ)
+def visible_gpus() -> str | None:
+    """A list of GPUs that processes may see; None: all of the machine."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def of_child(admin_key: str, gpus: Sequence[str] = ()) -> dict[str, str]:
+    """This process's environment, for a child that has this admin key and sees these GPUs alone;
+    those that we see where there are none."""
+    made = dict(os.environ)
+    if admin_key:
+        made["QUIRE_ADMIN_API_KEY"] = admin_key
+    if gpus:
+        made["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return made
 
 
 def is_offline() -> bool:

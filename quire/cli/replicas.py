@@ -23,7 +23,10 @@ def add_replica_flag(group: _ArgumentGroup) -> None:
     )
 
 
-def run_replicas(args: Namespace, settings: ServeSettings) -> int:
+def run_replicas(
+    args: Namespace, settings: ServeSettings, shares: tuple[tuple[str, ...], ...]
+) -> int:
+    """`shares`: the GPUs of each."""
     from quire.engine.usable_cpus import usable_cpus
     from quire.obs.log import configure_logging
     from quire.router.replicas import Replicas, admin_key_for
@@ -49,4 +52,4 @@ def run_replicas(args: Namespace, settings: ServeSettings) -> int:
         log_format=settings.log_format,
         log_level=settings.log_level,
     )
-    return Replicas(args.replicas, words, router).run()
+    return Replicas(shares, words, router).run()

@@ -232,14 +232,16 @@ def seconds(text: str) -> float:
 
 
 def run(args: Namespace) -> int:
-    settings_of(args)  # mistakes first, before anything is downloaded
+    asked = settings_of(args)  # mistakes first, before anything is downloaded
     check_port(args.host, args.port)
     from quire.obs.log import configure_logging
+    from quire.router.gpus import gpu_shares
     from quire.server.supervisor import Supervisor
 
+    shares = gpu_shares(args.replicas, [one.engine for one in asked.models or (asked,)])
     settings = settings_of(args, download=True)
     if args.replicas > 1:
-        return run_replicas(args, settings)
+        return run_replicas(args, settings, shares)
     secrets = [*settings.api_keys, *settings.admin_keys]
     configure_logging(settings.log_format, settings.log_level, secrets)
     return Supervisor(settings).run()

@@ -56,7 +56,7 @@ class EngineReplica:
         key = env.admin_key() or admin_key_for(self._has_keys())
         (port,) = free_ports(1)
         words = (*self.settings.words, "--drain-timeout", str(self.settings.drain_s))
-        self.child = Replica(NAME, port, serve_line(words, port), env.with_admin_key(key))
+        self.child = Replica(NAME, port, serve_line(words, port), env.of_child(key))
         self.child.start()
         router = RouterSettings(
             upstreams=(UpstreamAddress(NAME, "127.0.0.1", port),),

@@ -49,7 +49,8 @@ class ExpertCopies:
             if isinstance(block.mlp, SparseMLP):
                 self._layers[layer] = block.mlp.experts
                 block.mlp.experts.count_visits()
-        self._num_steps = 0
+        self._num_steps = self._num_rebalances = self._num_read = 0
+        self._before = self._after = 1.0  # as below, when it was last looked
 
     def is_due(self) -> bool:
         """Asked once a step."""
@@ -65,15 +66,33 @@ class ExpertCopies:
             before.append(imbalance(visits, experts.cuts, experts.placement))
             after.append(imbalance(visits, experts.cuts, placed))
             self._move(layer, experts, placed)
-        if self._rank == 0 and before:
-            # What the busiest rank had of the visits since last time, in parts of the mean, and
-            # what it would have had.
+        if not before:
+            return
+        self._num_rebalances += 1
+        # What the busiest rank had of the visits since last time, in parts of the mean, and what it
+        # would have had.
+        self._before = round(sum(before) / len(before), 3)
+        self._after = round(sum(after) / len(after), 3)
+        if self._rank == 0:
             log_event(
                 "experts_rebalanced",
-                before=round(sum(before) / len(before), 3),
-                after=round(sum(after) / len(after), 3),
-                copies=sum(len(experts.placement.copies) for experts in self._layers.values()),
+                before=self._before,
+                after=self._after,
+                copies=self._num_copied,
             )
+
+    @property
+    def _num_copied(self) -> int:
+        return sum(len(experts.placement.copies) for experts in self._layers.values())
+
+    def as_dict(self) -> dict[str, float]:
+        return {
+            "num_rebalances": self._num_rebalances,
+            "num_experts_read": self._num_read,
+            "num_experts_copied": self._num_copied,
+            "rank_imbalance_before": self._before,
+            "rank_imbalance_after": self._after,
+        }
 
     def _move(self, layer: int, experts: Experts, placed: Placement) -> None:
         wanted = placed.on(self._rank)
@@ -88,6 +107,7 @@ class ExpertCopies:
                     self._files.wish,
                 )
                 copy.finish(self._files.ops)
+                self._num_read += 1
                 kept[number] = copy
         experts.copies, experts.placement = kept, placed
 

@@ -343,10 +343,11 @@ class EngineProcess:
             is_parked=self._park.is_parked,
         )
 
-    def _memory(self) -> dict[str, float]:
-        cache = self.engine.config.cache
-        num_slots = self.core.scheduler.kv.allocator.num_pages * cache.page_size
-        return {"kv_token_bytes": cache.token_bytes, "kv_slots": num_slots}
+    def _sizes(self) -> dict[str, float]:
+        cache, group = self.engine.config.cache, self.engine.group
+        num_ranks = 1 if group is None else group.size
+        slots = self.core.scheduler.kv.allocator.num_pages * cache.page_size
+        return {"kv_token_bytes": cache.token_bytes, "kv_slots": slots, "num_ranks": num_ranks}
 
     def _beat(self) -> None:
         has_dumped = False
@@ -378,9 +379,11 @@ class EngineProcess:
             peer.send(msg.Beat(counts, has_work, is_paused, stalled, is_parked, dict(experts)))
 
     def _counts(self) -> dict[str, float]:
-        counts = self.core.scheduler.stats().as_dict() | self._memory()
+        counts = self.core.scheduler.stats().as_dict() | self._sizes()
         if self._late is not None:
             counts |= self._late.as_dict()
+        if (balancer := self.engine.runner.balancer) is not None:
+            counts |= balancer.as_dict()
         if isinstance(self.core.drafts, Speculation | Jumps):
             counts |= self.core.drafts.counts.as_dict()
         if self.engine.tiers is not None:

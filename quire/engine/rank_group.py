@@ -44,6 +44,7 @@ LOOK_S = 0.2  # between looks at whether processes that we wait for are alive
 START_S = 120.0  # for a process to import what it needs
 LAST_WORDS_S = 1.0
 DEADLINE_S = 60.0
+SILENCE_S = 60.0  # of a rank that loads and beats every second (`rank_beat.py`)
 LOST = 72  # exit code
 
 R = TypeVar("R", bound=msg.Report)
@@ -56,11 +57,13 @@ class RankGroup:
         comm: str = "auto",
         deadline_s: float = DEADLINE_S,
         nodes: Parallel | None = None,
+        silence_s: float = SILENCE_S,
     ) -> None:
         """`comm`: how ranks talk in a step, "shared" or "gloo"; "auto": the first that can be.
         `deadline_s`: how long they wait for one another there. `nodes`: the machines they are on;
-        None: this one alone. Raises RankLost when another one does not come."""
-        self.size, self.deadline_s = size, deadline_s
+        None: this one alone. `silence_s`: how long one that loads may be silent. Raises RankLost
+        when another one does not come."""
+        self.size, self.deadline_s, self._silence_s = size, deadline_s, silence_s
         self._nodes = nodes if nodes is not None and nodes.nnodes > 1 else None
         if comm == "auto" or self._nodes is not None:
             comm = host_carrier(self._nodes or Parallel())
@@ -130,7 +133,7 @@ class RankGroup:
 
     def set_pages(self, count: int) -> int:
         """The pages that everybody gets; on GPUs, as many as fit into each. Raises RankLost.
-        Loading takes as long as it takes."""
+        Loading takes as long as it takes, but not in silence."""
         if self._places:
             count = min([count, *(report.count for report in self.await_all(msg.Fits, None))])
         self.tell(msg.Pages(count))
@@ -236,20 +239,25 @@ class RankGroup:
 
     def await_all(self, kind: type[R], seconds: float | None) -> list[R]:
         """The same report of everybody, by rank; answers that nobody waits for any more are passed
-        over. Raises RankLost."""
+        over. `seconds`: for all; None: as long as everybody beats. Raises RankLost."""
         until = None if seconds is None else time.monotonic() + seconds
         found: list[R] = []
         for other in self._others:
+            heard = time.monotonic()
             while len(found) < other.rank:
                 if not _has_news(other, LOOK_S):
-                    if until is not None and time.monotonic() > until:
+                    now = time.monotonic()
+                    if until is not None and now > until:
                         late = f"rank {other.rank} is not up in {seconds:g} s"
                         raise self.lost(TimeoutError(late))
+                    if until is None and now > heard + self._silence_s:
+                        silent = f"rank {other.rank} fell silent for {self._silence_s:g} s"
+                        raise self.lost(TimeoutError(f"{silent} while it loaded"))
                     continue
-                report = self._report(other)
+                report, heard = self._report(other), time.monotonic()
                 if isinstance(report, kind):
                     found.append(report)
-                elif not isinstance(report, msg.Fetched):
+                elif not isinstance(report, msg.Fetched | msg.Beat):
                     raise self.lost(RuntimeError(f"rank {other.rank} said {report}"))
         return found
 

@@ -139,6 +139,10 @@ class TiersClosed(msgspec.Struct, frozen=True, tag=True):
     """All is written, or there was no time."""
 
 
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """We are still at it."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The last words of a rank."""
 
@@ -150,7 +154,7 @@ Tiering = OpenTiers | FetchPages | LetGo | CloseTiers
 Reading = GivePrompts | HandOver
 Balancing = Rebalance | ShareQueries
 Order = Begin | Pages | Step | Settle | Reading | Balancing | Adapting | Tiering | End
-Report = Here | SameModel | Fits | Ready | TiersOpen | Fetched | TiersClosed | Failed
+Report = Here | SameModel | Fits | Ready | TiersOpen | Fetched | TiersClosed | Beat | Failed
 
 
 def orders() -> Codec[Order]:

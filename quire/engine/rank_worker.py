@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.engine import rank_messages as msg
+from quire.engine.rank_beat import beating
 from quire.engine.wire import receive
 from quire.errors import CheckpointError
 from quire.forward import StateReads
@@ -62,11 +63,12 @@ class Speaker:
     """Reports to the first rank; threads that read a disk have some as well."""
 
     def __init__(self, link: socket.socket) -> None:
-        self._link, self._reports, self._lock = link, msg.reports(), threading.Lock()
+        self.link = link
+        self._reports, self._lock = msg.reports(), threading.Lock()
 
     def __call__(self, report: msg.Report) -> None:
         with self._lock:
-            self._link.sendall(self._reports.frame(report))
+            self.link.sendall(self._reports.frame(report))
 
 
 def _listen(link: socket.socket, inbox: queue.SimpleQueue[msg.Order]) -> None:
@@ -106,9 +108,10 @@ def _serve(
         return await_pages()
 
     on_gpu = args.device.startswith("cuda")
-    ranks = ranks_of(begin, own_host=own_host)
-    seat = OtherSeat(args, ranks, await_pages, agree if on_gpu else None)
-    runner = build_engine(args, open_model(args).checkpoint, seat=seat).runner
+    with beating(say.link, say):
+        ranks = ranks_of(begin, own_host=own_host)
+        seat = OtherSeat(args, ranks, await_pages, agree if on_gpu else None)
+        runner = build_engine(args, open_model(args).checkpoint, seat=seat).runner
     assert seat.tiers is not None
     say(msg.Ready(seat.tiers.mark, seat.tiers.trouble))
     while not isinstance(order := inbox.get(), msg.End):
@@ -139,7 +142,9 @@ def _obey(order: msg.Order, runner: ModelRunner, tiers: OtherTiers, say: Speaker
         case msg.FetchPages() | msg.LetGo():
             tiers.obey(order)
         case msg.OpenTiers(mark):
-            say(msg.TiersOpen(tiers.open(mark, say)))
+            with beating(say.link, say):
+                trouble = tiers.open(mark, say)
+            say(msg.TiersOpen(trouble))
         case msg.CloseTiers(seconds):
             tiers.close(seconds)
             say(msg.TiersClosed())

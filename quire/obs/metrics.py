@@ -16,6 +16,7 @@ from typing import Any
 from quire.obs.expert_loads import ExpertLoads
 from quire.obs.exposition import Reading, render
 from quire.obs.histogram import Histogram
+from quire.obs.of_engine import of_drafts, of_ranks, of_tiers
 from quire.obs.report import FinishReport
 from quire.obs.shared import (
     HistogramState,
@@ -26,7 +27,6 @@ from quire.obs.shared import (
 )
 from quire.obs.table import HTTP_EDGES, METRICS, length_edges
 from quire.obs.totals import OTHER, EngineTotals, LabelledCounts, Rates
-from quire.speculative import MAX_DEPTH
 from quire.version import __version__
 
 __all__ = ["FinishReport", "ServerMetrics"]
@@ -289,35 +289,6 @@ class ServerMetrics:
             "experts": self._experts.summary(),
         }
 
-    def _tiers(self) -> dict[str, Reading]:
-        """Of pages outside the pool."""
-        now, totals = self._engine_now, self._engine_totals
-        return {
-            "kv_tier_loads": {(t,): totals[f"kv_loads_{t}"] for t in ("memory", "disk", "remote")},
-            "kv_tier_loaded_bytes": totals["kv_loaded_bytes"],
-            "kv_tier_pulls": totals["kv_pulls"],
-            "kv_tier_pull_seconds": totals["kv_pull_seconds"],
-            "kv_tier_saves": totals["kv_saves"],
-            "kv_tier_written_bytes": totals["kv_written_bytes"],
-            "kv_tier_drops": totals["kv_drops"],
-            "kv_tier_bad_pages": totals["kv_bad"],
-            "kv_tier_bytes": {(t,): now.get(f"kv_{t}_bytes", 0) for t in ("memory", "disk")},
-        }
-
-    def _drafts(self) -> dict[str, Reading]:
-        now, totals = self._engine_now, self._engine_totals
-        return {
-            "spec_decode_num_drafts": totals["num_draft_runs"],
-            "spec_decode_num_draft_tokens": totals["num_drafted_tokens"],
-            "spec_decode_num_accepted_tokens": totals["num_accepted_tokens"],
-            "spec_decode_num_accepted_tokens_per_pos": {
-                (str(i),): totals[f"accepted_at_{i}"]
-                for i in range(MAX_DEPTH)
-                if not i or f"accepted_at_{i}" in now
-            },
-            "spec_decode_draft_seconds": totals["draft_seconds"],
-        }
-
     def _reading(self) -> dict[str, Reading]:
         """For every name of the table: its value, or a value for each label set."""
         now, totals = self._engine_now, self._engine_totals
@@ -337,7 +308,7 @@ class ServerMetrics:
             "prompt_tokens": self._num_prompt,
             "generation_tokens": self._num_generated,
             "request_success": self._finished.counts,
-            **self._drafts(),
+            **of_drafts(now, totals),
             "tokens_recomputed": totals["num_recomputed_tokens"],
             "engine_steps": totals["num_steps"],
             "engine_restarts": self._num_restarts,
@@ -347,7 +318,7 @@ class ServerMetrics:
             "kv_slots": now.get("kv_slots", 0),
             "kv_pages_evicted": totals["pages_evicted"],
             "kv_pages_copied": totals["pages_copied"],
-            **self._tiers(),
+            **of_tiers(now, totals),
             "requests_accepted": self._num_accepted,
             "requests_rejected": self._rejected.counts,
             "answer_cache_requests": self._answer_cache.counts,
@@ -359,6 +330,7 @@ class ServerMetrics:
             "expert_tokens": self._experts.series(),
             "expert_imbalance": {(str(n),): load.imbalance for n, load in experts.items()},
             "experts_idle": {(str(n),): float(load.num_idle) for n, load in experts.items()},
+            **of_ranks(now, totals),
             "build_info": version,
         }
 

@@ -231,5 +231,21 @@ METRICS = (
         "Experts of a layer without a token in the last minute.",
         ("layer",),
     ),
+    Metric("ranks", "gauge", "Processes that hold the model together; 0 until it is loaded."),
+    Metric(
+        "expert_rebalances",
+        "counter",
+        "Times ranks looked which experts were visited most (`--num-redundant-experts`).",
+    ),
+    Metric("experts_read", "counter", "Experts the first rank read then, to be a second home."),
+    Metric("experts_copied", "gauge", "Experts with several homes, in the first stage's layers."),
+    Metric(
+        "rank_imbalance",
+        "gauge",
+        "Visits of the busiest rank divided by those of an average one, mean of the first stage's"
+        " layers, when it was last looked: as they were (before), and as they would have been with"
+        " the homes chosen then (after). Absent, as the three above, where experts have one home.",
+        ("homes",),
+    ),
     Metric("build_info", "gauge", "Always 1; the label says which version runs.", ("version",)),
 )

@@ -8,7 +8,8 @@ as much, which somebody will compute again.
 A prefix is therefore followed to a busy upstream, though not for ever. Seconds that requests wait
 there and need not have waited elsewhere are added up, and fade; once they would have paid for
 computing the prefix elsewhere, that is done. A prefix that many ask for is soon in several caches.
-Where the news of a cache is stale, its holdings count for nothing.
+Where the news of a cache is stale, what it holds and drops counts for nothing; where all are, the
+least loaded answers.
 """
 
 from __future__ import annotations
@@ -94,5 +95,6 @@ class Offer(NamedTuple):
         pace = upstream.times.pace(rates)
         token_s, request_s = (pace * rate for rate in rates)
         wait = upstream.pending_tokens * token_s + (upstream.num_open + 1) * request_s
-        work = prompt.uncached(upstream, now) * token_s * (2 + upstream.index.displaced)
+        displaced = 0.0 if upstream.index.is_stale(now) else upstream.index.displaced
+        work = prompt.uncached(upstream, now) * token_s * (2 + displaced)
         return Offer(upstream, wait, work)

@@ -83,13 +83,17 @@ class Replica:
 
 
 class Replicas:
-    def __init__(self, count: int, words: Sequence[str], settings: RouterSettings) -> None:
-        """`words`: what each `quire serve` is told, but for its address."""
-        children_env = env.with_admin_key(settings.admin_key)
+    def __init__(
+        self, shares: Sequence[Sequence[str]], words: Sequence[str], settings: RouterSettings
+    ) -> None:
+        """`shares`: for each replica the GPUs that it sees (`gpus.py`). `words`: what each
+        `quire serve` is told, but for its address."""
         self.replicas = []
-        for number, port in enumerate(free_ports(count)):
-            line = serve_line(words, port)
-            self.replicas.append(Replica(f"replica-{number}", port, line, children_env))
+        for number, (port, gpus) in enumerate(zip(free_ports(len(shares)), shares, strict=True)):
+            line, own_env = serve_line(words, port), env.of_child(settings.admin_key, gpus)
+            self.replicas.append(Replica(f"replica-{number}", port, line, own_env))
+            if gpus:
+                log_event("replica_gpus", replica=f"replica-{number}", gpus=",".join(gpus))
         upstreams = tuple(UpstreamAddress(r.name, "127.0.0.1", r.port) for r in self.replicas)
         self.settings = replace(settings, upstreams=upstreams)
 

@@ -13,3 +13,7 @@ class Balancer(Protocol):
     def rebalance(self) -> None:
         """All ranks do it before the same step."""
         ...
+
+    def as_dict(self) -> dict[str, float]:
+        """What has come of it so far, for metrics. May be called from another thread."""
+        ...

@@ -11,6 +11,7 @@ from quire.cli.main import main
 from quire.cli.serve import build_parser, settings_of
 from quire.errors import QuireError
 from quire.server.settings import ServeSettings
+from tests.e2e.harness import free_port
 
 
 def settings(*words: str, download: bool = False) -> ServeSettings:
@@ -97,6 +98,17 @@ def test_a_bad_flag_is_one_line(
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.startswith("error: ") and shown.err.count("\n") == 1
     assert told in shown.err
+
+
+def test_replicas_without_gpus_are_told_early(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a model is downloaded for replicas that have no GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("QUIRE_OFFLINE", "1")
+    words = ["serve", "who/nobody", "--device", "cuda", "--replicas", "2"]
+    assert main([*words, "--port", str(free_port())]) == 2
+    assert "got 2 replicas of 1 GPUs each and found 1" in capsys.readouterr().err
 
 
 def test_good_flags_pass() -> None:

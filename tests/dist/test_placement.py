@@ -79,3 +79,7 @@ def test_moving_experts_changes_no_bit(
         assert answers(llm) == expected
         assert answers(llm) == expected  # from cached pages
         assert any(seen) and len(set(seen)) > 1
+        told = balancer.as_dict()
+        assert (told["num_rebalances"], told["num_experts_copied"]) == (len(seen), seen[-1])
+        assert told["num_experts_read"] > 0
+        assert told["rank_imbalance_before"] >= told["rank_imbalance_after"] >= 1.0

@@ -25,6 +25,9 @@ def exposed_names() -> set[str]:
     metrics.answer_cache("exact")
     metrics.routed("rule")
     metrics.experts({0: [3, 1]}, pid=1)
+    metrics.engine(
+        {"rank_imbalance_before": 1.5, "rank_imbalance_after": 1.2, "num_rebalances": 1}, pid=1
+    )
     families = text_string_to_metric_families(metrics.exposition().decode())
     return {sample.name for family in families for sample in family.samples}
 

@@ -96,6 +96,9 @@ def test_every_row_of_the_table_is_exposed(metrics: ServerMetrics) -> None:
     metrics.answer_cache("exact")
     metrics.routed("rule")
     metrics.experts({0: [3, 1]}, pid=1)
+    metrics.engine(
+        {"num_rebalances": 1, "rank_imbalance_before": 1.5, "rank_imbalance_after": 1}, 1
+    )
     names = {name for name, _ in scrape(metrics) if name.startswith("quire:")}
     want = set()
     for metric in METRICS:
@@ -308,6 +311,21 @@ def test_gauges_follow_the_engine(metrics: ServerMetrics) -> None:
     assert family_value(metrics, "num_preemptions_total") == case.scheduler.stats().num_preempted
     metrics.engine({**case.scheduler.stats().as_dict(), "num_recomputed_tokens": 33}, pid=1)
     assert value(metrics, "quire:tokens_recomputed_total") == 33
+
+
+def test_ranks_and_moved_experts_are_told(metrics: ServerMetrics) -> None:
+    """Red when nobody sees that experts move, or a model without copies has an imbalance of 0."""
+    metrics.engine({"num_ranks": 4}, pid=1)
+    assert value(metrics, "quire:ranks") == 4
+    assert "quire:rank_imbalance{" not in metrics.exposition().decode()
+    told = {"rank_imbalance_before": 1.75, "rank_imbalance_after": 1.25, "num_experts_copied": 3}
+    metrics.engine({"num_rebalances": 2, "num_experts_read": 5, **told}, pid=1)
+    metrics.engine({"num_rebalances": 1, "num_experts_read": 1, **told}, pid=2)  # started anew
+    assert value(metrics, "quire:expert_rebalances_total") == 3
+    assert value(metrics, "quire:experts_read_total") == 6
+    assert value(metrics, "quire:experts_copied") == 3
+    assert value(metrics, "quire:rank_imbalance", homes="before") == 1.75
+    assert value(metrics, "quire:rank_imbalance", homes="after") == 1.25
 
 
 def test_counters_never_fall_when_the_engine_restarts(metrics: ServerMetrics) -> None:

@@ -184,6 +184,25 @@ def test_a_prefix_is_worth_its_seconds_and_no_more() -> None:
     assert chooser.choose([holder, idle], prompt) is idle
 
 
+def test_nobody_is_chosen_by_what_was_held_long_ago() -> None:
+    """Red when the news of all caches is stale and anything but the load decides."""
+    holder, idle = upstream("holder"), upstream("idle")
+    keys = route_keys("", *(page(i) for i in range(100)))
+    prompt = Prompt(1_600, 16, keys)
+    for one, added in ((holder, "".join(key.hex() for key in keys)), (idle, "")):
+        one.index.take(CacheNews("e", 0, 16, True, added), 0.0)
+    idle.index.displaced = 1.0  # it was full when it was last heard of
+    fresh, stale = (Chooser("prefix", clock=lambda at=at: at) for at in (1.0, 100.0))
+    holder.num_open, holder.pending_tokens = 2, 200
+    assert {fresh.choose([holder, idle], prompt) for _ in range(2)} == {holder}
+    assert {stale.choose([holder, idle], prompt) for _ in range(2)} == {idle}
+    idle.num_open, idle.pending_tokens = 3, 400
+    assert {stale.choose([holder, idle], prompt) for _ in range(2)} == {holder}
+    holder.num_open, holder.pending_tokens = 3, 400  # the same load: in turn
+    idle.regret_s = holder.regret_s = 0.0
+    assert {stale.choose([holder, idle], prompt) for _ in range(2)} == {holder, idle}
+
+
 def test_a_prefix_that_many_ask_for_spreads() -> None:
     """Red when one upstream answers all who share a prefix while another has nothing to do."""
     holder, idle = upstream("holder"), upstream("idle")

@@ -65,9 +65,9 @@ class Running:
         )
         core = self.case.core
         parking = None if place is None else Parking(place, core)
-        engine: Any = SimpleNamespace(
-            core=core, config=config, spec=spec, group=None, tiers=None, parking=parking
-        )
+        runner = SimpleNamespace(balancer=None)
+        parts = {"core": core, "runner": runner, "group": None, "tiers": None, "parking": parking}
+        engine: Any = SimpleNamespace(config=config, spec=spec, **parts)
         self.address = folder / "engine.sock"
         self.process = EngineProcess(engine, self.address, 0.0, Patience(60, 60, queue_s=0.6))
         if runs:
