@@ -22,7 +22,8 @@ import msgspec
 
 from quire.answers.bound import Seen, error_bound
 from quire.answers.entries import Entries, Entry, Keeping, NewEntry
-from quire.answers.features import anchors, features, says_the_same
+from quire.answers.features import features
+from quire.answers.sameness import says_the_same
 from quire.obs.log import log_event
 from quire.server.cache_probe import gap_of
 from quire.server.cache_wish import ANSWER, EXACT, OFF, settings_bytes
@@ -118,7 +119,8 @@ class AnswerCache:
             return None
         if gap == 0.0:
             return self._give(generation, looked, entry, "proved", found.note)
-        if anchors(wanted.text) != anchors(entry.text):
+        wish = generation.job.cache
+        if wish is None or not wish.asks_as(entry.text):
             return None
         bound = error_bound(entry.seen, gap)
         if bound <= self.max_error:

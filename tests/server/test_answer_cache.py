@@ -19,6 +19,7 @@ from quire.server.answer_cache import AnswerCache
 from quire.server.link import Tap
 from quire.server.shelf import Shelf
 from quire.step import TokenEvent, TokenLogprobs
+from tests.answers.held_out import HELD_OUT, OTHER_FORM
 from tests.answers.pairs import ADVERSARIAL
 from tests.server.fakes import Bench, FakeLink, chat_tokenizer
 
@@ -197,7 +198,7 @@ def test_similar_answers_are_hints(bench: Bench) -> None:
     asyncio.run(work())
 
 
-@pytest.mark.parametrize(("one", "other"), ADVERSARIAL)
+@pytest.mark.parametrize(("one", "other"), [*ADVERSARIAL, *HELD_OUT])
 def test_a_different_question_gets_its_own_answer(bench: Bench, one: str, other: str) -> None:
     """Red when the answer to another question is given, however alike the two look and however
     little the model minds it."""
@@ -211,6 +212,37 @@ def test_a_different_question_gets_its_own_answer(bench: Bench, one: str, other:
         second = await ask(bench, other, answer_cache="answer")
         assert text_of(first) == "Hello there." and text_of(second) == "Quite another answer."
         assert how(second) in ("draft", "miss")
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER_FORM)
+def test_the_same_question_gets_the_answer_it_had(bench: Bench, one: str, other: str) -> None:
+    """Red when an entry that was always right is of use to nobody."""
+    link_of(bench).gap = 0.01
+
+    async def work() -> None:
+        await ask(bench, one, answer_cache="answer")
+        (key,) = await keys(bench)
+        await observe(bench, key, [Seen(1.0, True)] * 100)
+        bench.link.answer = "Quite another answer."
+        reply = await ask(bench, other, answer_cache="answer")
+        assert how(reply) == "answer" and text_of(reply) == "Hello there."
+
+    asyncio.run(work())
+
+
+def test_a_plain_prompt_has_no_other_form(bench: Bench) -> None:
+    """Red when text to be gone on with is treated as a question: a final point changes it."""
+    link_of(bench).gap = 0.01
+
+    async def work() -> None:
+        fields = {"path": "/v1/completions", "answer_cache": "answer", "max_tokens": 9}
+        await ask(bench, "", prompt="Explain rain", **fields)
+        (key,) = await keys(bench)
+        await observe(bench, key, [Seen(1.0, True)] * 100)
+        bench.link.answer = "Quite another answer."
+        assert how(await ask(bench, "", prompt="Explain rain.", **fields)) == "draft"
 
     asyncio.run(work())
 
@@ -257,7 +289,7 @@ def test_an_answer_is_given_once_its_bound_allows(bench: Bench) -> None:
         one, other = "Explain photosynthesis.", "Please explain photosynthesis."
         await ask(bench, one, answer_cache="answer")
         (key,) = await keys(bench)
-        bench.link.answer = "Hello there!"  # the same in other tokens
+        bench.link.answer = "hello there."  # the same in other tokens
         link_of(bench).gap = 0.5
         first = await ask(bench, other, answer_cache="answer")
         assert how(first) == "draft"
@@ -275,7 +307,8 @@ def test_an_answer_is_given_once_its_bound_allows(bench: Bench) -> None:
         assert how(reply) == "answer" and text_of(reply) == "Hello there."
         assert "error<=0.0" in reply.headers["x-quire-cache"]
         await observe(bench, key, [Seen(0.5, False)] * 20)
-        assert how(await ask(bench, again + "!", answer_cache="answer")) == "draft"
+        last = "Can you explain photosynthesis?"
+        assert how(await ask(bench, last, answer_cache="answer")) == "draft"
 
     asyncio.run(work())
 
