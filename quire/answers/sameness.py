@@ -26,7 +26,9 @@ _REQUESTS = _words(
 )
 # "Can you write Chinese?" asks for something else than "Write Chinese."; these do not.
 _ASKED_FOR = ("explain ", "describe ", "tell me ", "give me ", "show me ")
-_ASKING = tuple(f"{verb} you {more}" for verb in ("can", "could", "would") for more in ("please ", ""))
+_ASKING = tuple(
+    f"{verb} you {more}" for verb in ("can", "could", "would") for more in ("please ", "")
+)
 _POLITE = ("please ", "kindly ")
 _ALIKE = {
     "what's the ": "what is the ",

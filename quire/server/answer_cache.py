@@ -248,7 +248,8 @@ def cache_of(server: Server) -> AnswerCache | None:
     limits, shelf = server.limits, server.shelf
     if shelf is None or server.settings.answer_cache == OFF:
         return None
-    entries = Entries(shelf.database, Keeping(limits.max_cached_answers_per_key, limits.stored_s))
+    most = (limits.max_cached_answers_per_key, limits.max_stored_bytes_per_key)
+    entries = Entries(shelf.database, Keeping(*most, limits.stored_s))
     return AnswerCache(server, entries, server.settings.answer_cache_error)
 
 

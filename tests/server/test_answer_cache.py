@@ -61,7 +61,7 @@ def make(folder: Path, mode: str, **settings: Any) -> Bench:
     bench.server.link = link  # type: ignore[assignment]
     link.greet()
     bench.server.shelf = Shelf(folder)
-    entries = Entries(bench.server.shelf.database, Keeping(100, 1_000))
+    entries = Entries(bench.server.shelf.database, Keeping(100, 1 << 30, 1_000))
     bench.server.answers = AnswerCache(bench.server, entries, max_error=0.05)
     return bench
 
@@ -351,7 +351,7 @@ def test_entries_are_bounded_and_outlive_the_process(tmp_path: Path) -> None:
     async def work() -> None:
         bench = make(tmp_path, "exact")
         assert bench.server.answers is not None and bench.server.shelf is not None
-        bench.server.answers.entries.keeping = Keeping(3, 1_000)
+        bench.server.answers.entries.keeping = Keeping(3, 1 << 30, 1_000)
         for number in range(5):
             await ask(bench, f"question {number}")
             await ask(bench, "question 0")
@@ -361,10 +361,44 @@ def test_entries_are_bounded_and_outlive_the_process(tmp_path: Path) -> None:
         bench.server.shelf.close()
         again = make(tmp_path, "exact")
         assert how(await ask(again, "question 0")) == "exact"
-        again.server.answers.entries.keeping = Keeping(3, -1)  # type: ignore[union-attr]
+        again.server.answers.entries.keeping = Keeping(3, 1 << 30, -1)  # type: ignore[union-attr]
         assert how(await ask(again, "question 0")) == "miss"
         assert again.server.shelf is not None
         again.server.shelf.close()
+
+    asyncio.run(work())
+
+
+def test_answers_are_bounded_in_bytes(tmp_path: Path) -> None:
+    """Red when a key may fill the disk with answers, or loses what it used last. Others' answers
+    have a bound of their own."""
+
+    async def work() -> None:
+        bench = make(tmp_path, "exact", api_keys=("alice", "bob"))
+        assert bench.server.answers is not None and bench.server.shelf is not None
+        entries, database = bench.server.answers.entries, bench.server.shelf.database
+        bench.link.answer = "ä" * 2_000  # 4,000 bytes, and more of its tokens
+        await ask(bench, "question 0")
+        caller = bench.server.keys.caller({"authorization": "Bearer alice"})
+        assert caller is not None
+        one = (await entries.summary(caller.salt))["bytes"]
+        assert one is not None and one > 4_000 + 2_000
+        entries.keeping = Keeping(100, 3 * one + 100, 1_000)
+        await ask(bench, "question 0", "bob")
+        for number in range(1, 5):
+            await ask(bench, f"question {number}")
+            await database.call(  # a second passes
+                lambda db: db.execute("UPDATE answers SET used_at = used_at - 1")
+            )
+            assert how(await ask(bench, "question 0")) == "exact"
+        held = await entries.summary(caller.salt)
+        assert held["entries"] == 3 and held["bytes"] == 3 * one
+        assert how(await ask(bench, "question 0", "bob")) == "exact"
+        bench.link.answer = "ä" * 20_000
+        await ask(bench, "one that is larger than all of them")
+        assert (await entries.summary(caller.salt))["bytes"] == held["bytes"]
+        assert how(await ask(bench, "question 0")) == "exact"
+        bench.server.shelf.close()
 
     asyncio.run(work())
 
