@@ -1,8 +1,8 @@
 """Entries: answers in the store, each under its tenant and the key of what was asked.
 
 The key covers everything an answer depends on, so one key has one right answer. A tenant has a
-bounded number of entries and bytes; what was not used for longest goes. `index.py` finds entries that are
-only similar.
+bounded number of entries and bytes; what was not used for longest goes. `index.py` finds entries
+that are only similar.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ class Entries:
         """How many, how often used, how large, and when the oldest was made."""
         query = (
             "SELECT count(*) AS entries, coalesce(sum(num_hits), 0) AS hits,"
-            " coalesce(sum(size), 0) AS bytes, min(created_at) AS oldest_at FROM answers WHERE tenant = ?"
+            " coalesce(sum(size), 0) AS bytes, min(created_at) AS oldest_at"
+            " FROM answers WHERE tenant = ?"
         )
         row = await self.database.call(lambda db: db.execute(query, (tenant,)).fetchone())
         return dict(row)
