@@ -1,8 +1,8 @@
 """Entries: answers in the store, each under its tenant and the key of what was asked.
 
 The key covers everything an answer depends on, so one key has one right answer. A tenant has a
-bounded number of entries; what was not used for longest goes. `index.py` finds entries that are
-only similar.
+bounded number of entries and bytes; what was not used for longest goes. `index.py` finds entries
+that are only similar.
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ class NewEntry(NamedTuple):
     finish: str | None
     stop_reason: int | str | None
 
+    @property
+    def size(self) -> int:
+        """Bytes on the disk, with an embedding as long as the features."""
+        words = len(self.text.encode()) + len(self.answer.encode())
+        return words + 4 * len(self.tokens) + 2 * self.features.nbytes
+
 
 class Sketch(NamedTuple):
     """What an index needs to know of an entry."""
@@ -55,6 +61,7 @@ class Sketch(NamedTuple):
 
 class Keeping(NamedTuple):
     max_entries: int  # of one tenant
+    max_bytes: int  # the same
     max_age_s: int  # since it was made
 
 
@@ -92,6 +99,8 @@ class Entries:
 
     def put(self, db: sqlite3.Connection, new: NewEntry) -> None:
         """An answer to what was asked before takes the place of the older one."""
+        if new.size > self.keeping.max_bytes:
+            return  # it would push out all others, and itself
         now = int(time.time())
         values = {
             "tenant": new.tenant,
@@ -106,8 +115,9 @@ class Entries:
             "stop_reason": json.dumps(new.stop_reason),
             "created_at": now,
             "used_at": now,
+            "size": new.size,
         }
-        changed = ("answer", "tokens", "finish", "stop_reason", "created_at", "used_at")
+        changed = ("answer", "tokens", "finish", "stop_reason", "created_at", "used_at", "size")
         db.execute(
             f"INSERT INTO answers ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
             " ON CONFLICT (tenant, key) DO UPDATE SET seen = CASE WHEN answer = excluded.answer"
@@ -152,8 +162,8 @@ class Entries:
         """How many, how often used, how large, and when the oldest was made."""
         query = (
             "SELECT count(*) AS entries, coalesce(sum(num_hits), 0) AS hits,"
-            " coalesce(sum(length(tokens) + length(features) + length(text) + length(answer)), 0)"
-            " AS bytes, min(created_at) AS oldest_at FROM answers WHERE tenant = ?"
+            " coalesce(sum(size), 0) AS bytes, min(created_at) AS oldest_at"
+            " FROM answers WHERE tenant = ?"
         )
         row = await self.database.call(lambda db: db.execute(query, (tenant,)).fetchone())
         return dict(row)
@@ -169,13 +179,19 @@ class Entries:
         return [dict(row) for row in rows]
 
     def _make_room(self, db: sqlite3.Connection, tenant: str) -> None:
-        count = db.execute("SELECT count(*) FROM answers WHERE tenant = ?", (tenant,)).fetchone()[0]
-        if count > self.keeping.max_entries:
-            db.execute(
-                "DELETE FROM answers WHERE number IN (SELECT number FROM answers"
-                " WHERE tenant = ? ORDER BY used_at, number LIMIT ?)",
-                (tenant, count - self.keeping.max_entries),
-            )
+        held = "SELECT count(*), coalesce(sum(size), 0) FROM answers WHERE tenant = ?"
+        count, size = db.execute(held, (tenant,)).fetchone()
+        if count <= self.keeping.max_entries and size <= self.keeping.max_bytes:
+            return
+        db.execute(
+            "DELETE FROM answers WHERE number IN (SELECT number FROM ("
+            " SELECT number, row_number() OVER newest AS place, sum(size) OVER newest AS bytes"
+            " FROM answers WHERE tenant = ?"
+            " WINDOW newest AS (ORDER BY used_at DESC, number DESC"
+            " ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+            ") WHERE place > ? OR bytes > ?)",
+            (tenant, self.keeping.max_entries, self.keeping.max_bytes),
+        )
 
     def _oldest(self) -> int:
         return int(time.time()) - self.keeping.max_age_s

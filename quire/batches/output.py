@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from quire.batches.files import FileStore, NewFile
-from quire.batches.store import Batch, BatchStore, Result
+from quire.batches.store import NEVER_RAN, Batch, BatchStore, Result
 
 PAGE = 500
-NEVER_RAN = 0
 PURPOSE = "batch_output"
 
 

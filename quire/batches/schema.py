@@ -7,7 +7,7 @@ this; what the columns mean is said where they are used.
 
 from __future__ import annotations
 
-VERSION = 2
+VERSION = 3
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, purpose TEXT NOT NULL, filename TEXT NOT NULL,
@@ -59,7 +59,7 @@ CREATE TABLE IF NOT EXISTS answers (
     model BLOB NOT NULL, frame BLOB NOT NULL, text TEXT NOT NULL, features BLOB NOT NULL,
     answer TEXT NOT NULL, tokens BLOB NOT NULL, finish TEXT, stop_reason TEXT NOT NULL,
     created_at INTEGER NOT NULL, used_at INTEGER NOT NULL, num_hits INTEGER NOT NULL DEFAULT 0,
-    seen TEXT NOT NULL DEFAULT '[]',
+    seen TEXT NOT NULL DEFAULT '[]', size INTEGER NOT NULL DEFAULT 0,
     UNIQUE (tenant, key)
 );
 CREATE TABLE IF NOT EXISTS answer_vectors (
@@ -72,7 +72,7 @@ END;
 CREATE TABLE IF NOT EXISTS spending (
     tenant TEXT PRIMARY KEY, window INTEGER NOT NULL, tokens INTEGER NOT NULL
 );
-CREATE INDEX IF NOT EXISTS answers_by_use ON answers (tenant, used_at);
+CREATE INDEX IF NOT EXISTS answers_by_use ON answers (tenant, used_at, size);
 CREATE INDEX IF NOT EXISTS kept_by_age ON kept (tenant, kind, created_at);
 CREATE INDEX IF NOT EXISTS kept_by_use ON kept (tenant, used_at);
 CREATE INDEX IF NOT EXISTS kept_open ON kept (created_at)
@@ -82,4 +82,8 @@ CREATE INDEX IF NOT EXISTS files_by_age ON files (tenant, created_at, id);
 CREATE INDEX IF NOT EXISTS batches_by_age ON batches (tenant, created_at, id);
 """
 # From this version to the next. Tables that are new need no step: `SCHEMA` makes them.
-STEPS = {1: "ALTER TABLE batches ADD COLUMN output_expires_in INTEGER;"}
+STEPS = {
+    1: "ALTER TABLE batches ADD COLUMN output_expires_in INTEGER;",
+    # Without sizes. A cache: what is in it is made anew.
+    2: "DROP TABLE IF EXISTS answers; DROP TABLE IF EXISTS answer_vectors;",
+}

@@ -15,13 +15,14 @@ import json
 import secrets
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from quire.batches.database import Database
 from quire.batches.files import Page, QuotaExceeded, rows_after
 from quire.batches.lines import LineError, Place
 
+NEVER_RAN = 0  # a line's status
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 STAMPS = (
     *("created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at"),
@@ -112,12 +113,14 @@ class Result(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a line came to. Status 0: it never ran; `body` says why."""
+    """What a line came to. NEVER_RAN: `body` says why."""
 
     batch_id: str
     number: int
     status: int
     body: bytes
+    # What else is written with it, once; returns the body, which may tell of it.
+    write: Callable[[sqlite3.Connection], bytes] | None = None
 
 
 class BatchStore:
@@ -179,7 +182,9 @@ class BatchStore:
     async def move(
         self, batch_id: str, before: Sequence[str], status: str, **columns: str | int | None
     ) -> Batch | None:
-        """Change the state if it is one of `before`, and stamp the time; None: it was not."""
+        """Change the state if it is one of `before`, and stamp the time; None: it was not.
+
+        With the last state go the lines: what they came to is in the output files."""
         values = {"status": status, **columns}
         if f"{status}_at" in STAMPS:
             values[f"{status}_at"] = int(time.time())
@@ -191,7 +196,11 @@ class BatchStore:
                 f"UPDATE batches SET {sets} WHERE id = ? AND status IN ({marks})",
                 (*values.values(), batch_id, *before),
             )
-            return _get(db, batch_id) if done.rowcount else None
+            if not done.rowcount:
+                return None
+            if status not in OPEN:
+                db.execute("DELETE FROM lines WHERE batch_id = ?", (batch_id,))
+            return _get(db, batch_id)
 
         return await self.database.call(change)
 
@@ -235,17 +244,8 @@ class BatchStore:
         """Keep what lines came to. A line that has an answer keeps the one it has."""
 
         def write(db: sqlite3.Connection) -> None:
-            for batch_id, number, status, body in answers:
-                done = db.execute(
-                    "UPDATE lines SET is_answered = 1, status = ?, answer = ?"
-                    " WHERE batch_id = ? AND number = ? AND is_answered = 0",
-                    (status, body, batch_id, number),
-                )
-                if done.rowcount:
-                    column = "completed" if 200 <= status < 300 else "failed"
-                    db.execute(
-                        f"UPDATE batches SET {column} = {column} + 1 WHERE id = ?", (batch_id,)
-                    )
+            for answer in answers:
+                _answer_line(db, answer)
 
         await self.database.call(write)
 
@@ -272,11 +272,26 @@ class BatchStore:
         )
         return [Result(*row) for row in rows]
 
-    async def forget_lines(self, batch_id: str) -> None:
-        """What they came to is in the output files now."""
-        await self.database.call(
-            lambda db: db.execute("DELETE FROM lines WHERE batch_id = ?", (batch_id,))
-        )
+    async def has_unrun(self, batch_id: str) -> bool:
+        """Whether there are lines that will never run: the window ended before."""
+        query = "SELECT 1 FROM lines WHERE batch_id = ? AND is_answered = 1 AND status = ? LIMIT 1"
+        values = (batch_id, NEVER_RAN)
+        found = await self.database.call(lambda db: db.execute(query, values).fetchone())
+        return found is not None
+
+
+def _answer_line(db: sqlite3.Connection, answer: Answer) -> None:
+    where, line = "WHERE batch_id = ? AND number = ?", (answer.batch_id, answer.number)
+    done = db.execute(
+        f"UPDATE lines SET is_answered = 1, status = ?, answer = ? {where} AND is_answered = 0",
+        (answer.status, answer.body, *line),
+    )
+    if not done.rowcount:
+        return
+    column = "completed" if 200 <= answer.status < 300 else "failed"
+    db.execute(f"UPDATE batches SET {column} = {column} + 1 WHERE id = ?", (answer.batch_id,))
+    if answer.write is not None:
+        db.execute(f"UPDATE lines SET answer = ? {where}", (answer.write(db), *line))
 
 
 def _check_quota(db: sqlite3.Connection, wish: Wish) -> None:

@@ -157,7 +157,7 @@ def _add_store_flags(parser: VerbParser) -> None:
         "--store-gib-per-key",
         type=whole(1, MAX_GIB),
         metavar="N",
-        help="files of one key, and as much of responses"
+        help="files of one key, as much of responses, and as much of cached answers"
         f" (default: {usual.max_stored_bytes_per_key // GIB})",
     )
 

@@ -22,7 +22,8 @@ import msgspec
 
 from quire.answers.bound import Seen, error_bound
 from quire.answers.entries import Entries, Entry, Keeping, NewEntry
-from quire.answers.features import anchors, features, says_the_same
+from quire.answers.features import features
+from quire.answers.sameness import says_the_same
 from quire.obs.log import log_event
 from quire.server.cache_probe import gap_of
 from quire.server.cache_wish import ANSWER, EXACT, OFF, settings_bytes
@@ -118,7 +119,8 @@ class AnswerCache:
             return None
         if gap == 0.0:
             return self._give(generation, looked, entry, "proved", found.note)
-        if anchors(wanted.text) != anchors(entry.text):
+        wish = generation.job.cache
+        if wish is None or not wish.asks_as(entry.text):
             return None
         bound = error_bound(entry.seen, gap)
         if bound <= self.max_error:
@@ -246,7 +248,8 @@ def cache_of(server: Server) -> AnswerCache | None:
     limits, shelf = server.limits, server.shelf
     if shelf is None or server.settings.answer_cache == OFF:
         return None
-    entries = Entries(shelf.database, Keeping(limits.max_cached_answers_per_key, limits.stored_s))
+    most = (limits.max_cached_answers_per_key, limits.max_stored_bytes_per_key)
+    entries = Entries(shelf.database, Keeping(*most, limits.stored_s))
     return AnswerCache(server, entries, server.settings.answer_cache_error)
 
 

@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from quire.batches.lines import LineError, check_lines, read_body
-from quire.batches.output import NEVER_RAN, write_outputs
-from quire.batches.store import Answer, Batch, OpenLine
+from quire.batches.output import write_outputs
+from quire.batches.store import NEVER_RAN, Answer, Batch, OpenLine
 from quire.obs.log import log_event
 from quire.request import BACKGROUND
 from quire.server import sse
@@ -117,11 +117,11 @@ class BatchRunner:
             await self._end_lines(batch.id)
             await self._finish(batch, "cancelled")
         elif batch.status == "finalizing":
-            await self._finish(batch, "expired" if batch.is_past_window else "completed")
+            await self._finish_all(batch)
         elif batch.completed + batch.failed == batch.total:
             self._feeds.pop(batch.id, None)
             if await store.move(batch.id, ("in_progress",), "finalizing"):
-                await self._finish(batch, "completed")
+                await self._finish_all(batch)
         elif batch.is_past_window:
             await self._expire(batch)
         else:
@@ -149,7 +149,12 @@ class BatchRunner:
             after = lines[-1].number
             await store.answer([Answer(batch.id, x.number, NEVER_RAN, EXPIRED) for x in lines])
         if await store.move(batch.id, ("in_progress",), "finalizing"):
-            await self._finish(batch, "expired")
+            await self._finish_all(batch)
+
+    async def _finish_all(self, batch: Batch) -> None:
+        """Every line came to something; expired is a batch of which some never ran."""
+        has_unrun = await self.shelf.batches.has_unrun(batch.id)
+        await self._finish(batch, "expired" if has_unrun else "completed")
 
     async def _end_lines(self, batch_id: str) -> None:
         """Stop what runs; what was answered stays so."""
@@ -166,7 +171,6 @@ class BatchRunner:
             batch.id, before, status, output_file_id=made.output, error_file_id=made.errors
         )
         if done is not None:
-            await store.forget_lines(batch.id)
             log_event(
                 "batch_done",
                 batch=batch.id,
@@ -229,9 +233,10 @@ class BatchRunner:
         task.add_done_callback(done)
 
     async def _run_line(self, feed: Feed, line: OpenLine) -> None:
-        batch = feed.batch
+        batch, number, write = feed.batch, line.number, None
         try:
-            status, body = await self._answer(batch, line)
+            request, reply = await self._answer(batch, line)
+            status, body, write = reply.status, reply.body, request.with_answer
         except Exception as error:
             problem = problem_of(error)
             if problem is None:
@@ -241,10 +246,10 @@ class BatchRunner:
             if problem.code in AGAIN and await self._tries_again(feed, line, problem):
                 return
             status, body = problem.status, problem.body()
-        self._answers.append(Answer(batch.id, line.number, status, body))
+        self._answers.append(Answer(batch.id, number, status, body, write))
         self._has_answers.set()
 
-    async def _answer(self, batch: Batch, line: OpenLine) -> tuple[int, bytes]:
+    async def _answer(self, batch: Batch, line: OpenLine) -> tuple[HttpRequest, Reply]:
         path = self.shelf.files.path(batch.input_file_id)
         body = await asyncio.to_thread(read_body, path, line.begin, line.size)
         body["priority"] = BACKGROUND
@@ -269,7 +274,7 @@ class BatchRunner:
             assert models is not None
             reply = await handler(request, await models.escalated(request, why))
         assert isinstance(reply, Reply), "lines that stream were refused"
-        return reply.status, reply.body
+        return request, reply
 
     async def _tries_again(self, feed: Feed, line: OpenLine, problem: Problem) -> bool:
         """Back into the line, unless the engine has died under it too often."""

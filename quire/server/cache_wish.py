@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from quire.answers.sameness import asks_the_same
 from quire.errors import BadRequest
 from quire.params import SamplingParams
 
@@ -30,6 +31,11 @@ class CacheWish(NamedTuple):
     text: str = ""  # the last message; "": nothing is similar to this
     may_answer: bool = False  # no call of a tool can be in the answer
     model: str = ""  # as it was named: several may be served
+    is_prompt: bool = False  # to be gone on with: a point more at its end is another beginning
+
+    def asks_as(self, text: str) -> bool:
+        """Whether an answer to `text`, in the same frame, answers this without a proof."""
+        return self.text == text if self.is_prompt else asks_the_same(self.text, text)
 
 
 def mode_of(asked: str | None, server: Server) -> str:
@@ -77,7 +83,7 @@ def text_wish(mode: str, asked: Asked, text: str | None) -> CacheWish | None:
         return None
     model = asked.model or ""
     frame = sha256(_encode([model, settings_bytes(asked.params)])).digest()
-    return CacheWish(mode, frame, text or "", True, model)
+    return CacheWish(mode, frame, text or "", True, model, is_prompt=True)
 
 
 def settings_bytes(params: SamplingParams) -> bytes:

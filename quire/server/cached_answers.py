@@ -25,6 +25,7 @@ async def cached_answers(request: HttpRequest, server: Server) -> Reply:
     shown = {
         "mode": server.settings.answer_cache,
         "max_entries": keeping.max_entries,
+        "max_bytes": keeping.max_bytes,
         "max_age_s": keeping.max_age_s,
         "max_error": answers.max_error,
         "data": await answers.entries.latest(tenant, count),

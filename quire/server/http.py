@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sqlite3
 import time
 from collections.abc import (
     AsyncIterator,
@@ -61,6 +62,7 @@ class HttpRequest:
     num_held_bytes: int = 0  # of a `BodyRoom`
     caller: Caller | None = None
     is_background: bool = False  # a line of a batch: nobody waits, it takes what others leave
+    with_answer: Callable[[sqlite3.Connection], bytes] | None = None  # of such a line: `keeping.py`
     client: tuple[str, int] | None = None  # address of the other end
     path_value: str = ""  # what a route's trailing {} matched
     adapter: str = ""  # that it named as its model

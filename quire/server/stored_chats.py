@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sqlite3
 from typing import Any
 
 import msgspec
 
-from quire.batches.files import Page, QuotaExceeded
+from quire.batches.files import Page
 from quire.kept.records import CHAT, NewRecord, Record
 from quire.obs.log import log_event
 from quire.server import sse
@@ -22,6 +21,7 @@ from quire.server.batches import check_metadata
 from quire.server.fields import ChatFields, decode
 from quire.server.files import listed, page_of, shelf_of, tenant_of
 from quire.server.http import HttpRequest, Reply
+from quire.server.keeping import Memory, write_down
 from quire.server.problems import Problem
 from quire.server.server import Server
 from quire.server.stored_responses import no_path, page_items
@@ -71,11 +71,14 @@ async def keep_chat(
         model=body["model"],
         metadata=json.dumps(metadata),
     )
-    try:
-        await server.shelf.records.put(new)
-    except (sqlite3.Error, OSError, QuotaExceeded) as error:
+    records = server.shelf.records
+
+    def failed(error: Exception) -> None:
         request.warnings.append(f"the completion is not stored: {error}")
         log_event("not_stored", severity=logging.ERROR, id=new.id, reason=str(error))
+
+    memory = Memory(lambda db: records.put_in(db, new), failed, body)
+    await write_down(memory, request, records.database)
 
 
 async def stored_chats(request: HttpRequest, server: Server) -> Reply:

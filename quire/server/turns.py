@@ -13,13 +13,13 @@ import sqlite3
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.batches.files import QuotaExceeded
 from quire.errors import BadRequest
 from quire.kept.records import CONVERSATION, OPEN, RESPONSE, NewRecord, Record
 from quire.obs.log import log_event
 from quire.server import sse
 from quire.server.files import tenant_of
 from quire.server.http import HttpRequest
+from quire.server.keeping import Memory, write_down
 from quire.server.problems import Problem
 from quire.server.responses_input import ResponsesFields
 from quire.server.server import Server
@@ -65,12 +65,14 @@ class Turn:
         if self.shelf is None or not (self.is_stored or self.conversation_id):
             return
         shelf, new = self.shelf, self.new_record(body)
-        try:
-            await shelf.database.call(lambda db: self._write(db, shelf, new, body))
-        except (sqlite3.Error, OSError, QuotaExceeded) as error:
+
+        def failed(error: Exception) -> None:
             body["store"] = False
             self.request.warnings.append(f"the response is not stored: {error}")
             log_event("not_stored", severity=logging.ERROR, id=new.id, reason=str(error))
+
+        memory = Memory(lambda db: self._write(db, shelf, new, body), failed, body)
+        await write_down(memory, self.request, shelf.database)
 
     def _write(
         self, db: sqlite3.Connection, shelf: Shelf, new: NewRecord, body: dict[str, Any]
@@ -108,6 +110,11 @@ async def open_turn(fields: ResponsesFields, request: HttpRequest, server: Serve
     if shelf is None:
         _refuse_stored(fields, request)
         return Turn(fields, request, None)
+    if fields.background and request.is_background:
+        raise BadRequest(
+            "got background=true in a line of a batch, which nobody waits for; leave it out",
+            param="background",
+        )
     if fields.background and fields.store is False:
         raise BadRequest("background=true needs store=true", param="store")
     if fields.background and fields.stream:

@@ -38,7 +38,6 @@ ADVERSARIAL = [*NEGATION, *NUMBERS, *NAMES, *DATES]
 
 SAME = [
     ("What is the capital of France?", "what is the capital of France"),
-    ("How do I sort a list in Python?", "How can I sort a list in Python?"),
     ("Explain photosynthesis.", "Please explain photosynthesis."),
     ("Write a poem about the sea.", "Write me a poem about the sea."),
 ]

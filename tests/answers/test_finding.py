@@ -1,4 +1,4 @@
-"""What counts as similar, what must not differ, and the index that finds it."""
+"""What counts as similar, and the index that finds it."""
 
 from __future__ import annotations
 
@@ -8,33 +8,20 @@ import numpy as np
 import pytest
 
 from quire.answers.entries import Sketch
-from quire.answers.features import SIZE, anchors, features, says_the_same
+from quire.answers.features import SIZE, features
 from quire.answers.index import SimilarIndex
 from tests.answers.pairs import ADVERSARIAL, SAME
 
 
 @pytest.mark.parametrize(("one", "other"), ADVERSARIAL)
-def test_what_asks_for_something_else_has_other_anchors(one: str, other: str) -> None:
-    """Red when a negation, number, name or date is overlooked."""
-    assert anchors(one) != anchors(other)
-    assert features(one) @ features(other) > 0.25  # they are near: the cosine alone would not do
+def test_what_asks_for_something_else_looks_alike(one: str, other: str) -> None:
+    """Red when the pairs have become too easy: a threshold on the cosine would do."""
+    assert features(one) @ features(other) > 0.25
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
-def test_what_asks_for_the_same_has_the_same_anchors(one: str, other: str) -> None:
-    assert anchors(one) == anchors(other)
+def test_what_asks_for_the_same_is_found(one: str, other: str) -> None:
     assert features(one) @ features(other) > 0.6
-
-
-def test_answers_that_say_the_same() -> None:
-    assert says_the_same("The capital is Paris.", "the capital is Paris")
-    assert says_the_same(
-        "You can sort the list with the sorted function.",
-        "You can sort a list with the sorted function.",
-    )
-    assert not says_the_same("It takes 5 days.", "It takes 6 days.")
-    assert not says_the_same("Yes, it is safe.", "Yes, it is not safe.")
-    assert not says_the_same("Paris", "A long story about something else")
 
 
 def sketch(number: int, frame: bytes, vector: np.ndarray) -> Sketch:

@@ -1,8 +1,4 @@
-"""OpenAI's agents SDK, unmodified: tools, a conversation kept here, and a chain of responses.
-
-The SDK wants a later `openai` than the other tests are pinned to, so it is no test dependency: this
-runs where it is installed.
-"""
+"""OpenAI's agents SDK, unmodified: tools, a conversation kept here, and a chain of responses."""
 
 from __future__ import annotations
 
@@ -15,7 +11,9 @@ import pytest
 
 from tests.e2e.harness import Served
 
-agents: Any = pytest.importorskip("agents")
+agents: Any = pytest.importorskip(
+    "agents", reason="openai-agents is not installed (the extra test)"
+)
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def test_half_precision_and_several_parts_of_a_kind(tmp_path: Path) -> None:
 
 def test_peft(tmp_path: Path) -> None:
     """The format's own implementation: folders it writes, patterns for single modules included."""
-    peft = pytest.importorskip("peft", reason="the reference is not installed")
+    peft = pytest.importorskip("peft", reason="it is not installed (the extra test)")
     base = tiny_model("llama-packable", seed=5)
     config = peft.LoraConfig(
         r=4,

@@ -19,6 +19,7 @@ from quire.server.answer_cache import AnswerCache
 from quire.server.link import Tap
 from quire.server.shelf import Shelf
 from quire.step import TokenEvent, TokenLogprobs
+from tests.answers.held_out import HELD_OUT, OTHER_FORM
 from tests.answers.pairs import ADVERSARIAL
 from tests.server.fakes import Bench, FakeLink, chat_tokenizer
 
@@ -60,7 +61,7 @@ def make(folder: Path, mode: str, **settings: Any) -> Bench:
     bench.server.link = link  # type: ignore[assignment]
     link.greet()
     bench.server.shelf = Shelf(folder)
-    entries = Entries(bench.server.shelf.database, Keeping(100, 1_000))
+    entries = Entries(bench.server.shelf.database, Keeping(100, 1 << 30, 1_000))
     bench.server.answers = AnswerCache(bench.server, entries, max_error=0.05)
     return bench
 
@@ -197,7 +198,7 @@ def test_similar_answers_are_hints(bench: Bench) -> None:
     asyncio.run(work())
 
 
-@pytest.mark.parametrize(("one", "other"), ADVERSARIAL)
+@pytest.mark.parametrize(("one", "other"), [*ADVERSARIAL, *HELD_OUT])
 def test_a_different_question_gets_its_own_answer(bench: Bench, one: str, other: str) -> None:
     """Red when the answer to another question is given, however alike the two look and however
     little the model minds it."""
@@ -211,6 +212,37 @@ def test_a_different_question_gets_its_own_answer(bench: Bench, one: str, other:
         second = await ask(bench, other, answer_cache="answer")
         assert text_of(first) == "Hello there." and text_of(second) == "Quite another answer."
         assert how(second) in ("draft", "miss")
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER_FORM)
+def test_the_same_question_gets_the_answer_it_had(bench: Bench, one: str, other: str) -> None:
+    """Red when an entry that was always right is of use to nobody."""
+    link_of(bench).gap = 0.01
+
+    async def work() -> None:
+        await ask(bench, one, answer_cache="answer")
+        (key,) = await keys(bench)
+        await observe(bench, key, [Seen(1.0, True)] * 100)
+        bench.link.answer = "Quite another answer."
+        reply = await ask(bench, other, answer_cache="answer")
+        assert how(reply) == "answer" and text_of(reply) == "Hello there."
+
+    asyncio.run(work())
+
+
+def test_a_plain_prompt_has_no_other_form(bench: Bench) -> None:
+    """Red when text to be gone on with is treated as a question: a final point changes it."""
+    link_of(bench).gap = 0.01
+
+    async def work() -> None:
+        fields = {"path": "/v1/completions", "answer_cache": "answer", "max_tokens": 9}
+        await ask(bench, "", prompt="Explain rain", **fields)
+        (key,) = await keys(bench)
+        await observe(bench, key, [Seen(1.0, True)] * 100)
+        bench.link.answer = "Quite another answer."
+        assert how(await ask(bench, "", prompt="Explain rain.", **fields)) == "draft"
 
     asyncio.run(work())
 
@@ -257,7 +289,7 @@ def test_an_answer_is_given_once_its_bound_allows(bench: Bench) -> None:
         one, other = "Explain photosynthesis.", "Please explain photosynthesis."
         await ask(bench, one, answer_cache="answer")
         (key,) = await keys(bench)
-        bench.link.answer = "Hello there!"  # the same in other tokens
+        bench.link.answer = "hello there."  # the same in other tokens
         link_of(bench).gap = 0.5
         first = await ask(bench, other, answer_cache="answer")
         assert how(first) == "draft"
@@ -275,7 +307,8 @@ def test_an_answer_is_given_once_its_bound_allows(bench: Bench) -> None:
         assert how(reply) == "answer" and text_of(reply) == "Hello there."
         assert "error<=0.0" in reply.headers["x-quire-cache"]
         await observe(bench, key, [Seen(0.5, False)] * 20)
-        assert how(await ask(bench, again + "!", answer_cache="answer")) == "draft"
+        last = "Can you explain photosynthesis?"
+        assert how(await ask(bench, last, answer_cache="answer")) == "draft"
 
     asyncio.run(work())
 
@@ -318,7 +351,7 @@ def test_entries_are_bounded_and_outlive_the_process(tmp_path: Path) -> None:
     async def work() -> None:
         bench = make(tmp_path, "exact")
         assert bench.server.answers is not None and bench.server.shelf is not None
-        bench.server.answers.entries.keeping = Keeping(3, 1_000)
+        bench.server.answers.entries.keeping = Keeping(3, 1 << 30, 1_000)
         for number in range(5):
             await ask(bench, f"question {number}")
             await ask(bench, "question 0")
@@ -328,10 +361,44 @@ def test_entries_are_bounded_and_outlive_the_process(tmp_path: Path) -> None:
         bench.server.shelf.close()
         again = make(tmp_path, "exact")
         assert how(await ask(again, "question 0")) == "exact"
-        again.server.answers.entries.keeping = Keeping(3, -1)  # type: ignore[union-attr]
+        again.server.answers.entries.keeping = Keeping(3, 1 << 30, -1)  # type: ignore[union-attr]
         assert how(await ask(again, "question 0")) == "miss"
         assert again.server.shelf is not None
         again.server.shelf.close()
+
+    asyncio.run(work())
+
+
+def test_answers_are_bounded_in_bytes(tmp_path: Path) -> None:
+    """Red when a key may fill the disk with answers, or loses what it used last. Others' answers
+    have a bound of their own."""
+
+    async def work() -> None:
+        bench = make(tmp_path, "exact", api_keys=("alice", "bob"))
+        assert bench.server.answers is not None and bench.server.shelf is not None
+        entries, database = bench.server.answers.entries, bench.server.shelf.database
+        bench.link.answer = "ä" * 2_000  # 4,000 bytes, and more of its tokens
+        await ask(bench, "question 0")
+        caller = bench.server.keys.caller({"authorization": "Bearer alice"})
+        assert caller is not None
+        one = (await entries.summary(caller.salt))["bytes"]
+        assert one is not None and one > 4_000 + 2_000
+        entries.keeping = Keeping(100, 3 * one + 100, 1_000)
+        await ask(bench, "question 0", "bob")
+        for number in range(1, 5):
+            await ask(bench, f"question {number}")
+            await database.call(  # a second passes
+                lambda db: db.execute("UPDATE answers SET used_at = used_at - 1")
+            )
+            assert how(await ask(bench, "question 0")) == "exact"
+        held = await entries.summary(caller.salt)
+        assert held["entries"] == 3 and held["bytes"] == 3 * one
+        assert how(await ask(bench, "question 0", "bob")) == "exact"
+        bench.link.answer = "ä" * 20_000
+        await ask(bench, "one that is larger than all of them")
+        assert (await entries.summary(caller.salt))["bytes"] == held["bytes"]
+        assert how(await ask(bench, "question 0")) == "exact"
+        bench.server.shelf.close()
 
     asyncio.run(work())
 
