@@ -60,6 +60,7 @@ def check_args(args: EngineArgs) -> None:
     )
     _check_ranks(args.parallel)
     _whole("max_loras", args.max_loras, 1, MAX_LORAS)
+    _whole("max_cpu_loras", args.max_cpu_loras, 1, MAX_LORAS)
     size = args.page_size
     if not _is_whole(size) or not 1 <= size <= MAX_PAGE_SIZE or size & (size - 1):
         raise NotSupported(f"got page_size={size!r}, want a power of two up to {MAX_PAGE_SIZE}")

@@ -114,6 +114,7 @@ class EngineArgs:
     speculative_config: Mapping[str, object] | None = None  # `speculative.py` says what it may hold
     lora: Mapping[str, str] | None = None  # adapters to begin with: folders by name
     max_loras: int | None = None  # adapters in memory at once; None: 32
+    max_cpu_loras: int | None = None  # copies on the host; None: an eighth of its free memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,12 @@ def add_adapter_flags(parser: VerbParser) -> None:
         help="serve a PEFT folder under this name; may repeat",
     )
     add("--max-loras", type=positive, metavar="N", help="adapters in memory (default: 32)")
+    add(
+        "--max-cpu-loras",
+        type=positive,
+        metavar="N",
+        help="copies of adapters in memory of the host (default: what an eighth of it holds)",
+    )
 
 
 def adapter(text: str) -> tuple[str, str]:
@@ -42,5 +48,6 @@ def adapter_options(args: Namespace) -> dict[str, Any]:
     given = {
         "lora": dict(args.lora) or None,
         "max_loras": args.max_loras,
+        "max_cpu_loras": args.max_cpu_loras,
     }
     return {name: value for name, value in given.items() if value is not None}

@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.config import Decision, EngineArgs
+from quire.engine import rank_messages as msg
 from quire.errors import NotSupported
 from quire.lora.adapters import Adapters, Facts
 from quire.lora.bank import AdapterBank
 from quire.lora.folder import WEIGHTS
+from quire.lora.host_room import HostRoom
 from quire.lora.placed import check_model
 from quire.memory.sizing import size_text
 from quire.models.names import Target
 from quire.runner.captured import decoded
+from quire.runner.device import free_memory
 from quire.runner.graphs import SHORTEST_CONTEXT
 from quire.runner.runner import ModelRunner
 from quire.runner.warmup import SOME
+from quire.sched.queue import WaitingLine
 
 if TYPE_CHECKING:
     from quire.engine.rank_group import RankGroup
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 
 MAX_LORAS_USUALLY = 32
+COPIES_SHARE = 8  # copies of adapters on the host take so little of what is free at start
 USUAL_RANK = 16  # up to it, padded; of larger ones some kernels compile with the first
 
 
@@ -39,12 +44,24 @@ class GroupBank:
 
     def put(self, number: int, path: str) -> Facts:
         facts = self._own.put(number, path)  # what is wrong with a folder is found here
-        self._group.put_adapter(number, path)
+        self._group.tell(msg.PutAdapter(number, path))
         return facts
 
     def drop(self, number: int) -> None:
         self._own.drop(number)
-        self._group.drop_adapter(number)
+        self._group.tell(msg.DropAdapter(number))
+
+    def save(self, number: int) -> None:
+        self._own.save(number)
+        self._group.tell(msg.SaveAdapter(number))
+
+    def restore(self, number: int) -> None:
+        self._own.restore(number)
+        self._group.tell(msg.RestoreAdapter(number))
+
+    def forget(self, number: int) -> None:
+        self._own.forget(number)
+        self._group.tell(msg.ForgetAdapter(number))
 
 
 def open_adapters(
@@ -52,6 +69,7 @@ def open_adapters(
     runner: ModelRunner,
     names: Mapping[str, Target],
     decisions: list[Decision],
+    line: WaitingLine,
     group: RankGroup | None = None,
 ) -> Adapters:
     """With those that were asked for at start. Raises CheckpointError or NotSupported."""
@@ -67,12 +85,19 @@ def open_adapters(
         own.on_first = partial(_compile, runner, graphs)
         if args.max_loras is not None and not args.lora:
             _compile_ahead(own, runner, graphs)
-    adapters = Adapters(own if group is None else GroupBank(own, group), most)
+    bank = own if group is None else GroupBank(own, group)
+    adapters = Adapters(bank, most, line, _host_room(args))
     for name, path in (args.lora or {}).items():
         entry = adapters.load(name, path)
         why = f"rank {entry.facts.rank}, {size_text(entry.facts.num_bytes)} of {entry.path}"
         decisions.append(Decision("adapter", name, why))
     return adapters
+
+
+def _host_room(args: EngineArgs) -> HostRoom:
+    """For copies of adapters that made room: each rank keeps as much as the first."""
+    free = free_memory(torch.device("cpu")) // args.parallel.num_ranks
+    return HostRoom(free // COPIES_SHARE, args.max_cpu_loras)
 
 
 def adapter_bytes(args: EngineArgs) -> int:

@@ -65,6 +65,7 @@ from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
 from quire.sched.costs import StepCosts
 from quire.sched.gap import prompt_budget
+from quire.sched.policies import waiting_line
 from quire.sched.scheduler import Scheduler
 from quire.spec.jumps import Jumps
 from quire.tiers.tiers import Tiers
@@ -134,7 +135,8 @@ def build_engine(
     kv = _kv_manager(config, cache, pages, kept_apart.secret, ranks.num_homes)
     scheduler = _scheduler(config, kv, runner, decisions)
     names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
-    adapters = open_adapters(args, runner, names, decisions, seat.group)
+    line = waiting_line(config.sched)
+    adapters = open_adapters(args, runner, names, decisions, line, seat.group)
     runner.balancer = open_copies(args, model, checkpoint, names, wish, cpu)
     core = EngineCore(scheduler, runner, lag, grammars, drafts, adapters)
     connect_tiers(kept_apart, core, runner)

@@ -3,8 +3,8 @@
 With `overlap` the same calls run with a step of lag, or several: step n + 1 is planned and launched
 before the result of step n is looked at, so the device never waits for Python. The scheduler counts
 what is in flight; this file only decides when a result is settled. A request with a grammar first
-waits in `grammar/pending.py` until the grammar is compiled, one with an adapter in
-`lora/adapters.py` until there is room for it. Drafts (`spec/`), where there are any, are made
+waits in `grammar/pending.py` until the grammar is compiled, then one with an adapter in
+`lora/adapters.py` until there is room for that. Drafts (`spec/`), where there are any, are made
 before a step is planned. They follow tokens that are known, so while drafts are worth their while
 results in flight are awaited first.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from quire.errors import NotSupported
@@ -61,20 +61,23 @@ class EngineCore:
     def add(self, request: Request) -> None:
         if request.params.structured_outputs is not None and self.grammars is None:
             raise NotSupported("structured outputs need a tokenizer, and this engine has none")
-        if not request.adapter_name:
-            self._pass_on(request)
-        elif self.adapters is None:
-            raise NotSupported(f"got adapter {request.adapter_name!r}, this engine takes none")
-        elif self.adapters.enter(request):
-            self._pass_on(request)
-
-    def _pass_on(self, request: Request) -> None:
-        """A request whose adapter is in memory."""
+        if request.adapter_name:
+            if self.adapters is None:
+                raise NotSupported(f"got adapter {request.adapter_name!r}, this engine takes none")
+            self.adapters.bind(request)
         if request.params.structured_outputs is None:
-            self.scheduler.add(request)
+            self._pass_on(request)
         else:
             assert self.grammars is not None
             self.grammars.submit(request)
+
+    def _pass_on(self, request: Request) -> None:
+        """A request whose grammar is compiled."""
+        if request.adapter_name:
+            assert self.adapters is not None
+            self.adapters.enter(request)
+        else:
+            self.scheduler.add(request)
 
     def abort(self, request_id: RequestId, reason: str = "abort") -> list[TokenEvent]:
         events = self.scheduler.abort(request_id, reason)
@@ -95,6 +98,14 @@ class EngineCore:
         """Whether requests wait for something else than their turn."""
         return self._is_compiling or (self.adapters is not None and len(self.adapters) > 0)
 
+    def waiting(self) -> Iterator[Request]:
+        """All that wait, for whatever; siblings that share a leader's prompt are its children."""
+        yield from self.scheduler.waiting
+        if self.grammars is not None:
+            yield from self.grammars.waiting()
+        if self.adapters is not None:
+            yield from self.adapters.waiting()
+
     @property
     def _is_compiling(self) -> bool:
         return self.grammars is not None and len(self.grammars) > 0
@@ -102,6 +113,8 @@ class EngineCore:
     def step(self) -> list[TokenEvent]:
         """Launch at most one step and settle those that are due. May return no events."""
         begun, drafts = time.perf_counter(), NO_DRAFTS
+        if self.adapters is not None and len(self.adapters):
+            self._news += self.adapters.collect(self.scheduler.add, self.scheduler.recall)
         if self.drafts is not None:
             if self._inflight and self.drafts.awaits_results(self.scheduler):
                 self._news += self._settle(len(self._inflight))
@@ -124,7 +137,9 @@ class EngineCore:
         if self.grammars is not None:
             events += self._tend(self.grammars, events)
         if self.adapters is not None:
-            events += self._tend_adapters(self.adapters, events)
+            for event in events:
+                if event.finish is not None:
+                    self.adapters.leave(event.request_id)
         return events
 
     def _settle(self, count: int) -> list[TokenEvent]:
@@ -170,14 +185,7 @@ class EngineCore:
             for event in events:
                 if event.finish is not None:
                     grammars.drop(event.request_id)
-        return grammars.collect(self.scheduler.add) if len(grammars) else []
-
-    def _tend_adapters(self, adapters: Adapters, events: list[TokenEvent]) -> list[TokenEvent]:
-        """The same for adapters."""
-        for event in events:
-            if event.finish is not None:
-                adapters.leave(event.request_id)
-        return adapters.collect(self._pass_on) if len(adapters) else []
+        return grammars.collect(self._pass_on) if len(grammars) else []
 
     def _tend_tiers(self, tell: OnStep, plan: StepPlan, seconds: float) -> None:
         """Say how long a step took; save the last pages when nobody is left to plan a step for."""

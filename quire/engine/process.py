@@ -232,7 +232,7 @@ class EngineProcess:
         oldest = now - self.patience.queue_s
         late = [
             request.id
-            for request in self.core.scheduler.waiting
+            for request in self.core.waiting()
             if request.timing.scheduled is None
             and request.timing.arrival < oldest
             and not request.is_background

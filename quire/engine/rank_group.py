@@ -164,12 +164,6 @@ class RankGroup:
     def hand_over(self, every_token: bool) -> None:
         self.tell(msg.HandOver(every_token))
 
-    def put_adapter(self, number: int, path: str) -> None:
-        self.tell(msg.PutAdapter(number, path))
-
-    def drop_adapter(self, number: int) -> None:
-        self.tell(msg.DropAdapter(number))
-
     def forget(self) -> None:
         """The model's runner must not be used again."""
         self.has_model = False

@@ -79,6 +79,24 @@ class DropAdapter(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class SaveAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Copy your share to memory of your host."""
+
+    number: int
+
+
+class RestoreAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Bring it back from there."""
+
+    number: int
+
+
+class ForgetAdapter(msgspec.Struct, frozen=True, tag=True):
+    """The copy goes."""
+
+    number: int
+
+
 class OpenTiers(msgspec.Struct, frozen=True, tag=True):
     """Keep your shares of pages from now on, on disk as well where there is a mark."""
 
@@ -149,7 +167,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Adapting = PutAdapter | DropAdapter
+Adapting = PutAdapter | DropAdapter | SaveAdapter | RestoreAdapter | ForgetAdapter
 Tiering = OpenTiers | FetchPages | LetGo | CloseTiers
 Reading = GivePrompts | HandOver
 Balancing = Rebalance | ShareQueries

@@ -152,6 +152,12 @@ def _obey(order: msg.Order, runner: ModelRunner, tiers: OtherTiers, say: Speaker
             runner.adapters.put(number, path)
         case msg.DropAdapter(number):
             runner.adapters.drop(number)
+        case msg.SaveAdapter(number):
+            runner.adapters.save(number)
+        case msg.RestoreAdapter(number):
+            runner.adapters.restore(number)
+        case msg.ForgetAdapter(number):
+            runner.adapters.forget(number)
         case _:
             raise AssertionError(f"got {order}, want a step")
 

@@ -8,7 +8,7 @@ are for the engine's thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import PriorityQueue, SimpleQueue
 from typing import NamedTuple
 
@@ -49,6 +49,9 @@ class GrammarQueue:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def waiting(self) -> Iterator[Request]:
+        return iter(self._held.values())
 
     def submit(self, request: Request) -> None:
         """Hold a request, its siblings (n > 1) included, until their matchers are made."""

@@ -1,23 +1,29 @@
-"""Adapters: which there are by name, who uses them, and which of them stay in memory.
+"""Adapters: which there are by name, who uses them, and which of them have slots in memory.
 
-At most `max_in_memory` do. The one that nobody has used for longest makes room, and is read again
-when a request names it. One in use never goes, so a request whose adapter finds no room waits here,
-and later ones behind it. Unloading takes the name away at once; the weights go with their last
-request. No tensors: `bank.py` holds them. All methods are for the engine's thread.
+At most `num_slots` do. The one that nobody has used for longest makes room; a copy stays in memory
+of the host (`host_room.py`), or it is read again when a request names it. One in use stays, so a
+request whose adapter finds no slot waits in a line, in the order of the scheduler's. The background
+is sent back to that line when somebody needs its slot. Unloading takes the name away at once; the
+weights go with their last request. No tensors: `bank.py` holds them. All methods are for the
+engine's thread.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from quire.errors import BadRequest, CheckpointError, Overloaded, QuireError
+from quire.lora.host_room import HostRoom
 from quire.lora.request import check_name
 from quire.request import AdapterRef, Request, RequestId
+from quire.sched.queue import WaitingLine
 from quire.step import TokenEvent
+
+T = TypeVar("T")
+Recall = Callable[[Request], bool]  # out of the scheduler; whether the request itself was there
 
 
 class Facts(NamedTuple):
@@ -30,10 +36,25 @@ class Facts(NamedTuple):
 
 class Bank(Protocol):
     def put(self, number: int, path: str) -> Facts:
-        """Read a folder. Raises CheckpointError or NotSupported."""
+        """Read a folder into a free slot. Raises CheckpointError, NotSupported or Overloaded, and
+        then nothing has changed."""
         ...
 
-    def drop(self, number: int) -> None: ...
+    def drop(self, number: int) -> None:
+        """Its slot is free again."""
+        ...
+
+    def save(self, number: int) -> None:
+        """Copy one that has a slot to memory of the host."""
+        ...
+
+    def restore(self, number: int) -> None:
+        """Into a free slot, from its copy, which stays. Raises Overloaded."""
+        ...
+
+    def forget(self, number: int) -> None:
+        """The copy goes."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -42,8 +63,8 @@ class Entry:
     path: str
     ref: AdapterRef
     facts: Facts
-    in_memory: bool = True
-    users: set[RequestId] = field(default_factory=set)  # past the line
+    has_slot: bool = True
+    users: dict[RequestId, Request] = field(default_factory=dict)  # past the line
 
 
 class NoAdapter(BadRequest):
@@ -51,17 +72,22 @@ class NoAdapter(BadRequest):
 
 
 class Adapters:
-    def __init__(self, bank: Bank, max_in_memory: int) -> None:
-        self.bank, self.max_in_memory = bank, max_in_memory
+    def __init__(self, bank: Bank, num_slots: int, line: WaitingLine, host: HostRoom) -> None:
+        """`line`: an empty one, that says who is next."""
+        self.bank, self.num_slots = bank, num_slots
+        self._line, self._host = line, host  # the line: of leaders
+        self._is_stuck = False  # the first in line found no slot, and nothing has changed since
         self._named: dict[str, Entry] = {}
-        self._in_memory: dict[int, Entry] = {}  # by number, used longest ago first
+        self._slotted: dict[int, Entry] = {}  # by number, used longest ago first
         self._of: dict[RequestId, Entry] = {}
-        self._line: deque[Request] = deque()  # leaders whose adapter found no room
         self._last_number = 0
 
     def __len__(self) -> int:
         """Requests that wait."""
         return len(self._line)
+
+    def waiting(self) -> Iterator[Request]:
+        return iter(self._line)
 
     def entries(self) -> list[Entry]:
         return list(self._named.values())
@@ -79,19 +105,25 @@ class Adapters:
                 " or give another name",
                 param="lora_name",
             )
-        self._check_room()
+        if not self._make_room():
+            raise Overloaded(
+                f"all {self.num_slots} adapters that memory has room for are in use; try again"
+                " later, or raise max_loras"
+            )
         self._last_number += 1
         number = self._last_number
-        facts = self.bank.put(number, folder)
+        facts = self._as_idle_ones_go(lambda: self.bank.put(number, folder))
         entry = Entry(name, folder, AdapterRef(number, facts.digest), facts)
-        self._named[name] = self._in_memory[number] = entry
+        self._named[name] = self._slotted[number] = entry
+        self._trim()
         return entry
 
     def unload(self, name: str) -> None:
         """Take the name away; the weights go when the last request that uses them has ended."""
         entry = self._find(name)
         del self._named[name]
-        self._forget_unnamed(entry)
+        self._forget_unwanted(entry)
+        self._is_stuck = False
 
     def _find(self, name: str) -> Entry:
         entry = self._named.get(name)
@@ -102,48 +134,53 @@ class Adapters:
 
     # ------------------------------------------------------------ requests
 
-    def enter(self, leader: Request) -> bool:
-        """Whether a request may go on to the scheduler; if not, `collect` passes it on later."""
+    def bind(self, leader: Request) -> None:
+        """From now on the request has the adapter that it names, whoever unloads it."""
         entry = self._find(leader.adapter_name)
-        can_run = not self._line and self._bring(entry, leader)
         for member in (leader, *leader.children):
             member.adapter = entry.ref
             self._of[member.id] = entry
-        if not can_run:
-            self._line.append(leader)
-        return can_run
 
-    def collect(self, add: Callable[[Request], None]) -> list[TokenEvent]:
-        """Pass on those that waited long enough; returns the last events of those that failed."""
+    def enter(self, leader: Request) -> None:
+        """Into the line. Touches no weights: they may be away (`engine/parking.py`)."""
+        self._line.push(leader)
+        self._is_stuck = False
+
+    def collect(self, add: Callable[[Request], None], recall: Recall) -> list[TokenEvent]:
+        """Pass on those whose adapters find slots; returns the last events of those that failed."""
         events: list[TokenEvent] = []
-        while self._line:
-            leader = self._line[0]
+        while len(self._line) and not self._is_stuck:
+            leader = self._line.peek()
             try:
-                if not self._bring(self._of[leader.id], leader):
-                    break
-                self._line.popleft()
-                add(leader)
+                self._is_stuck = not self._finds_slot(leader, recall)
             except QuireError as error:  # its folder is gone, or another one
-                self._line.popleft()
-                family = (leader, *leader.children)
-                events += [TokenEvent(m.id, (), finish="error", error=str(error)) for m in family]
-                for member in family:
-                    self.leave(member.id)
+                self._line.remove(leader)
+                events += self._failed(leader, str(error))
+                continue
+            if not self._is_stuck:
+                self._line.pop()
+                add(leader)
         return events
+
+    def _failed(self, leader: Request, error: str) -> list[TokenEvent]:
+        family = (leader, *leader.children)
+        for member in family:
+            self.leave(member.id)
+        return [TokenEvent(member.id, (), finish="error", error=error) for member in family]
 
     def abort(self, request_id: RequestId, reason: str) -> list[TokenEvent]:
         """End a request that waits here; its siblings stay. No event for ids that are not here."""
-        for place, leader in enumerate(self._line):
+        for leader in self._line:
             family = [leader, *leader.children]
             rest = [member for member in family if member.id != request_id]
             if len(rest) == len(family):
                 continue
+            self._line.remove(leader)
             leader.children = []
             if rest:
                 rest[0].children = rest[1:]
-                self._line[place] = rest[0]
-            else:
-                del self._line[place]
+                self._line.push(rest[0])
+            self._is_stuck = False
             return [TokenEvent(request_id, (), finish=reason)]
         return []
 
@@ -151,24 +188,53 @@ class Adapters:
         """A request has ended; ids that use no adapter are left alone."""
         entry = self._of.pop(request_id, None)
         if entry is not None:
-            entry.users.discard(request_id)
-            self._forget_unnamed(entry)
+            entry.users.pop(request_id, None)
+            self._forget_unwanted(entry)
+            self._is_stuck = False
 
-    # ------------------------------------------------------------ memory
+    # ------------------------------------------------------------ slots
 
-    def _bring(self, entry: Entry, leader: Request) -> bool:
-        """Into memory, for this request. False: all that are there are in use by others."""
-        number = entry.ref.number
-        if not entry.in_memory:
-            if not self._make_room():
+    def _finds_slot(self, leader: Request, recall: Recall) -> bool:
+        while not self._bring(self._of[leader.id], leader):
+            if leader.is_background or not self._send_back(recall):
                 return False
-            self._read_again(entry)
-        self._in_memory[number] = self._in_memory.pop(number)  # behind all others
-        entry.users.update(member.id for member in (leader, *leader.children))
         return True
 
-    def _read_again(self, entry: Entry) -> None:
+    def _bring(self, entry: Entry, leader: Request) -> bool:
+        """Into memory, for this request. False: others use all that there is room for."""
         number = entry.ref.number
+        if not entry.has_slot:
+            try:
+                if not self._make_room():
+                    return False
+                self._as_idle_ones_go(lambda: self._fill(entry))
+            except Overloaded:
+                if not any(other.users for other in self._slotted.values()):
+                    raise
+                return False
+            entry.has_slot, self._slotted[number] = True, entry
+            self._trim()
+        self._slotted[number] = self._slotted.pop(number)  # behind all others
+        entry.users.update((member.id, member) for member in (leader, *leader.children))
+        return True
+
+    def _send_back(self, recall: Recall) -> bool:
+        """Of the adapters that only the background uses, the one used longest ago: whether there
+        was one. Its requests go back to the line, with the tokens they have."""
+        for entry in self._slotted.values():
+            if entry.users and all(user.is_background for user in entry.users.values()):
+                users, entry.users = entry.users, {}
+                for user in users.values():  # an unborn child comes back with its parent
+                    if recall(user):
+                        self._line.push(user)
+                return True
+        return False
+
+    def _fill(self, entry: Entry) -> None:
+        number = entry.ref.number
+        if number in self._host:
+            self.bank.restore(number)
+            return
         facts = self.bank.put(number, entry.path)
         if facts.digest != entry.facts.digest:
             self.bank.drop(number)
@@ -176,29 +242,51 @@ class Adapters:
                 f"{entry.path} is not what it was when the adapter {entry.name!r} was loaded;"
                 " unload it and load it again"
             )
-        entry.in_memory, self._in_memory[number] = True, entry
 
-    def _check_room(self) -> None:
-        if not self._make_room():
-            raise Overloaded(
-                f"all {self.max_in_memory} adapters that memory has room for are in use; try again"
-                " later, or raise max_loras"
-            )
+    def _as_idle_ones_go(self, do: Callable[[], T]) -> T:
+        """Adapters differ in size: a GPU may be full before all slots are. Raises Overloaded when
+        all that are left are in use."""
+        while True:
+            try:
+                return do()
+            except Overloaded:
+                if not self._drop_idle():
+                    raise
 
     def _make_room(self) -> bool:
-        if len(self._in_memory) < self.max_in_memory:
-            return True
-        idle = next((entry for entry in self._in_memory.values() if not entry.users), None)
+        return len(self._slotted) < self.num_slots or self._drop_idle()
+
+    def _drop_idle(self) -> bool:
+        """The one that nobody has used for longest; whether there was one."""
+        idle = next((entry for entry in self._slotted.values() if not entry.users), None)
         if idle is not None:
             self._drop(idle)
         return idle is not None
 
-    def _forget_unnamed(self, entry: Entry) -> None:
-        is_named = self._named.get(entry.name) is entry
-        if entry.in_memory and not is_named and not entry.users:
-            self._drop(entry)
-
     def _drop(self, entry: Entry) -> None:
-        del self._in_memory[entry.ref.number]
-        entry.in_memory = False
-        self.bank.drop(entry.ref.number)
+        number, num_bytes = entry.ref.number, entry.facts.num_bytes
+        if self._is_wanted(entry) and self._host.fits(num_bytes):
+            if number not in self._host:
+                self.bank.save(number)
+            self._host.keep(number, num_bytes)
+        del self._slotted[number]
+        entry.has_slot = False
+        self.bank.drop(number)
+
+    def _trim(self) -> None:
+        """After somebody has come, not before: it may have been its copy that is one too many."""
+        for number in self._host.trim(self._slotted):
+            self.bank.forget(number)
+
+    def _is_wanted(self, entry: Entry) -> bool:
+        """Whether a request may still name it, or has."""
+        return self._named.get(entry.name) is entry or entry in self._of.values()
+
+    def _forget_unwanted(self, entry: Entry) -> None:
+        if self._is_wanted(entry):
+            return
+        if entry.has_slot:
+            self._drop(entry)
+        if entry.ref.number in self._host:
+            self._host.forget(entry.ref.number)
+            self.bank.forget(entry.ref.number)

@@ -2,13 +2,14 @@
 
 It reads what it is told to read and forgets what it is told to forget; who that is, `adapters.py`
 decides. Each has a slot in the tables of recorded steps, where the engine records any, or in those
-of a GPU.
+of a GPU. Copies of those that made room are in the form of the slots: on a CPU they are what the
+slots had, of a GPU's memory they are in pinned memory of the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,12 @@ from quire.models.names import Target
 from quire.ops.native_ops import NativeOps
 
 if TYPE_CHECKING:
-    from quire.lora.on_gpu import GpuAdapters
+    from quire.lora.on_gpu import GpuAdapters, Held
+
+
+class Copy(NamedTuple):
+    adapter: Adapter
+    held: Held | None  # of one on a GPU
 
 
 class AdapterBank:
@@ -34,6 +40,7 @@ class AdapterBank:
         """`names`: Hugging Face's of the model's tensors."""
         self._model, self._names = model, names
         self._adapters: dict[int, Adapter] = {}
+        self._copies: dict[int, Copy] = {}
         self._free = list(range(num_slots, 0, -1))
         self.recorded: RecordedAdapters | None = None
         if isinstance(model.ops, NativeOps):
@@ -57,14 +64,17 @@ class AdapterBank:
                 adapter = Adapter({}, folder.digest, folder.rank, num_bytes, slot)
             else:
                 adapter = place(folder, self._model, found)._replace(slot=slot)
-        self._adapters[number] = adapter
-        self._free.pop()
+        self._take_slot(number, adapter)
         if self.on_first is not None:
             self.on_first()
             self.on_first = None
+        return Facts(adapter.digest, adapter.rank, adapter.num_bytes)
+
+    def _take_slot(self, number: int, adapter: Adapter) -> None:
+        self._adapters[number] = adapter
+        self._free.remove(adapter.slot)
         if self.recorded is not None:
             self.recorded.put(adapter)
-        return Facts(adapter.digest, adapter.rank, adapter.num_bytes)
 
     def drop(self, number: int) -> None:
         adapter = self._adapters.pop(number)
@@ -73,6 +83,25 @@ class AdapterBank:
             self.recorded.drop(adapter)
         if self.on_gpu is not None:
             self.on_gpu.drop(adapter.slot)
+
+    def save(self, number: int) -> None:
+        adapter = self._adapters[number]
+        with torch.inference_mode():
+            held = None if self.on_gpu is None else self.on_gpu.copy_of(adapter.slot)
+        self._copies[number] = Copy(adapter, held)
+
+    def restore(self, number: int) -> None:
+        """Raises Overloaded."""
+        adapter, held = self._copies[number]
+        slot = self._free[-1]
+        if self.on_gpu is not None:
+            assert held is not None, "a copy of no GPU's memory"
+            with torch.inference_mode():
+                self.on_gpu.restore(slot, held)
+        self._take_slot(number, adapter._replace(slot=slot))
+
+    def forget(self, number: int) -> None:
+        del self._copies[number]
 
     def step(self, rows: Numbers, drawn: Numbers) -> StepAdapters:
         """The adapter of each row of a step, and of each that a token is drawn from; 0: none."""

@@ -35,6 +35,13 @@ class Piece(NamedTuple):
     rank: int  # padded
 
 
+class Held(NamedTuple):
+    """An adapter in memory of a GPU or of its host."""
+
+    memory: Tensor
+    rows: np.ndarray  # [linears, parts, PLACE] of the table, pieces counted from where it begins
+
+
 class GpuAdapters:
     def __init__(self, model: Decoder, num_slots: int) -> None:
         """Slots count from 1; 0 is no adapter."""
@@ -43,7 +50,7 @@ class GpuAdapters:
         shape = (1 + num_slots, len(self._linears), MOST_PARTS, PLACE.value)
         self._table = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._origin = torch.zeros(RANKS.value, dtype=self.dtype, device=self.device)
-        self._held: dict[int, Tensor] = {}
+        self._held: dict[int, Held] = {}
         self._places: dict[Linear, Places] = {}
         self.version = 0
 
@@ -68,15 +75,13 @@ class GpuAdapters:
     def put(self, slot: int, found: Mapping[Linear, Pairs]) -> int:
         """Returns the bytes it takes. Raises Overloaded, and then nothing has changed."""
         pieces, size = _laid_out(found)
-        memory = self._copied(pieces, size)
+        memory = self._room_for(size)
         rows = np.zeros(self._table.shape[1:], dtype=np.int64)
         for linear, columns in found.items():
             for end, piece in zip(columns, pieces[linear], strict=True):
-                self._enter(rows[self._linears[linear]], linear, end, piece, memory)
-        host = torch.from_numpy(rows)
-        host = host.pin_memory() if memory.is_cuda else host
-        self._table[slot].copy_(host, non_blocking=True)
-        self._held[slot] = memory
+                _fill(memory, piece)
+                _enter(rows[self._linears[linear]], linear, end, piece)
+        self._place(slot, Held(memory, rows))
         for linear in found:
             self._widen(linear, max(piece.rank for piece in pieces[linear]))
         return memory.nbytes
@@ -85,33 +90,35 @@ class GpuAdapters:
         """Nobody's rows have the slot any more; the stream keeps the memory for those who had."""
         del self._held[slot]
 
-    def _copied(self, pieces: Mapping[Linear, list[Piece]], size: int) -> Tensor:
+    def copy_of(self, slot: int) -> Held:
+        """In memory of the host. Later work of the stream waits for the copy; nobody else does."""
+        memory, rows = self._held[slot]
+        return Held(_host_room(memory).copy_(memory, non_blocking=True), rows)
+
+    def restore(self, slot: int, copy: Held) -> None:
+        """From `copy_of`, whichever slot it was. Raises Overloaded."""
+        memory = self._room_for(len(copy.memory)).copy_(copy.memory, non_blocking=True)
+        self._place(slot, Held(memory, copy.rows))
+
+    def _place(self, slot: int, held: Held) -> None:
+        away = held.memory.data_ptr() - self._origin.data_ptr()
+        assert away % (RANKS.value * self.dtype.itemsize) == 0, f"{away} bytes between them"
+        rows = held.rows.copy()
+        rows[rows[..., 2] > 0, :2] += away // self.dtype.itemsize  # where a part has a rank
+        host = torch.from_numpy(rows)
+        host = host.pin_memory() if held.memory.is_cuda else host
+        self._table[slot].copy_(host, non_blocking=True)
+        self._held[slot] = held
+
+    def _room_for(self, size: int) -> Tensor:
         try:
-            memory = torch.empty(size, dtype=self.dtype, device=self.device)
+            return torch.empty(size, dtype=self.dtype, device=self.device)
         except torch.OutOfMemoryError:
             raise Overloaded(
                 f"no room for an adapter of {size * self.dtype.itemsize:,} bytes on the GPU: lower"
                 " gpu_memory_utilization or max_loras, or name adapters at start, which sets their"
                 " memory aside"
             ) from None
-        for of_linear in pieces.values():
-            for piece in of_linear:
-                _fill(memory, piece)
-        return memory
-
-    def _enter(
-        self, rows: np.ndarray, linear: Linear, columns: Columns, piece: Piece, memory: Tensor
-    ) -> None:
-        """Into a linear's rows [parts, PLACE], for every part that the pair's columns cover."""
-        scale = int(np.float32(piece.pair.scale).view(np.int32))
-        away = memory.data_ptr() - self._origin.data_ptr()
-        assert away % (RANKS.value * self.dtype.itemsize) == 0, f"{away} bytes between them"
-        first, begin = away // self.dtype.itemsize, 0
-        for part, size in enumerate(linear.parts.values()):
-            if columns[0] <= begin and begin + size <= columns[1]:
-                high = piece.high + (begin - columns[0]) * piece.rank
-                rows[part] = (first + piece.low, first + high, piece.rank, scale)
-            begin += size
 
     def _widen(self, linear: Linear, rank: int) -> None:
         known = self._places.get(linear)
@@ -138,6 +145,24 @@ def _laid_out(found: Mapping[Linear, Pairs]) -> tuple[dict[Linear, list[Piece]],
             own.append(Piece(pair, size, size + rank * num_in, rank))
             size += rank * (num_in + num_out)
     return pieces, size
+
+
+def _enter(rows: np.ndarray, linear: Linear, columns: Columns, piece: Piece) -> None:
+    """Into a linear's rows [parts, PLACE], for every part that the pair's columns cover."""
+    scale, begin = int(np.float32(piece.pair.scale).view(np.int32)), 0
+    for part, size in enumerate(linear.parts.values()):
+        if columns[0] <= begin and begin + size <= columns[1]:
+            high = piece.high + (begin - columns[0]) * piece.rank
+            rows[part] = (piece.low, high, piece.rank, scale)
+        begin += size
+
+
+def _host_room(memory: Tensor) -> Tensor:
+    """For as much: pinned where the host locks it, else copies are slower."""
+    try:
+        return torch.empty_like(memory, device="cpu", pin_memory=memory.is_cuda)
+    except RuntimeError:
+        return torch.empty_like(memory, device="cpu")
 
 
 def _fill(memory: Tensor, piece: Piece) -> None:

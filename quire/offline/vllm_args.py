@@ -53,7 +53,6 @@ UNNEEDED = {
     "max_seq_len_to_capture": Unneeded(None),  # graphs are captured by batch, not by length
     "enable_lora": Unneeded(None),  # adapters are read when a request names one
     "max_lora_rank": Unneeded(None),  # ranks are what folders have
-    "max_cpu_loras": Unneeded(None),  # `max_loras` are kept, the others are read again
     "lora_dtype": Unneeded(("auto", None), "A and B are kept as stored, and multiplied in fp32"),
     "fully_sharded_loras": Unneeded((False, None), ONE_DEVICE),
     "task": Unneeded(

@@ -30,6 +30,7 @@ from quire.sched.gap import prompt_budget
 from quire.sched.leftover import Leftover
 from quire.sched.neighbours import in_order
 from quire.sched.policies import waiting_line
+from quire.sched.reading import Reading
 from quire.sched.room import Running, beside, by_home, find_home, has_room, num_free
 from quire.sched.siblings import drop_unborn
 from quire.sched.stats import Counts, SchedStats, stats_of
@@ -56,7 +57,7 @@ class Scheduler:
         self.max_running = config.max_num_seqs  # lowered while a fault is being pinned down
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._parents: dict[RequestId, Request] = {}  # child -> sibling whose prompt it shares
-        self._reading: list[Request] = []  # who fills pages in the step planned last
+        self._reading = Reading(kv)
         self.counts = Counts()
 
     # ------------------------------------------------------------ in and out
@@ -66,17 +67,30 @@ class Scheduler:
 
     def abort(self, request_id: RequestId, reason: str = "abort") -> list[TokenEvent]:
         """End a request at any moment. Unknown or finished ids give no event."""
-        request = self.running.get(request_id)
+        request = self.running.get(request_id) or self._leave_line(request_id)
         if request is None:
-            request = self.waiting.get(request_id)
-            if request is not None:
-                self.waiting.remove(request)
-            elif (request := self.arrivals.pop(request_id)) is None:
-                if not drop_unborn([*self.running.values(), *self.waiting], request_id):
-                    return []
-                self.counts.finished += 1
-                return [TokenEvent(request_id, (), finish=reason)]
+            if not drop_unborn([*self.running.values(), *self.waiting], request_id):
+                return []
+            self.counts.finished += 1
+            return [TokenEvent(request_id, (), finish=reason)]
         return [self._end(request, (), Finish(reason))]
+
+    def _leave_line(self, request_id: RequestId) -> Request | None:
+        if (request := self.waiting.get(request_id)) is None:
+            return self.arrivals.pop(request_id)
+        self.waiting.remove(request)
+        return request
+
+    def recall(self, request: Request) -> bool:
+        """Take it out with the tokens it has, for `add` to bring it back. False: it has ended, or
+        is a child that waits in its parent."""
+        if request.id in self.running:
+            self._preempt(request, {})
+        if self._leave_line(request.id) is None:
+            return False
+        self._parents.pop(request.id, None)
+        self.kv.let_go(request)
+        return True
 
     def requeue_running(self) -> list[RequestId]:
         """Send every running request back to the line: a step was lost with all its results."""
@@ -93,7 +107,7 @@ class Scheduler:
 
     def schedule(self, drafts: Mapping[RequestId, Draft] = NO_DRAFTS) -> StepPlan:
         """The next step. `drafts` are for requests that decode and whose tokens are all known."""
-        self._hash_pages()
+        self._reading.hash_pages()
         self.arrivals.collect(self.waiting.push)
         works: dict[RequestId, Work] = {}
         preempted = self.counts.preempted
@@ -120,15 +134,6 @@ class Scheduler:
         edits = (writes, copies, ordered.shares_prefix, saves, loads)
         is_background = is_all_background(ordered.works, self.running)
         return StepPlan(tuple(ordered.works), tuple(admissions), *edits, is_background)
-
-    def _hash_pages(self) -> None:
-        """Hash the pages of prompts in the previous step, which with overlap still runs.
-
-        `commit` would hash them otherwise, at a time when somebody waits for the token."""
-        for request in self._reading:
-            if request.num_inflight:
-                self.kv.hash_ahead(request, request.num_computed + request.num_inflight)
-        self._reading.clear()
 
     def _plan_decodes(self, budget: int, works: dict[RequestId, Work]) -> tuple[int, list[Request]]:
         """Plan requests that are one token short; returns the budget left and all other requests.
@@ -207,8 +212,7 @@ class Scheduler:
         request.num_inflight += num_tokens
         request.num_pending += sample
         self.counts.fed += num_tokens
-        if num_tokens >= self.kv.page_size:
-            self._reading.append(request)
+        self._reading.note(request, num_tokens)
 
     def _preempt(self, victim: Request, works: dict[RequestId, Work]) -> int:
         work = works.pop(victim.id, None)
@@ -288,18 +292,14 @@ class Scheduler:
         self._parents.pop(request.id, None)
         self.running[request.id] = request
         self.kv.admit(request, cached)
-        self._note_start(request, cached)
+        if request.timing.scheduled is None:
+            request.timing.scheduled, request.num_cached = self.clock(), cached
         request.num_computed = cached
         # What it had computed before it lost its pages, less what it found again in the cache.
         self.counts.recomputed += max(0, request.num_lost - cached)
         request.num_lost = 0
         self._launch(request, cached, num_tokens, works)
         return num_tokens
-
-    def _note_start(self, request: Request, cached: int) -> None:
-        if request.timing.scheduled is None:
-            request.timing.scheduled = self.clock()
-            request.num_cached = cached
 
     # ------------------------------------------------------------ commit
 

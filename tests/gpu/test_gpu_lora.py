@@ -7,6 +7,7 @@ weights have the adapter merged in.
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,6 +124,24 @@ def test_few_in_memory_and_growing_ranks(made: Setup) -> None:
         assert run(engine, asked) == {r.id: made.together[r.id] for r in asked}, name
     asked = [request for request in everyone() if request.adapter_name]
     assert run(engine, asked) == {r.id: made.together[r.id] for r in asked}
+
+
+def test_copies_on_the_host(made: Setup, tmp_path: Path) -> None:
+    """Red when an adapter that made room needs its folder, or comes back before its copy is whole."""
+    engine = engine_of(made.kind, made.model, max_loras=1)
+    bank, adapters = engine.runner.adapters, engine.core.adapters
+    assert bank is not None and adapters is not None
+    for name, path in made.folders.items():
+        shutil.copytree(path, tmp_path / name)
+        adapters.load(name, str(tmp_path / name))
+        shutil.rmtree(tmp_path / name)
+    asked = [request for request in everyone() if request.adapter_name]
+    for _ in range(2):
+        assert run(engine, asked) == {r.id: made.together[r.id] for r in asked}
+        asked = [request for request in everyone() if request.adapter_name]
+    held = [copy.held for copy in bank._copies.values()]
+    assert len(held) == len(RANKS)
+    assert all(one is not None and one.memory.is_pinned() for one in held)
 
 
 @pytest.mark.parametrize("name", RANKS)

@@ -124,6 +124,31 @@ def test_slots_are_used_again(tmp_path: Path) -> None:
     assert versions[0] == versions[1] < versions[2]
 
 
+def test_a_copy_comes_back_in_another_slot(tmp_path: Path) -> None:
+    """Red when places of parts are those of the memory that was left, or the copy is a view of
+    it."""
+    own = base("llama-packable")
+    model = decoder(own)
+    adapters = GpuAdapters(model, 2)
+    put(adapters, 1, write_adapter(tmp_path / "a", own, rank=19), model, own)
+    linears = list(linears_of(model).values())[:4]
+    inputs = [torch.randn(3, linear.weight.shape[1]) for linear in linears]
+
+    def added(slot: int) -> list[Tensor]:
+        pairs = zip(linears, inputs, strict=True)
+        return [step(adapters, [slot, 0, slot]).multiply(linear, x) for linear, x in pairs]
+
+    wanted, version = added(1), adapters.version
+    copy = adapters.copy_of(1)
+    adapters._held[1].memory.fill_(torch.nan)
+    adapters.drop(1)
+    for slot in (2, 1):
+        adapters.restore(slot, copy)
+        assert all(map(torch.equal, added(slot), wanted))
+        assert adapters._held[slot].memory is not copy.memory
+    assert adapters.version == version
+
+
 def test_as_if_there_were_one(tmp_path: Path) -> None:
     """Red when what kernels are compiled for stays behind, or is of other shapes than the real."""
     own = base("llama-packable")

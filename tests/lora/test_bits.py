@@ -7,6 +7,7 @@ batch, a chunk, a preemption, a prefix hit or a draft reaches into an adapter's 
 from __future__ import annotations
 
 import random
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,22 @@ def test_alone_is_crowded(setting: str, folders: dict[str, str], alone: Answers)
     assert run(engine, requests) == alone
     if setting == "preempted":
         assert sum(request.num_preempted for request in requests) > 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"enforce_eager": True}])
+def test_files_may_go_once_they_were_read(
+    changes: dict[str, Any], folders: dict[str, str], alone: Answers, tmp_path: Path
+) -> None:
+    """Red when an adapter that made room is read again, or comes back as another."""
+    engine = engine_of({}, max_loras=1, **changes)
+    assert engine.core.adapters is not None
+    for name, path in folders.items():
+        shutil.copytree(path, tmp_path / name)
+        engine.core.adapters.load(name, str(tmp_path / name))
+        shutil.rmtree(tmp_path / name)
+    for _ in range(2):
+        assert run(engine, everyone()) == alone
+        engine.core.scheduler.kv.flush()
 
 
 def test_rows_without_an_adapter_are_the_models_own(alone: Answers) -> None:

@@ -15,7 +15,8 @@ from quire.engine.parking import SPARE, Offer, Parking, offer_of
 from quire.errors import OutOfMemory
 from quire.kv.check import check
 from quire.step import StepPlan
-from tests.server.test_process import Connected, Running, Slowly
+from tests.lora.shelf import Shelf, shelved
+from tests.server.test_process import Connected, Running, Slowly, wait
 from tests.unit.case import Case, expected
 
 
@@ -148,6 +149,27 @@ def test_adapters_wait_for_the_model(tmp_path: Path, room: Room) -> None:
     assert ask(peer, msg.Park(1)) is None
     error = ask(peer, msg.LoadAdapter(2, "a", "b"))
     assert error is not None and "parked" in error
+
+
+def test_a_request_with_an_adapter_waits_for_the_model(tmp_path: Path, room: Room) -> None:
+    """Red when it is refused since its adapter finds no room on a GPU that the model has left."""
+
+    class Absent(Shelf):
+        def _check_room(self) -> None:
+            self.is_away = room.is_away
+            super()._check_room()
+
+    engine = running(tmp_path, room)
+    known = engine.case.core.adapters = shelved(Absent(), 1)
+    known.load("a", "/a")
+    known.load("b", "/b")
+    peer, supervisor = engine.connect(), engine.connect()
+    assert ask(supervisor, msg.Park(1)) is None
+    requests = [peer.submit(id, [1, 2, id], 4, adapter=name) for id, name in ((1, "a"), (2, "b"))]
+    wait(lambda: len(known) == 2)
+    assert ask(supervisor, msg.Unpark(2)) is None
+    found = peer.tokens_until_end(1, 2)
+    assert [found[request.id] for request in requests] == [expected(r, 4) for r in requests]
 
 
 def test_a_host_without_room_keeps_the_model(

@@ -23,11 +23,12 @@ from quire.engine.parking import Parking, Place
 from quire.engine.peer import ID_BITS, Peer
 from quire.engine.process import STUCK, EngineProcess, Patience
 from quire.engine.wire import Codec, receive
-from quire.errors import CheckpointError
-from quire.lora.adapters import Adapters, Facts
-from quire.params import SamplingParams
+from quire.grammar.live import LiveMatchers
+from quire.grammar.pending import GrammarQueue
+from quire.params import SamplingParams, StructuredOutputsParams
 from quire.request import BACKGROUND, Request
 from quire.step import StepPlan
+from tests.lora.shelf import Shelf, shelved
 from tests.unit.case import Case, expected
 
 ROOT = Path(__file__).parents[2]
@@ -100,11 +101,19 @@ class Connected:
     def say(self, command: msg.Command) -> None:
         self.socket.sendall(COMMANDS.frame(command))
 
-    def submit(self, id: int, prompt: list[int], max_tokens: int, n: int = 1) -> Request:
-        params = SamplingParams(max_tokens=max_tokens)
-        first = self.first_id + id
-        made = [Request.new(first + i, prompt, params, seed=0) for i in range(n)]
-        made[0].children = made[1:]
+    def submit(
+        self,
+        id: int,
+        prompt: list[int],
+        max_tokens: int,
+        n: int = 1,
+        *,
+        adapter: str = "",
+        **params: Any,
+    ) -> Request:
+        first, wish = self.first_id + id, SamplingParams(max_tokens=max_tokens, **params)
+        made = [Request.new(first + i, prompt, wish, seed=0) for i in range(n)]
+        made[0].children, made[0].adapter_name = made[1:], adapter
         made[0].timing.arrival = time.monotonic()
         self.say(msg.submit_of(made[0]))
         return made[0]
@@ -209,6 +218,32 @@ def test_waiting_too_long_to_start_ends(running: Running) -> None:
     assert peer.error_of(3) == msg.QUEUE_TIMEOUT
     peer.say(msg.Abort([1, 2]))
     wait(lambda: running.num_live == 0)
+
+
+@pytest.mark.parametrize("for_what", ["an adapter", "a grammar"])
+def test_waiting_too_long_for_something_else_ends(
+    for_what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when only the scheduler's line is looked at."""
+    running = Running(tmp_path, runs=False)
+    core = running.case.core
+    core.adapters = shelved(Shelf(), 1)
+    for name in "ab":
+        core.adapters.load(name, f"/{name}")
+    compiler: Any = SimpleNamespace(compile=lambda params: time.sleep(2))
+    core.grammars = GrammarQueue(compiler, LiveMatchers())
+    running.runner.step_s = 0.05
+    threading.Thread(target=running.process.run, daemon=True).start()
+    peer = running.connect()
+    peer.submit(1, [1], 50, adapter="a")
+    if for_what == "an adapter":
+        peer.submit(2, [1], 5, n=2, adapter="b")
+    else:
+        peer.submit(2, [1], 5, n=2, structured_outputs=StructuredOutputsParams(regex="a"))
+    errors = {id: peer.error_of(id) for id in (2, 3)}
+    assert set(errors.values()) == {msg.QUEUE_TIMEOUT}
+    peer.say(msg.Abort([1]))
+    wait(lambda: running.num_live == 0 and not core.has_work)
 
 
 @pytest.mark.parametrize("is_early", [False, True])
@@ -320,6 +355,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from quire.engine import process
 from quire.engine.process import EngineProcess, Patience
+from tests.lora.shelf import Shelf, shelved
 from tests.unit.case import Case
 
 process.BEAT_S = 0.05
@@ -421,22 +457,10 @@ def test_everyone_hears_of_a_pause(running: Running) -> None:
         pass
 
 
-class Names:
-    """A bank of adapters without weights."""
-
-    def put(self, number: int, path: str) -> Facts:
-        if path != "/good":
-            raise CheckpointError(f"there is no folder {path}")
-        return Facts(b"digest", 4, 10)
-
-    def drop(self, number: int) -> None:
-        pass
-
-
 def test_adapters_come_and_go(tmp_path: Path) -> None:
     """Red when one API process does not hear of what another loaded, or a bad folder ends it."""
     running = Running(tmp_path, runs=False, max_num_seqs=2)
-    known = running.case.core.adapters = Adapters(Names(), 2)
+    known = running.case.core.adapters = shelved(Shelf(), 2)
     running.process._adapters._adapters = known
     threading.Thread(target=running.process.run, daemon=True).start()
     one, two = running.connect(), running.connect()
@@ -451,11 +475,11 @@ def test_adapters_come_and_go(tmp_path: Path) -> None:
         return names, report.error
 
     assert answer(msg.LoadAdapter(1, "sql", "/good")) == (["sql"], None)
-    names, error = answer(msg.LoadAdapter(2, "x", "/bad"))
-    assert names == ["sql"] and "no folder /bad" in (error or "")
+    names, error = answer(msg.LoadAdapter(2, "x", "/broken"))
+    assert names == ["sql"] and "no folder /broken" in (error or "")
     while not isinstance(report := two.next(), msg.AdapterList):
         pass
-    assert report.adapters == [msg.AdapterInfo("sql", "/good", 4, 10, b"digest")]
+    assert report.adapters == [msg.AdapterInfo("sql", "/good", 4, 100, b"/good")]
     late = running.connect()
     assert late.hello.adapters == report.adapters
     assert answer(msg.UnloadAdapter(3, "sql")) == ([], None)

@@ -105,7 +105,7 @@ def test_the_tree_is_the_same_with_and_without(
         with monkeypatch.context() as patch:
             patch.setattr(PrefixTree, "root_key", lambda self, salt, *_: salt.encode())
             if not hashes_ahead:
-                patch.setattr("quire.sched.scheduler.Scheduler._hash_pages", lambda self: None)
+                patch.setattr("quire.sched.reading.Reading.hash_pages", lambda self: None)
             case = Case(
                 num_pages=40, page_size=2, overlap=True, windows=windows, max_num_batched_tokens=9
             )
