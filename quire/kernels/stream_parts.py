@@ -1,5 +1,5 @@
-"""What kernels that stream codes of four or eight bits on Hopper are made of: how codes and inputs come into
-shared memory, and how codes become the operand of the matrix unit.
+"""What kernels that stream codes of four or eight bits on Hopper are made of: how codes and inputs
+come into shared memory, and how codes become the operand of the matrix unit.
 
 `stream_packed.py` puts these together for one warpgroup or two that have rows of their own,
 `stream_turns.py` for two that take turns at the same rows.
@@ -143,7 +143,7 @@ def field_of(
     FIELDS: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr,
     SCALES: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
-    """The field at a place of a step as floats, in the order of the codes. `own`: see `own_value`."""
+    """The field at a place of a step as floats, in the order of codes. `own`: see `own_value`."""
     PER: gl.constexpr = _numbers_of_word(SCALES, ZEROS)
     F: gl.constexpr = at % (8 // BITS)  # of the slab
     layout: gl.constexpr = codes.type.layout

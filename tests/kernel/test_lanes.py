@@ -10,7 +10,6 @@ from quire.kernels.expand import embed_packed, expand
 from quire.ops.slabs_of import slabs_of
 from quire.quant.load_forms import load_form
 
-
 WIDE = ("int8", "fp8", "nf4")
 
 
