@@ -124,6 +124,7 @@ FORMS: dict[str, Callable[[int, int, str], Weight]] = {
     "mxfp4": partial(_loaded, "mxfp4"),
     "int3-g32": partial(_blocks, 3, 4),
     "Q4_0": partial(_blocks, 4, 8),
+    "Q8_0": partial(_blocks, 8, 0),
     "Q5_0": partial(_blocks, 5, 16),
     "Q2_K": partial(_k_quant, 2, 16, True),
     "Q3_K": partial(_k_quant, 3, 16, False),
@@ -193,7 +194,8 @@ def build_streamed(slabs: Slabs, x: Tensor, way: str) -> Built | None:
     if slabs.scales is None:
         ways = stream_sparse_ways(len(x), slabs.shape, STREAMED[way])
     else:
-        ways = stream_packed_ways(len(x), slabs.shape, len(slabs.scales), STREAMED[way])
+        words, bits = len(slabs.scales), slabs.form.bits
+        ways = stream_packed_ways(len(x), slabs.shape, words, STREAMED[way], bits)
     configs = [config for config in ways if config.in_turns == (way != "stream")]
     product = streamed(slabs, None, None)
     assert product is not None

@@ -19,7 +19,7 @@ Words = NDArray[np.uint32]
 def run(text: str, inputs: list[Words], num_outputs: int) -> list[Words]:
     """The output registers of a block of assembly."""
     registers = {f"${num_outputs + i}": x for i, x in enumerate(inputs)}
-    halves = r"mov\.b32 {(\w+), (\w+)}, (\w+);"
+    halves = r"mov\.b32 {(\w+), (\w+)}, ([$\w]+);"
     text = re.sub(halves, r"and.b32 \1, \3, 0xFFFF; shr.b32 \2, \3, 16;", text)
     for line in re.sub(r"[{}]", "", text).split(";"):
         if not line.strip() or line.split()[0] == ".reg":
@@ -78,9 +78,35 @@ def _from_e4m3(pair: Words) -> Words:
     return numbers.view(np.uint32)
 
 
+def _in_fp32(of: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[..., Words]:
+    def run(a: Words, b: Words) -> Words:
+        x, y = (np.atleast_1d(np.asarray(part, np.uint32)).view(np.float32) for part in (a, b))
+        return np.asarray(of(x, y), np.float32).view(np.uint32)
+
+    return run
+
+
+def _pair(back: Callable[[Words], Words]) -> Callable[..., Words]:
+    def run(high: Words, low: Words) -> Words:
+        above, below = (back(x.view(np.float32)) for x in (high, low))
+        return np.asarray(below | above << 16, np.uint32)
+
+    return run
+
+
 OPS: dict[str, Callable[..., Words]] = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
+    "xor.b32": lambda a, b: a ^ b,
+    "sub.rn.f32": _in_fp32(lambda x, y: x - y),
+    "mul.rn.f32": _in_fp32(lambda x, y: x * y),
+    "cvt.f32.f16": lambda a: (
+        a.astype(np.uint16).view(np.float16).astype(np.float32).view(np.uint32)
+    ),
+    "cvt.rn.bf16x2.f32": _pair(lambda x: _to_bf16(x)),
+    "cvt.rn.f16x2.f32": _pair(lambda x: x.astype(np.float16).view(np.uint16).astype(np.uint32)),
+    # A register that is read by lane: an array of 32.
+    "shfl.sync.idx.b32": lambda a, lane, *_: a[np.asarray(lane) & 31],
     "shl.b32": lambda a, b: a << b,
     "shr.b32": lambda a, b: a >> b,
     "lop3.b32": _lop3,

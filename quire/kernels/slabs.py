@@ -155,7 +155,8 @@ def pack_codes(codes: Tensor, form: SlabForm) -> Tensor:
     codes = F.pad(codes, (0, -num_in % form.slab))
     by_field = codes.view(num_out, -1, form.fields, form.width).permute(2, 1, 0, 3)
     if form.low == 8:
-        return by_field.permute(1, 0, 2, 3).contiguous()
+        whole = by_field.permute(1, 0, 2, 3)
+        return in_lanes(whole) if form.lanes else whole.contiguous()
     planes = [(form.low, by_field & (1 << form.low) - 1)]
     if form.high:
         planes.append((form.high, by_field >> form.low))

@@ -43,6 +43,7 @@ from quire.kernels.stream_parts import (
     lanes_of,
     make_ring,
     own_rows,
+    own_value,
 )
 
 __all__ = ["StreamPacked"]
@@ -50,24 +51,24 @@ __all__ = ["StreamPacked"]
 
 @gluon.jit
 def _add_step(
-    total, flat, kept, step, stage, FIELDS: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr,
-    SCALES: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
+    total, flat, kept, own, step, stage, FIELDS: gl.constexpr,
+    KIND: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr,
+    ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
     """total plus the products of a stage: unpacking a field goes on while the one before is
     multiplied. With products under way at the end of a loop's body the compiler would wait for
     each of them, so none are."""
     w_flat, x_flat = flat
     TILE: gl.constexpr = w_flat.shape[1]
+    IN_SLAB: gl.constexpr = 8 // BITS  # fields
     SPARSE: gl.constexpr = total.shape[0] > TILE
     operand: gl.constexpr = gl.DotOperandLayout(0, total.type.layout, 2)
     lanes: gl.constexpr = lanes_of(TILE, total.shape[0] // 16)
     for f in gl.static_range(FIELDS):
-        slab = f // 2
-        codes = w_flat.index(stage * (FIELDS // 2) + slab).load(lanes)
+        codes = w_flat.index(stage * (FIELDS // IN_SLAB) + f // IN_SLAB).load(lanes)
         weight = field_of(
-            codes, kept, step * (FIELDS // 2) + slab, f % 2,
-            KIND, GROUP, SCALES, ZERO, ZEROS, dtype,
-        )  # fmt: skip
+            codes, kept, own, step, f, FIELDS, KIND, BITS, GROUP, SCALES, ZERO, ZEROS, dtype
+        )
         inputs = x_flat.index(stage * FIELDS + f).permute([1, 0])
         total = warpgroup_mma(as_operand(weight, operand, SPARSE), inputs, total, is_async=True)
     return warpgroup_mma_wait(0, deps=[total])
@@ -77,9 +78,9 @@ def _add_step(
 def stream_packed_kernel(
     x,  # descriptor of [M, K], a box [BLOCK_M, WIDTH]
     codes,  # descriptor of [slabs, N / ROWS, ROWS, WIDTH] bytes, a box [1, 1, TILE, WIDTH]
-    words, bias, y, M, N, K, stride_ym,
-    KIND: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr, ZERO: gl.constexpr,
-    ZEROS: gl.constexpr, COUNT: gl.constexpr,
+    words, table, bias, y, M, N, K, stride_ym,
+    KIND: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr,
+    ZERO: gl.constexpr, ZEROS: gl.constexpr, COUNT: gl.constexpr,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, M_TILES: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr,
     EARLY: gl.constexpr, num_warps: gl.constexpr,
@@ -100,14 +101,16 @@ def stream_packed_kernel(
     SPARSE: gl.constexpr = 16 * num_warps > TILE
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_M, 16])
     flat = flat_ring(ring)
+    own = own_value(table, KIND)
     total = gl.zeros([16 * num_warps, BLOCK_M], gl.float32, of_total)
     num_steps = K // (FIELDS * WIDTH)
     for i in range(num_steps):
         stage = i % STAGES
         mbarrier.wait(ring[2].index(stage), i // STAGES & 1)
         total = _add_step(
-            total, flat, kept, i, stage, FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE
-        )
+            total, flat, kept, own, i, stage, FIELDS,
+            KIND, BITS, GROUP, SCALES, ZERO, ZEROS, DTYPE,
+        )  # fmt: skip
         if i + STAGES < num_steps:
             ask_codes(codes, ring, tile, stage, i + STAGES, BYTES)
             ask_inputs(x, ring, m_start, stage, i + STAGES)
@@ -124,6 +127,7 @@ class StreamPacked:
     def __init__(self, slabs: Slabs, bias: Tensor | None, gate: str | None) -> None:
         assert slabs.scales is not None, f"got {slabs.form}"
         self.slabs, self.words, self.bias, self.gate = slabs, slabs.scales, bias, gate
+        self.table = slabs.scales if slabs.values is None else slabs.values  # or none that is read
         self._boxes: dict[tuple[int, ...], TensorDescriptor] = {}
         # Weights are read before the wait, so what wrote them must be over by the first call.
         if slabs.codes.is_cuda:
@@ -140,7 +144,7 @@ class StreamPacked:
     def ways(self, m: int) -> tuple[StreamPackedConfig, ...]:
         """To multiply m rows: one for each kernel that can, what is picked first."""
         units = multiprocessors(self.words.device)
-        return stream_packed_ways(m, self.slabs.shape, len(self.words), units)
+        return stream_packed_ways(m, self.slabs.shape, len(self.words), units, self.slabs.form.bits)
 
     def _plan(
         self, x: Tensor, out: Tensor, config: StreamPackedConfig
@@ -157,10 +161,11 @@ class StreamPacked:
         described = (described_inputs(x, config), self._described(config))
         return (
             (n // config.rows * m_tiles, 1, 1),
-            (*described, self.words, self.bias, out, m, n, k, out.stride(0)),
+            (*described, self.words, self.table, self.bias, out, m, n, k, out.stride(0)),
             {
                 "KIND": form.kind,
-                "GROUP": form.group,
+                "BITS": form.bits,
+                "GROUP": form.group or k,
                 "SCALES": form.scales,
                 "ZERO": form.zero,
                 "ZEROS": form.zeros,
@@ -190,11 +195,12 @@ class StreamPacked:
         found = self._boxes.get(key)
         if found is None:
             (n, k), codes, wide = self.slabs.shape, self.slabs.codes, WIDTH.value
+            slab = self.slabs.form.slab
             found = self._boxes[key] = TensorDescriptor(
                 Memory(codes.data_ptr(), torch.uint8),
-                [k // (2 * wide), n // config.rows, config.rows, wide],
+                [k // slab, n // config.rows, config.rows, wide],
                 [n * wide, config.rows * wide, wide, 1],
-                [config.slabs, 1, config.tile, wide],
+                [config.slabs * (2 * wide // slab), 1, config.tile, wide],
                 gl.NVMMASharedLayout(64, 8, rank=4),
             )
         return found

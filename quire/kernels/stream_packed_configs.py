@@ -18,6 +18,7 @@ __all__ = [
     "FIELD",
     "StreamPackedConfig",
     "can_stream",
+    "numbers_of_word",
     "own_rows",
     "shared_bytes",
     "stream_packed_ways",
@@ -39,80 +40,100 @@ class StreamPackedConfig:
     rows: int  # of w that a program owns, a divisor of all rows
     tile: int  # rows of a stage: a power of two, no fewer than `rows`
     block_m: int  # rows of x in a tile
-    slabs: int  # of a stage
+    slabs: int  # of a stage, of 128 inputs each; where codes have eight bits, two for one
     num_stages: int
     num_ahead: int  # of these, how many are asked for before the inputs are there
     in_turns: bool = False  # two warpgroups take turns at the sum
 
 
 def can_stream(form: SlabForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-    """Whether the kernel takes a form: codes of four bits whose scales are 16 inputs apart or more,
-    with nothing beside them but zeros in the same words."""
-    if form.kind == "e2m1":
-        is_code = form.scales == "power" and dtype == torch.bfloat16
-    else:
-        floats = ("f16", "bf16") if dtype == torch.bfloat16 else ("f16",)
-        is_code = form.kind == "int" and form.scales in floats
-    fits = form.group in (16, 32, 64) or (form.group > 0 and form.group % _SLAB == 0)
+    """Whether the kernel takes a form: codes of four or eight bits whose scales are 16 inputs apart
+    or more, with nothing beside them but zeros in the same words."""
+    fits = form.group in (0, 16, 32, 64) or form.group % _SLAB == 0
     is_plain = form.offsets == "" and form.super_size == 0 and form.zeros in ("", "u16")
-    is_laid = form.lanes and form.bits == 4 and form.width == FIELD
+    is_laid = form.lanes and form.width == FIELD and form.rows == 1
     n, k = shape
     is_whole = k % _SLAB == 0 and k >= 2 * _SLAB and own_rows(n, 1) is not None
-    if not (is_laid and is_whole and is_code and fits and is_plain):
+    if not (is_laid and is_whole and _is_code(form, dtype) and fits and is_plain):
         return False
-    of_word = 1 if form.zeros else 4 if form.scales == "power" else 2  # numbers
-    return _fits(_TILE, ceil_div(ceil_div(k, form.group), of_word))
+    groups = ceil_div(k, form.group) if form.group else 1
+    return _fits(_TILE, ceil_div(groups, numbers_of_word(form.scales, form.zeros)), form.bits)
+
+
+def _is_code(form: SlabForm, dtype: torch.dtype) -> bool:
+    """Whether there is a way to unpack it in registers: see `stream_unpack.py`."""
+    if form.bits == 8:
+        return form.kind in ("int", "e4m3") and form.scales in ("f32", "f16", "bf16")
+    if form.kind == "table":
+        return form.group > 0 and form.scales in ("f32", "f16", "bf16")
+    if form.kind == "e2m1":
+        return form.scales == "power" and dtype == torch.bfloat16
+    floats = ("f16", "bf16") if dtype == torch.bfloat16 else ("f16",)
+    return form.kind == "int" and form.bits == 4 and form.group > 0 and form.scales in floats
+
+
+def numbers_of_word(scales: str, zeros: str) -> int:
+    """Scales in four bytes, where a zero may lie beside one."""
+    return 1 if zeros or scales == "f32" else 4 if scales == "power" else 2
 
 
 def stream_packed_ways(
-    m: int, shape: tuple[int, int], num_words: int, num_units: int
+    m: int, shape: tuple[int, int], num_words: int, num_units: int, bits: int = 4
 ) -> tuple[StreamPackedConfig, ...]:
     """For m rows of x: one for each kernel that can, the faster first. `num_words`: of scales in a
-    row; `num_units`: multiprocessors."""
+    row; `num_units`: multiprocessors; `bits`: of a code."""
     rows = own_rows(shape[0], num_units)
     assert rows is not None, f"got {shape[0]} rows, which no portion divides"
-    together = _together(m, rows, shape, num_words, num_units)
-    turns = _in_turns(m, rows, shape, num_words, num_units)
+    weight = _Weight(shape, num_words, bits)
+    together = _together(m, rows, weight, num_units)
+    turns = _in_turns(m, rows, weight, num_units)
     return (together,) if turns is None else (turns, together)
 
 
-def shared_bytes(config: StreamPackedConfig, num_words: int) -> int:
+def shared_bytes(config: StreamPackedConfig, num_words: int, bits: int = 4) -> int:
     """Of a program, but for barriers. Words of scales are kept as a power of two of rows."""
-    of_stage = config.slabs * (config.tile * FIELD + 2 * _SLAB * config.block_m)
+    of_stage = config.slabs * (config.tile * _SLAB * bits // 8 + 2 * _SLAB * config.block_m)
     of_sum = 4 * _TILE * config.block_m if config.in_turns else 0
     return config.num_stages * of_stage + 4 * config.tile * pad_to_power(num_words) + of_sum
 
 
-def _fits(tile: int, num_words: int) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    shape: tuple[int, int]
+    num_words: int
+    bits: int
+
+    def has_room(self, config: StreamPackedConfig) -> bool:
+        return shared_bytes(config, self.num_words, self.bits) <= _SHARED_BYTES
+
+
+def _fits(tile: int, num_words: int, bits: int) -> bool:
     """Whether some stages fit beside the words, for any rows of x."""
     smallest = StreamPackedConfig(tile, tile, _MANY_ROWS, 1, 2, 1)
-    return shared_bytes(smallest, num_words) <= _SHARED_BYTES
+    return shared_bytes(smallest, num_words, bits) <= _SHARED_BYTES
 
 
-def _in_turns(
-    m: int, rows: int, shape: tuple[int, int], num_words: int, num_units: int
-) -> StreamPackedConfig | None:
+def _in_turns(m: int, rows: int, weight: _Weight, num_units: int) -> StreamPackedConfig | None:
     """None: more rows of x than were measured, or of the weight than one program for each
     multiprocessor takes, so that those with more than one have two groups anyway."""
-    n, k = shape
+    n, k = weight.shape
     if m > _FEW_ROWS or n // rows > num_units:
         return None
     tile, block_m = max(_LEAST_ROWS, pad_to_power(rows)), max(8, pad_to_power(m))
     for slabs, stages in _TURNS:
         config = StreamPackedConfig(rows, tile, block_m, slabs, stages, 1, in_turns=True)
         is_whole = k % (slabs * _SLAB) == 0 and k // (slabs * _SLAB) >= stages
-        if is_whole and shared_bytes(config, num_words) <= _SHARED_BYTES:
+        if is_whole and weight.has_room(config):
             return config
     return None
 
 
-def _together(
-    m: int, rows: int, shape: tuple[int, int], num_words: int, num_units: int
-) -> StreamPackedConfig:
-    n, k = shape
+def _together(m: int, rows: int, weight: _Weight, num_units: int) -> StreamPackedConfig:
+    n, k = weight.shape
+    is_tall = _fits(2 * _TILE, weight.num_words, weight.bits)
     is_wide = n >= 3 * _TILE * num_units
     block_m = _MANY_ROWS if m > _MANY_ROWS else max(8, pad_to_power(min(m, 64)))
-    if m > _FEW_ROWS and is_wide and n % (2 * _TILE) == 0 and _fits(2 * _TILE, num_words):
+    if m > _FEW_ROWS and is_wide and n % (2 * _TILE) == 0 and is_tall:
         rows = 2 * _TILE
     elif n % _TILE == 0 and (m > 64 or (m <= _FEWEST_ROWS and rows <= _LEAST_ROWS)):
         rows = _TILE  # half a tile takes nearly as long as a whole one
@@ -126,7 +147,7 @@ def _together(
     stages = min(stages, k // (num_slabs * _SLAB))
     # Asking for more before the wait slows down the kernel before.
     config = StreamPackedConfig(rows, tile, block_m, num_slabs, stages, 1)
-    while config.slabs > 1 and shared_bytes(config, num_words) > _SHARED_BYTES:
+    while config.slabs > 1 and not weight.has_room(config):
         config = replace(config, slabs=config.slabs // 2)
     return config
 

@@ -1,5 +1,5 @@
-"""What kernels that stream codes of four bits on Hopper are made of: how codes and inputs come into
-shared memory, and how codes become the operand of the matrix unit.
+"""What kernels that stream codes of four or eight bits on Hopper are made of: how codes and inputs
+come into shared memory, and how codes become the operand of the matrix unit.
 
 `stream_packed.py` puts these together for one warpgroup or two that have rows of their own,
 `stream_turns.py` for two that take turns at the same rows.
@@ -15,8 +15,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.rehearsal import Memory
-from quire.kernels.stream_packed_configs import FIELD, StreamPackedConfig
+from quire.kernels.stream_packed_configs import FIELD, StreamPackedConfig, numbers_of_word
 from quire.kernels.stream_unpack import code_pairs, power_pairs
+from quire.kernels.stream_unpack_wide import byte_pairs, float_pairs, lane_value, table_pairs
 from quire.kernels.unpack_scales import decoded
 
 __all__ = [
@@ -32,10 +33,12 @@ __all__ = [
     "lanes_of",
     "make_ring",
     "own_rows",
+    "own_value",
     "rows_as_operand",
 ]
 
 WIDTH = gl.constexpr(FIELD)
+_numbers_of_word = gluon.constexpr_function(numbers_of_word)
 
 
 @gluon.jit
@@ -129,17 +132,27 @@ def _number(kept, group, PER: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
+def own_value(table, KIND: gl.constexpr):
+    """What `field_of` is given of a table; other forms have none."""
+    return lane_value(table) if KIND == "table" else 0.0
+
+
+@gluon.jit
 def field_of(
-    codes, kept, slab,
-    F: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr,
-    ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
+    codes, kept, own, step, at: gl.constexpr,
+    FIELDS: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr,
+    SCALES: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
-    """Field F of a slab as floats, in the order of the codes."""
-    PER: gl.constexpr = 1 if ZEROS == "u16" else 4 if SCALES == "power" else 2
+    """The field at a place of a step as floats, in the order of codes. `own`: see `own_value`."""
+    PER: gl.constexpr = _numbers_of_word(SCALES, ZEROS)
+    F: gl.constexpr = at % (8 // BITS)  # of the slab
     layout: gl.constexpr = codes.type.layout
     of_rows: gl.constexpr = gl.SliceLayout(1, layout)
     SPANS: gl.constexpr = 1 if GROUP >= WIDTH else WIDTH // GROUP  # groups of a field
-    group = slab // (GROUP // (2 * WIDTH)) if GROUP > WIDTH else (slab * 2 + F) * SPANS
+    if GROUP > WIDTH:  # of whole pairs of fields, which then have the same words
+        group = (step * (FIELDS // 2) + at // 2) // (GROUP // (2 * WIDTH))
+    else:
+        group = (step * FIELDS + at) * SPANS
     bits = _number(kept, group, PER, of_rows)[:, None]
     spot = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :] // 4 % 4  # which 16 inputs
     for i in gl.static_range(1, SPANS):
@@ -148,12 +161,21 @@ def field_of(
     if KIND == "e2m1":
         scale, codes = gl.broadcast(decoded(bits, "power"), codes)
         weight = power_pairs(codes, scale, F)
+    elif KIND == "table" or KIND == "e4m3":
+        scale, codes = gl.broadcast(decoded(bits, SCALES), codes)
+        if KIND == "table":
+            weight = table_pairs(codes, own, scale, F, dtype)
+        else:
+            weight = float_pairs(codes, scale, dtype)
     else:
-        scale = decoded(bits & 0xFFFF, SCALES)
+        scale = decoded(bits & 0xFFFF if ZEROS == "u16" else bits, SCALES)
         zero = ((bits >> 16) & 0xFFFF).to(gl.float32) if ZEROS == "u16" else bits * 0.0 + ZERO
         scale, codes = gl.broadcast(scale, codes)
         zero, codes = gl.broadcast(zero, codes)
-        weight = code_pairs(codes, zero, scale, F, dtype, SCALES)
+        if BITS == 8:
+            weight = byte_pairs(codes, zero, scale, dtype)
+        else:
+            weight = code_pairs(codes, zero, scale, F, dtype, SCALES)
     return weight
 
 

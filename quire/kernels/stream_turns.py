@@ -36,6 +36,7 @@ from quire.kernels.stream_parts import (
     lanes_of,
     make_ring,
     own_rows,
+    own_value,
 )
 
 __all__ = [
@@ -80,9 +81,10 @@ def _produce(
 
 @gluon.jit
 def _take_turns(
-    flat, ready, free, passed, held, kept, num_steps,
-    TURN: gl.constexpr, FIELDS: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr,
-    SCALES: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
+    flat, ready, free, passed, held, kept, table, num_steps,
+    TURN: gl.constexpr, FIELDS: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr,
+    GROUP: gl.constexpr, SCALES: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr,
+    dtype: gl.constexpr,
 ):  # fmt: skip
     """Steps TURN, TURN + GROUPS ... of the sum."""
     w_flat, x_flat = flat
@@ -92,16 +94,17 @@ def _take_turns(
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, of_total, 2)
     lanes: gl.constexpr = lanes_of(TILE, WARPS)
+    IN_SLAB: gl.constexpr = 8 // BITS  # fields
+    own = own_value(table, KIND)
     for i in range(TURN, num_steps, GROUPS):
         stage = i % STAGES
         mbarrier.wait(ready.index(stage), i // STAGES & 1)
         weights = gl.tuple([])
         for f in gl.static_range(FIELDS):
-            bytes_of = w_flat.index(stage * (FIELDS // 2) + f // 2).load(lanes)
+            bytes_of = w_flat.index(stage * (FIELDS // IN_SLAB) + f // IN_SLAB).load(lanes)
             weight = field_of(
-                bytes_of, kept, i * (FIELDS // 2) + f // 2, f % 2,
-                KIND, GROUP, SCALES, ZERO, ZEROS, dtype,
-            )  # fmt: skip
+                bytes_of, kept, own, i, f, FIELDS, KIND, BITS, GROUP, SCALES, ZERO, ZEROS, dtype
+            )
             weights += (as_operand(weight, operand, TILE < HEIGHT),)
         mbarrier.wait(passed, (i + 1) & 1)  # the step before is in the sum
         total = held.load(of_total)
@@ -126,9 +129,9 @@ def barriers(COUNT: gl.constexpr):
 def stream_turns_kernel(
     x,  # descriptor of [M, K], a box [BLOCK_M, WIDTH]
     codes,  # descriptor of [slabs, N / ROWS, ROWS, WIDTH] bytes, a box [1, 1, TILE, WIDTH]
-    words, bias, y, M, N, K, stride_ym,
-    KIND: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr, ZERO: gl.constexpr,
-    ZEROS: gl.constexpr, COUNT: gl.constexpr,
+    words, table, bias, y, M, N, K, stride_ym,
+    KIND: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr,
+    ZERO: gl.constexpr, ZEROS: gl.constexpr, COUNT: gl.constexpr,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, M_TILES: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr,
     EARLY: gl.constexpr, num_warps: gl.constexpr,
@@ -155,10 +158,10 @@ def stream_turns_kernel(
     num_steps = K // (FIELDS * WIDTH)
     gl.warp_specialize(
         [
-            (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 0,
-                           FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
-            (_take_turns, (flat, ring[2], free, passed, held, kept, num_steps, 1,
-                           FIELDS, KIND, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
+            (_take_turns, (flat, ring[2], free, passed, held, kept, table, num_steps, 0,
+                           FIELDS, KIND, BITS, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
+            (_take_turns, (flat, ring[2], free, passed, held, kept, table, num_steps, 1,
+                           FIELDS, KIND, BITS, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
             (_produce, (x, codes, ring, free, m_start, tile, num_steps, BYTES, EARLY)),
         ],
         [WARPS, 1],

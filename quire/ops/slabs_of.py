@@ -6,8 +6,9 @@ them, one scale where neighbours are equal, codes of three bits where a form kee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -47,22 +48,28 @@ def slabs_of(
     """None: there are no kernels for the form. `paired`: rows gate | up as gate, up, gate, up.
     `streamed`: inputs' dtype, for the streaming kernels where one takes the form."""
     if isinstance(weight, Scaled):
-        return _of_floats(weight, paired)
+        return _streamed_or_not(partial(_of_floats, weight, paired), streamed)
     if isinstance(weight, Sparse24):
         weight = _interleaved(weight) if paired else weight
         if streamed is not None and can_stream_sparse(weight.shape, streamed):
             return _of_lanes(weight, paired, streamed)
         return _of_sparse(weight, paired)
     if isinstance(weight, Codebook):
-        return _of_codebook(_interleaved(weight) if paired else weight, paired)
+        weight = _interleaved(weight) if paired else weight
+        return _streamed_or_not(partial(_of_codebook, weight, paired), streamed)
     if isinstance(weight, Coded) and _can_be_slabs(weight):
         weight = _interleaved(weight) if paired else weight
-        if streamed is not None:
-            slabs = _of_codes(weight, paired, True)
-            if can_stream(slabs.form, slabs.shape, streamed):
-                return slabs
-        return _of_codes(weight, paired, False)
+        return _streamed_or_not(partial(_of_codes, weight, paired), streamed)
     return None
+
+
+def _streamed_or_not(make: Callable[[bool], Slabs], streamed: torch.dtype | None) -> Slabs:
+    """`make` takes whether codes are to lie in lanes."""
+    if streamed is not None:
+        slabs = make(True)
+        if can_stream(slabs.form, slabs.shape, streamed):
+            return slabs
+    return make(False)
 
 
 def joined(weights: Sequence[Weight]) -> list[Weight]:
@@ -114,11 +121,13 @@ def _width(kind: str, bits: int, num_in: int, group: int) -> int:
     return min((w for w in _WIDTHS if w * fields <= _MOST_SLAB), key=cost)
 
 
-def _of_floats(weight: Scaled, paired: bool) -> Slabs:
+def _of_floats(weight: Scaled, paired: bool, lanes: bool) -> Slabs:
     num_in = weight.shape[1]
     group = 0 if weight.block[1] >= num_in else weight.block[1]
     kind = "e4m3" if weight.tensor.dtype == torch.float8_e4m3fn else "e5m2"
-    form = SlabForm(kind, 8, 0, _width(kind, 8, num_in, group), group, weight.block[0])
+    lanes = lanes and kind == "e4m3" and num_in % (2 * FIELD) == 0
+    width = FIELD if lanes else _width(kind, 8, num_in, group)
+    form = SlabForm(kind, 8, 0, width, group, weight.block[0], lanes=lanes)
     codes = weight.tensor.view(torch.uint8)
     scales = weight.scales
     if paired:
@@ -130,10 +139,11 @@ def _of_floats(weight: Scaled, paired: bool) -> Slabs:
     return Slabs(form, weight.shape, packed, words, paired=paired)
 
 
-def _of_codebook(weight: Codebook, paired: bool) -> Slabs:
+def _of_codebook(weight: Codebook, paired: bool, lanes: bool) -> Slabs:
     num_in = weight.shape[1]
-    width = _width("table", 4, num_in, weight.block)
-    form = SlabForm("table", 4, 0, width, weight.block)
+    lanes = lanes and num_in % (2 * FIELD) == 0
+    width = FIELD if lanes else _width("table", 4, num_in, weight.block)
+    form = SlabForm("table", 4, 0, width, weight.block, lanes=lanes)
     scales = _narrow(weight.scales)
     form = replace(form, scales=KINDS[scales.dtype])
     words = pack_numbers(scales, _groups(form, num_in))
@@ -150,8 +160,8 @@ def _of_codes(weight: Coded, paired: bool, lanes: bool) -> Slabs:
         bits = 3
     group = weight.block * weight.share
     group = 0 if group >= num_in and weight.super_scales is None else group
-    lanes = lanes and bits == 4 and num_in % 128 == 0
-    width = 64 if lanes else _width(kind, bits, num_in, group)
+    lanes = lanes and bits in (4, 8) and num_in % (2 * FIELD) == 0
+    width = FIELD if lanes else _width(kind, bits, num_in, group)
     form = SlabForm(kind, *PLANES[bits], width, group, zero=weight.zero, lanes=lanes)
     form, made = _scales(weight, form)
     if form.kind == "table":

@@ -26,7 +26,7 @@ from quire.ops.packed_linear import stream, streamed
 from quire.ops.slabs_of import slabs_of
 from quire.quant.load_forms import load_form
 
-STREAMED = ("int4-g128", "int4-g128-asym", "mxfp4", "Q4_0", "2:4")
+STREAMED = ("int4-g128", "int4-g128-asym", "mxfp4", "Q4_0", "2:4", "int8", "Q8_0", "fp8", "nf4")
 ROWS = (1, 7, 16, 23, 32, 33, 65, 200)
 # Outputs, inputs, and whether there is a gate. All but the widest are summed in turns as well.
 SHAPES = (
@@ -89,7 +89,8 @@ def test_bits_are_the_dense_kernels(form: str, n: int, k: int, gated: bool) -> N
 
 
 @pytest.mark.parametrize(
-    "form", ["int4-g128", "rtn-int4-g64", "rtn-int4-g32", "int4-g128-asym", "2:4"]
+    "form",
+    ["int4-g128", "rtn-int4-g64", "rtn-int4-g32", "int4-g128-asym", "2:4", "Q8_0", "fp8", "nf4"],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_groups_and_half_precision(form: str, dtype: torch.dtype) -> None:
@@ -113,7 +114,7 @@ def test_fp32_sums(form: str) -> None:
         assert torch.equal(stream(product, x, out, config), want), config
 
 
-@pytest.mark.parametrize("form", ["int4-g128", "2:4"])
+@pytest.mark.parametrize("form", ["int4-g128", "2:4", "Q8_0", "nf4"])
 @pytest.mark.parametrize("rows", [1, 32])
 def test_sums_in_turns_never_miss_a_turn(form: str, rows: int) -> None:
     """Red when a group now and then adds before the other one has handed the sum on."""

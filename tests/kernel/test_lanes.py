@@ -10,8 +10,12 @@ from quire.kernels.expand import embed_packed, expand
 from quire.ops.slabs_of import slabs_of
 from quire.quant.load_forms import load_form
 
+WIDE = ("int8", "fp8", "nf4")
 
-@pytest.mark.parametrize("form", ["rtn-int4-g128", "rtn-int4-g32", "rtn-int4-g128-asym", "mxfp4"])
+
+@pytest.mark.parametrize(
+    "form", ["rtn-int4-g128", "rtn-int4-g32", "rtn-int4-g128-asym", "mxfp4", *WIDE]
+)
 @pytest.mark.parametrize("paired", [False, True])
 def test_expanded(form: str, paired: bool) -> None:
     """Red when a byte is stored where `unpack.in_order` does not look for it."""

@@ -46,6 +46,19 @@ def test_sizes_fit_the_chip_and_the_weight(form: SlabForm, m: int, n: int, k: in
         assert config.block_m >= min(m, 64) and config.block_m & (config.block_m - 1) == 0
 
 
+@pytest.mark.parametrize("n,k", NARROW + WIDE + ODD)
+@pytest.mark.parametrize("m", ROWS)
+def test_codes_of_eight_bits_fit_too(m: int, n: int, k: int) -> None:
+    for group, scales in ((0, "f32"), (32, "f16"), (128, "bf16")):
+        form = SlabForm("int", 8, 0, 64, group=group, lanes=True, scales=scales)
+        assert can_stream(form, (n, k), torch.bfloat16)
+        words = -(-k // group) // 2 if group else 1
+        for config in stream_packed_ways(m, (n, k), words, UNITS, bits=8):
+            assert shared_bytes(config, words, 8) <= 222 << 10
+            assert shared_bytes(config, words, 8) > shared_bytes(config, words, 4)
+            assert 2 <= config.num_stages <= k // (128 * config.slabs)
+
+
 @pytest.mark.parametrize("n,k", NARROW)
 @pytest.mark.parametrize("m", [1, 16, 17, 32])
 def test_few_rows_of_narrow_weights_are_summed_in_turns(m: int, n: int, k: int) -> None:
