@@ -162,6 +162,12 @@ def test_importing_quire_is_light() -> None:
     assert imported_by("import quire") & HEAVY == set()
 
 
+def test_an_engine_needs_no_server() -> None:
+    """Red when building an engine wants what only servers, grammars or metrics need."""
+    lazy = {"granian", "h11", "llguidance", "msgspec", "prometheus_client", "uvicorn", "uvloop"}
+    assert imported_by("import quire.llm, quire.engine.build") & lazy == set()
+
+
 def test_policy_is_free_of_torch() -> None:
     """Red when a torch-free module, or anything it imports, starts to import torch or triton."""
     unwanted = {"torch", "triton", "transformers"}
