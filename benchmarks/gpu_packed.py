@@ -46,6 +46,7 @@ from quire.kernels.stream_sparse_configs import stream_sparse_ways
 from quire.ops.packed_linear import streamed
 from quire.ops.slabs_of import slabs_of
 from quire.quant.coded import Coded
+from quire.quant.gguf_codes import IQ4_VALUES
 from quire.quant.load_forms import E2M1_TABLE, load_form
 from quire.quant.scaled import Scaled
 from quire.quant.sparse24 import Sparse24
@@ -71,9 +72,36 @@ def _loaded(name: str, n: int, k: int, device: str) -> Weight:
     return weight
 
 
-def _blocks(bits: int, zero: int, n: int, k: int, device: str) -> Weight:
+def _blocks(
+    bits: int, zero: int, n: int, k: int, device: str, *, has_offsets: bool = False
+) -> Weight:
     scales = (torch.rand(n, k // 32, device=device) * 0.01).half()
-    return Coded(_codes(bits, n, k, device), bits, 32, scales, zero)
+    offsets = -scales if has_offsets else None
+    return Coded(_codes(bits, n, k, device), bits, 32, scales, zero, offsets)
+
+
+def _two_bits(n: int, k: int, device: str) -> Weight:
+    """In groups of 64 with zeros of their own."""
+    scales = (torch.rand(n, k // 64, device=device) * 0.01).half()
+    zeros = torch.randint(0, 4, scales.shape, dtype=torch.uint8, device=device)
+    return Coded(_codes(2, n, k, device), 2, 32, scales, share=2, zeros=zeros)
+
+
+def _ternary(n: int, k: int, device: str) -> Weight:
+    """BitNet's: -1, 0 and 1 times one number."""
+    codes = torch.randint(0, 3, (n, k), dtype=torch.uint8, device=device)
+    scales = torch.full((n, 1), 0.02, device=device)
+    return Coded(codes, 2, 32, scales, 1, share=k // 32)
+
+
+def _iq4(n: int, k: int, device: str) -> Weight:
+    scales = (torch.rand(n, k // 32, device=device) * 0.001).half()
+    return Coded(_codes(4, n, k, device), 4, 32, scales, table=IQ4_VALUES)
+
+
+def _e5m2(n: int, k: int, device: str) -> Weight:
+    floats = torch.randn(n, k, device=device).to(torch.float8_e5m2)
+    return Scaled(floats, torch.rand(n, 1, device=device) * 0.01, (1, k))
 
 
 def _k_quant(bits: int, block: int, has_offsets: bool, n: int, k: int, device: str) -> Weight:
@@ -122,9 +150,16 @@ FORMS: dict[str, Callable[[int, int, str], Weight]] = {
     "fp8-blocks": _fp8_blocks,
     "nf4": partial(_loaded, "nf4"),
     "mxfp4": partial(_loaded, "mxfp4"),
+    "e5m2": _e5m2,
+    "int8-g32-asym": partial(_loaded, "rtn-int8-g32-asym"),
+    "int2-g64-asym": _two_bits,
     "int3-g32": partial(_blocks, 3, 4),
+    "ternary": _ternary,
     "Q4_0": partial(_blocks, 4, 8),
+    "Q4_1": partial(_blocks, 4, 0, has_offsets=True),
     "Q5_0": partial(_blocks, 5, 16),
+    "Q5_1": partial(_blocks, 5, 0, has_offsets=True),
+    "IQ4_NL": _iq4,
     "Q2_K": partial(_k_quant, 2, 16, True),
     "Q3_K": partial(_k_quant, 3, 16, False),
     "nvfp4": _nvfp4,
