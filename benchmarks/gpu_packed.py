@@ -41,11 +41,12 @@ from quire.kernels.packed_matmul import packed_matmul, pick_packed
 from quire.kernels.rehearsal import outline
 from quire.kernels.route import SortedPairs
 from quire.kernels.slabs import Slabs
-from quire.kernels.stream_packed_configs import stream_packed_ways
+from quire.kernels.stream_packed_configs import stream_packed_ways, words_of
 from quire.kernels.stream_sparse_configs import stream_sparse_ways
 from quire.ops.packed_linear import streamed
 from quire.ops.slabs_of import slabs_of
 from quire.quant.coded import Coded
+from quire.quant.gguf_codes import IQ4_VALUES
 from quire.quant.load_forms import E2M1_TABLE, load_form
 from quire.quant.scaled import Scaled
 from quire.quant.sparse24 import Sparse24
@@ -71,9 +72,36 @@ def _loaded(name: str, n: int, k: int, device: str) -> Weight:
     return weight
 
 
-def _blocks(bits: int, zero: int, n: int, k: int, device: str) -> Weight:
+def _blocks(
+    bits: int, zero: int, n: int, k: int, device: str, *, has_offsets: bool = False
+) -> Weight:
     scales = (torch.rand(n, k // 32, device=device) * 0.01).half()
-    return Coded(_codes(bits, n, k, device), bits, 32, scales, zero)
+    offsets = -scales if has_offsets else None
+    return Coded(_codes(bits, n, k, device), bits, 32, scales, zero, offsets)
+
+
+def _two_bits(n: int, k: int, device: str) -> Weight:
+    """In groups of 64 with zeros of their own."""
+    scales = (torch.rand(n, k // 64, device=device) * 0.01).half()
+    zeros = torch.randint(0, 4, scales.shape, dtype=torch.uint8, device=device)
+    return Coded(_codes(2, n, k, device), 2, 32, scales, share=2, zeros=zeros)
+
+
+def _ternary(n: int, k: int, device: str) -> Weight:
+    """BitNet's: -1, 0 and 1 times one number."""
+    codes = torch.randint(0, 3, (n, k), dtype=torch.uint8, device=device)
+    scales = torch.full((n, 1), 0.02, device=device)
+    return Coded(codes, 2, 32, scales, 1, share=k // 32)
+
+
+def _iq4(n: int, k: int, device: str) -> Weight:
+    scales = (torch.rand(n, k // 32, device=device) * 0.001).half()
+    return Coded(_codes(4, n, k, device), 4, 32, scales, table=IQ4_VALUES)
+
+
+def _e5m2(n: int, k: int, device: str) -> Weight:
+    floats = torch.randn(n, k, device=device).to(torch.float8_e5m2)
+    return Scaled(floats, torch.rand(n, 1, device=device) * 0.01, (1, k))
 
 
 def _k_quant(bits: int, block: int, has_offsets: bool, n: int, k: int, device: str) -> Weight:
@@ -122,10 +150,17 @@ FORMS: dict[str, Callable[[int, int, str], Weight]] = {
     "fp8-blocks": _fp8_blocks,
     "nf4": partial(_loaded, "nf4"),
     "mxfp4": partial(_loaded, "mxfp4"),
+    "e5m2": _e5m2,
+    "int8-g32-asym": partial(_loaded, "rtn-int8-g32-asym"),
+    "int2-g64-asym": _two_bits,
     "int3-g32": partial(_blocks, 3, 4),
+    "ternary": _ternary,
     "Q4_0": partial(_blocks, 4, 8),
     "Q8_0": partial(_blocks, 8, 0),
+    "Q4_1": partial(_blocks, 4, 0, has_offsets=True),
     "Q5_0": partial(_blocks, 5, 16),
+    "Q5_1": partial(_blocks, 5, 0, has_offsets=True),
+    "IQ4_NL": _iq4,
     "Q2_K": partial(_k_quant, 2, 16, True),
     "Q3_K": partial(_k_quant, 3, 16, False),
     "nvfp4": _nvfp4,
@@ -194,8 +229,11 @@ def build_streamed(slabs: Slabs, x: Tensor, way: str) -> Built | None:
     if slabs.scales is None:
         ways = stream_sparse_ways(len(x), slabs.shape, STREAMED[way])
     else:
-        words, bits = len(slabs.scales), slabs.form.bits
-        ways = stream_packed_ways(len(x), slabs.shape, words, STREAMED[way], bits)
+        form, k = slabs.form, slabs.shape[1]
+        of_form = (form.bits, form.fields)
+        ways = stream_packed_ways(
+            len(x), slabs.shape, words_of(form, k), STREAMED[way], *of_form
+        )
     configs = [config for config in ways if config.in_turns == (way != "stream")]
     product = streamed(slabs, None, None)
     assert product is not None

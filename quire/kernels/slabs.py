@@ -125,6 +125,17 @@ class Slabs:
         return (self.codes, *beside, self.values)
 
     @property
+    def words(self) -> Tensor:
+        """All numbers beside codes in lanes, one kind below the other [words, out]."""
+        parts = [t for t in (self.scales, self.supers, self.offsets, self.zeros) if t is not None]
+        (first, *others), columns = parts, self.shape[0]
+        rows = len(first)
+        for part in others:
+            assert part.data_ptr() == first.data_ptr() + 4 * rows * columns, f"got {self.form}"
+            rows += len(part)
+        return first.as_strided((rows, columns), (columns, 1))
+
+    @property
     def num_scale_rows(self) -> int:
         return 1 if self.scales is None else self.scales.shape[1]
 

@@ -28,6 +28,8 @@ from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind
 from quire.kernels.packed_matmul import multiprocessors
 from quire.kernels.rehearsal import Memory
 from quire.kernels.slabs import Slabs
+from quire.kernels.stream_fields import field_of, own_value
+from quire.kernels.stream_form import StreamForm
 from quire.kernels.stream_matmul import store_tile
 from quire.kernels.stream_packed_configs import StreamPackedConfig, stream_packed_ways
 from quire.kernels.stream_parts import (
@@ -37,13 +39,12 @@ from quire.kernels.stream_parts import (
     ask_inputs,
     ask_rest,
     bring_scales,
+    bytes_of,
     described_inputs,
-    field_of,
     flat_ring,
     lanes_of,
     make_ring,
     own_rows,
-    own_value,
 )
 
 __all__ = ["StreamPacked"]
@@ -51,24 +52,19 @@ __all__ = ["StreamPacked"]
 
 @gluon.jit
 def _add_step(
-    total, flat, kept, own, step, stage, FIELDS: gl.constexpr,
-    KIND: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr,
-    ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
+    total, flat, own, kept, step, stage, FIELDS: gl.constexpr, FORM: gl.constexpr,
+    dtype: gl.constexpr,
 ):  # fmt: skip
     """total plus the products of a stage: unpacking a field goes on while the one before is
     multiplied. With products under way at the end of a loop's body the compiler would wait for
     each of them, so none are."""
     w_flat, x_flat = flat
-    TILE: gl.constexpr = w_flat.shape[1]
-    IN_SLAB: gl.constexpr = 8 // BITS  # fields
+    TILE: gl.constexpr = w_flat[0].shape[1]
     SPARSE: gl.constexpr = total.shape[0] > TILE
     operand: gl.constexpr = gl.DotOperandLayout(0, total.type.layout, 2)
     lanes: gl.constexpr = lanes_of(TILE, total.shape[0] // 16)
     for f in gl.static_range(FIELDS):
-        codes = w_flat.index(stage * (FIELDS // IN_SLAB) + f // IN_SLAB).load(lanes)
-        weight = field_of(
-            codes, kept, own, step, f, FIELDS, KIND, BITS, GROUP, SCALES, ZERO, ZEROS, dtype
-        )
+        weight = field_of(w_flat, lanes, own, kept, step, stage, f, FIELDS, FORM, dtype)
         inputs = x_flat.index(stage * FIELDS + f).permute([1, 0])
         total = warpgroup_mma(as_operand(weight, operand, SPARSE), inputs, total, is_async=True)
     return warpgroup_mma_wait(0, deps=[total])
@@ -76,11 +72,12 @@ def _add_step(
 
 @gluon.jit(do_not_specialize=["M"])
 def stream_packed_kernel(
-    x,  # descriptor of [M, K], a box [BLOCK_M, WIDTH]
-    codes,  # descriptor of [slabs, N / ROWS, ROWS, WIDTH] bytes, a box [1, 1, TILE, WIDTH]
-    words, table, bias, y, M, N, K, stride_ym,
-    KIND: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr,
-    ZERO: gl.constexpr, ZEROS: gl.constexpr, COUNT: gl.constexpr,
+    x,  # descriptor of [M, K], a box [FIELDS, BLOCK_M, WIDTH]
+    planes,  # descriptors of [slabs, N / ROWS, ROWS, WIDTH] bytes, a box of a stage's slabs; or two
+    # of [slabs, tiles, N / ROWS, ROWS, WIDTH], boxes of the tiles with low bits and with high ones
+    words,  # of the form's numbers beside the codes [FORM.count, N]
+    table,  # what codes stand for, if the form says so
+    bias, y, M, N, K, stride_ym, FORM: gl.constexpr,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, M_TILES: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr,
     EARLY: gl.constexpr, num_warps: gl.constexpr,
@@ -90,29 +87,26 @@ def stream_packed_kernel(
     FIELDS: gl.constexpr = x.block_shape[0]  # of a stage
     tile = gl.program_id(0) // M_TILES
     m_start = gl.program_id(0) % M_TILES * BLOCK_M
-    ring = make_ring(x, codes, STAGES)
-    BYTES: gl.constexpr = codes.block_type.nbytes + x.block_type.nbytes
+    ring = make_ring(x, planes, STAGES)
+    BYTES: gl.constexpr = bytes_of(planes) + x.block_type.nbytes
     for i in gl.static_range(AHEAD):
-        ask_codes(codes, ring, tile, i, i, BYTES)
-    kept = bring_scales(words, tile * ROWS, N, ROWS, TILE, COUNT, num_warps)
+        ask_codes(planes, ring, tile, i, i, BYTES)
+    kept = bring_scales(words, tile * ROWS, N, ROWS, TILE, FORM.count, num_warps)
     wait_for_last(EARLY)  # nothing that the chain writes was read so far
-    ask_rest((x, codes), ring, m_start, tile, AHEAD, BYTES)
+    ask_rest((x, planes), ring, m_start, tile, AHEAD, BYTES)
     async_copy.wait_group(0)
     SPARSE: gl.constexpr = 16 * num_warps > TILE
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_M, 16])
     flat = flat_ring(ring)
-    own = own_value(table, KIND)
+    own = own_value(table, FORM)
     total = gl.zeros([16 * num_warps, BLOCK_M], gl.float32, of_total)
     num_steps = K // (FIELDS * WIDTH)
     for i in range(num_steps):
         stage = i % STAGES
         mbarrier.wait(ring[2].index(stage), i // STAGES & 1)
-        total = _add_step(
-            total, flat, kept, own, i, stage, FIELDS,
-            KIND, BITS, GROUP, SCALES, ZERO, ZEROS, DTYPE,
-        )  # fmt: skip
+        total = _add_step(total, flat, own, kept, i, stage, FIELDS, FORM, DTYPE)
         if i + STAGES < num_steps:
-            ask_codes(codes, ring, tile, stage, i + STAGES, BYTES)
+            ask_codes(planes, ring, tile, stage, i + STAGES, BYTES)
             ask_inputs(x, ring, m_start, stage, i + STAGES)
     total = own_rows(total, SPARSE)
     store_tile(total, y, bias, m_start, tile * ROWS, M, stride_ym, ROWS, HAS_BIAS, GATE, num_warps)
@@ -125,10 +119,10 @@ class StreamPacked:
     """Products by one packed weight. Only where `has_hopper_kernels` and `can_stream`."""
 
     def __init__(self, slabs: Slabs, bias: Tensor | None, gate: str | None) -> None:
-        assert slabs.scales is not None, f"got {slabs.form}"
-        self.slabs, self.words, self.bias, self.gate = slabs, slabs.scales, bias, gate
-        self.table = slabs.scales if slabs.values is None else slabs.values  # or none that is read
-        self._boxes: dict[tuple[int, ...], TensorDescriptor] = {}
+        self.slabs, self.words, self.bias, self.gate = slabs, slabs.words, bias, gate
+        self.table = self.words if slabs.values is None else slabs.values  # or none that is read
+        self.form = StreamForm.of(slabs)
+        self._boxes: dict[tuple[int, ...], tuple[TensorDescriptor, ...]] = {}
         # Weights are read before the wait, so what wrote them must be over by the first call.
         if slabs.codes.is_cuda:
             torch.cuda.current_stream(slabs.codes.device).synchronize()
@@ -144,13 +138,15 @@ class StreamPacked:
     def ways(self, m: int) -> tuple[StreamPackedConfig, ...]:
         """To multiply m rows: one for each kernel that can, what is picked first."""
         units = multiprocessors(self.words.device)
-        return stream_packed_ways(m, self.slabs.shape, len(self.words), units, self.slabs.form.bits)
+        form = self.slabs.form
+        of_form = (form.bits, form.fields)
+        return stream_packed_ways(m, self.slabs.shape, len(self.words), units, *of_form)
 
     def _plan(
         self, x: Tensor, out: Tensor, config: StreamPackedConfig
     ) -> tuple[tuple[int, int, int], tuple[object, ...], dict[str, object], tuple[object, ...]]:
         """What `Launcher` takes."""
-        (m, k), (n, num_in), form = x.shape, self.slabs.shape, self.slabs.form
+        (m, k), (n, num_in) = x.shape, self.slabs.shape
         of_step = 2 * WIDTH.value * config.slabs
         gate = self.gate if out.dtype == x.dtype else None
         assert k == num_in and x.is_contiguous() and out.stride(1) == 1, f"{x.shape=} {k=}"
@@ -163,13 +159,7 @@ class StreamPacked:
             (n // config.rows * m_tiles, 1, 1),
             (*described, self.words, self.table, self.bias, out, m, n, k, out.stride(0)),
             {
-                "KIND": form.kind,
-                "BITS": form.bits,
-                "GROUP": form.group or k,
-                "SCALES": form.scales,
-                "ZERO": form.zero,
-                "ZEROS": form.zeros,
-                "COUNT": len(self.words),
+                "FORM": self.form,
                 "ROWS": config.rows,
                 "TILE": config.tile,
                 "BLOCK_M": config.block_m,
@@ -188,19 +178,26 @@ class StreamPacked:
             ),
         )  # fmt: skip
 
-    def _described(self, config: StreamPackedConfig) -> TensorDescriptor:
-        """Codes as [slabs, programs, rows of a program, bytes]: a box higher than a program's rows
-        finds nothing below them."""
+    def _described(self, config: StreamPackedConfig) -> tuple[TensorDescriptor, ...]:
+        """The planes of codes, in programs and rows of a program: a box higher than a program's
+        rows finds nothing below them."""
         key = (config.rows, config.tile, config.slabs)
         found = self._boxes.get(key)
         if found is None:
-            (n, k), codes, wide = self.slabs.shape, self.slabs.codes, WIDTH.value
-            slab = self.slabs.form.slab
-            found = self._boxes[key] = TensorDescriptor(
-                Memory(codes.data_ptr(), torch.uint8),
-                [k // slab, n // config.rows, config.rows, wide],
-                [n * wide, config.rows * wide, wide, 1],
-                [config.slabs * (2 * wide // slab), 1, config.tile, wide],
-                gl.NVMMASharedLayout(64, 8, rank=4),
+            found = self._boxes[key] = tuple(
+                self._plane(config, tiles) for tiles in (self.form.low_tiles, self.form.high_tiles) if tiles
             )
         return found
+
+    def _plane(self, config: StreamPackedConfig, tiles: int) -> TensorDescriptor:
+        """Boxes of so many tiles of each slab of a stage."""
+        (n, k), codes, form, wide = self.slabs.shape, self.slabs.codes, self.form, WIDTH.value
+        all_tiles = form.low_tiles + form.high_tiles
+        slabs, of_stage = k // (form.fields * wide), 2 * config.slabs // form.fields
+        shape = [slabs, all_tiles, n // config.rows, config.rows, wide]
+        strides = [all_tiles * n * wide, n * wide, config.rows * wide, wide, 1]
+        box = [of_stage, tiles, 1, config.tile, wide]
+        if all_tiles == 1:  # one dimension less
+            shape, strides, box = ([*x[:1], *x[2:]] for x in (shape, strides, box))
+        layout = gl.NVMMASharedLayout(64, 8, rank=len(shape))
+        return TensorDescriptor(Memory(codes.data_ptr(), torch.uint8), shape, strides, box, layout)

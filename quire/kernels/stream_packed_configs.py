@@ -18,10 +18,13 @@ __all__ = [
     "FIELD",
     "StreamPackedConfig",
     "can_stream",
+    "is_short",
+    "least_slabs",
     "numbers_of_word",
     "own_rows",
     "shared_bytes",
     "stream_packed_ways",
+    "words_of",
 ]
 
 FIELD = 64  # inputs of a field; a row of a slab is as many bytes of two fields
@@ -40,51 +43,72 @@ class StreamPackedConfig:
     rows: int  # of w that a program owns, a divisor of all rows
     tile: int  # rows of a stage: a power of two, no fewer than `rows`
     block_m: int  # rows of x in a tile
-    slabs: int  # of a stage, of 128 inputs each; where codes have eight bits, two for one
+    slabs: int  # of a stage, counted in 128 inputs whatever the form's slabs have
     num_stages: int
     num_ahead: int  # of these, how many are asked for before the inputs are there
     in_turns: bool = False  # two warpgroups take turns at the sum
 
 
 def can_stream(form: SlabForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-    """Whether the kernel takes a form: codes of four or eight bits whose scales are 16 inputs apart
-    or more, with nothing beside them but zeros in the same words."""
+    """Whether the kernel takes a form: one that can be unpacked in registers, with scales 16 inputs
+    apart or more, and whole slabs of inputs."""
     fits = form.group in (0, 16, 32, 64) or form.group % _SLAB == 0
-    is_plain = form.offsets == "" and form.super_size == 0 and form.zeros in ("", "u16")
     is_laid = form.lanes and form.width == FIELD and form.rows == 1
     n, k = shape
-    is_whole = k % _SLAB == 0 and k >= 2 * _SLAB and own_rows(n, 1) is not None
-    if not (is_laid and is_whole and _is_code(form, dtype) and fits and is_plain):
+    unit = max(_SLAB, form.slab)
+    is_whole = k % unit == 0 and k >= 2 * unit and own_rows(n, 1) is not None
+    if not (is_laid and is_whole and fits and _is_code(form, dtype)):
         return False
-    groups = ceil_div(k, form.group) if form.group else 1
-    return _fits(_TILE, ceil_div(groups, numbers_of_word(form.scales, form.zeros)), form.bits)
+    return _fits(_TILE, words_of(form, k), form.bits, least_slabs(form.fields))
+
+
+def is_short(form: SlabForm) -> bool:
+    """Whether codes become weights without fp32: see `stream_unpack.py`."""
+    is_plain = form.offsets == "" and form.super_size == 0 and form.zeros in ("", "u16")
+    if form.kind == "e2m1":
+        return is_plain and form.scales == "power"
+    return form.kind == "int" and form.bits == 4 and is_plain and form.scales in ("f16", "bf16")
 
 
 def _is_code(form: SlabForm, dtype: torch.dtype) -> bool:
-    """Whether there is a way to unpack it in registers: see `stream_unpack.py`."""
-    if form.bits == 8:
-        return form.kind in ("int", "e4m3") and form.scales in ("f32", "f16", "bf16")
-    if form.kind == "table":
-        return form.group > 0 and form.scales in ("f32", "f16", "bf16")
-    if form.kind == "e2m1":
-        return form.scales == "power" and dtype == torch.bfloat16
-    floats = ("f16", "bf16") if dtype == torch.bfloat16 else ("f16",)
-    return form.kind == "int" and form.bits == 4 and form.group > 0 and form.scales in floats
+    """Whether there is a way to unpack it in registers."""
+    if is_short(form):
+        return dtype == torch.bfloat16 or (form.kind == "int" and form.scales == "f16")
+    is_kind = form.kind in ("int", "table", "e4m3") and form.scales in _NUMBERS_OF_WORD
+    is_kind = is_kind and form.scales != "power"
+    return is_kind and form.offsets in ("", "f16", "u8") and form.zeros in ("", "u16", "u8")
 
 
-def numbers_of_word(scales: str, zeros: str) -> int:
-    """Scales in four bytes, where a zero may lie beside one."""
-    return 1 if zeros or scales == "f32" else 4 if scales == "power" else 2
+_NUMBERS_OF_WORD = {"f32": 1, "f16": 2, "bf16": 2, "u8": 4, "s8": 4, "power": 4}
+
+
+def numbers_of_word(form: SlabForm) -> int:
+    """Scales in four bytes, where a zero or an offset may lie beside one."""
+    is_pair = form.zeros == "u16" or form.offsets == "f16"
+    return 1 if is_pair else _NUMBERS_OF_WORD[form.scales]
+
+
+def words_of(form: SlabForm, k: int) -> int:
+    """Beside the codes of a row of k inputs."""
+    groups = ceil_div(k, form.group) if form.group else 1
+    supers = ceil_div(groups, form.super_size) if form.super_size else 0
+    bytes_of = [form.offsets == "u8", form.zeros == "u8"]
+    return ceil_div(groups, numbers_of_word(form)) + supers + sum(bytes_of) * ceil_div(groups, 4)
+
+
+def least_slabs(fields: int) -> int:
+    """Of 128 inputs, that a stage must have to hold whole slabs of a form."""
+    return max(1, fields // 2)
 
 
 def stream_packed_ways(
-    m: int, shape: tuple[int, int], num_words: int, num_units: int, bits: int = 4
+    m: int, shape: tuple[int, int], num_words: int, num_units: int, bits: int = 4, fields: int = 2
 ) -> tuple[StreamPackedConfig, ...]:
     """For m rows of x: one for each kernel that can, the faster first. `num_words`: of scales in a
-    row; `num_units`: multiprocessors; `bits`: of a code."""
+    row; `num_units`: multiprocessors; `bits` of a code, `fields` of the form's slab."""
     rows = own_rows(shape[0], num_units)
     assert rows is not None, f"got {shape[0]} rows, which no portion divides"
-    weight = _Weight(shape, num_words, bits)
+    weight = _Weight(shape, num_words, bits, least_slabs(fields))
     together = _together(m, rows, weight, num_units)
     turns = _in_turns(m, rows, weight, num_units)
     return (together,) if turns is None else (turns, together)
@@ -102,14 +126,16 @@ class _Weight:
     shape: tuple[int, int]
     num_words: int
     bits: int
+    least: int  # slabs of a stage
 
     def has_room(self, config: StreamPackedConfig) -> bool:
         return shared_bytes(config, self.num_words, self.bits) <= _SHARED_BYTES
 
 
-def _fits(tile: int, num_words: int, bits: int) -> bool:
+def _fits(tile: int, num_words: int, bits: int, least: int) -> bool:
     """Whether some stages fit beside the words, for any rows of x."""
-    smallest = StreamPackedConfig(tile, tile, _MANY_ROWS, 1, 2, 1)
+    block_m = _MANY_ROWS if least == 1 else 64 // least
+    smallest = StreamPackedConfig(tile, tile, block_m, least, 2, 1)
     return shared_bytes(smallest, num_words, bits) <= _SHARED_BYTES
 
 
@@ -121,6 +147,8 @@ def _in_turns(m: int, rows: int, weight: _Weight, num_units: int) -> StreamPacke
         return None
     tile, block_m = max(_LEAST_ROWS, pad_to_power(rows)), max(8, pad_to_power(m))
     for slabs, stages in _TURNS:
+        if slabs % weight.least:
+            continue
         config = StreamPackedConfig(rows, tile, block_m, slabs, stages, 1, in_turns=True)
         is_whole = k % (slabs * _SLAB) == 0 and k // (slabs * _SLAB) >= stages
         if is_whole and weight.has_room(config):
@@ -130,7 +158,7 @@ def _in_turns(m: int, rows: int, weight: _Weight, num_units: int) -> StreamPacke
 
 def _together(m: int, rows: int, weight: _Weight, num_units: int) -> StreamPackedConfig:
     n, k = weight.shape
-    is_tall = _fits(2 * _TILE, weight.num_words, weight.bits)
+    is_tall = _fits(2 * _TILE, weight.num_words, weight.bits, weight.least)
     is_wide = n >= 3 * _TILE * num_units
     block_m = _MANY_ROWS if m > _MANY_ROWS else max(8, pad_to_power(min(m, 64)))
     if m > _FEW_ROWS and is_wide and n % (2 * _TILE) == 0 and is_tall:
@@ -142,13 +170,15 @@ def _together(m: int, rows: int, weight: _Weight, num_units: int) -> StreamPacke
     if m > _MANY_ROWS:  # where programs wait for others, two should fit a multiprocessor
         most = 2 if n // rows * ceil_div(m, block_m) <= num_units else 1
     num_slabs = next(s for s in (4, 2, 1) if k % (s * _SLAB) == 0 and k >= 2 * s * _SLAB)
-    num_slabs = min(most, num_slabs)
+    num_slabs = max(weight.least, min(most, num_slabs))
     stages = 2 if is_wide or m > _FEW_ROWS else 3
     stages = min(stages, k // (num_slabs * _SLAB))
     # Asking for more before the wait slows down the kernel before.
     config = StreamPackedConfig(rows, tile, block_m, num_slabs, stages, 1)
-    while config.slabs > 1 and not weight.has_room(config):
+    while config.slabs > weight.least and not weight.has_room(config):
         config = replace(config, slabs=config.slabs // 2)
+    while config.block_m > 8 and not weight.has_room(config):
+        config = replace(config, block_m=config.block_m // 2)
     return config
 
 

@@ -15,10 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.rehearsal import Memory
-from quire.kernels.stream_packed_configs import FIELD, StreamPackedConfig, numbers_of_word
-from quire.kernels.stream_unpack import code_pairs, power_pairs
-from quire.kernels.stream_unpack_wide import byte_pairs, float_pairs, lane_value, table_pairs
-from quire.kernels.unpack_scales import decoded
+from quire.kernels.stream_packed_configs import FIELD, StreamPackedConfig
 
 __all__ = [
     "WIDTH",
@@ -27,53 +24,87 @@ __all__ = [
     "ask_inputs",
     "ask_rest",
     "bring_scales",
+    "bytes_of",
     "described_inputs",
-    "field_of",
     "flat_ring",
     "lanes_of",
     "make_ring",
     "own_rows",
-    "own_value",
     "rows_as_operand",
 ]
 
 WIDTH = gl.constexpr(FIELD)
-_numbers_of_word = gluon.constexpr_function(numbers_of_word)
 
 
 @gluon.jit
-def make_ring(x, codes, STAGES: gl.constexpr):
-    """(boxes of codes, boxes of inputs, barriers), each for every stage."""
-    of_codes: gl.constexpr = [STAGES] + codes.block_shape  # noqa: RUF005 (unknown to Gluon)
-    of_inputs: gl.constexpr = [STAGES] + x.block_shape  # noqa: RUF005
-    w_tiles = gl.allocate_shared_memory(gl.uint8, of_codes, codes.layout)
-    x_tiles = gl.allocate_shared_memory(x.dtype, of_inputs, x.layout)
+def _boxes(described, STAGES: gl.constexpr):
+    shape: gl.constexpr = [STAGES] + described.block_shape  # noqa: RUF005 (unknown to Gluon)
+    return gl.allocate_shared_memory(described.dtype, shape, described.layout)
+
+
+@gluon.jit
+def make_ring(x, planes, STAGES: gl.constexpr):
+    """(boxes of each plane of codes, boxes of inputs, barriers), each for every stage."""
+    w_tiles = gl.tuple([])
+    for i in gl.static_range(len(planes)):
+        w_tiles += (_boxes(planes[i], STAGES),)
+    x_tiles = _boxes(x, STAGES)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
     return w_tiles, x_tiles, ready
 
 
+@gluon.constexpr_function
+def _num_tiles(shape):
+    """All but the rows of a box and their bytes."""
+    count = 1
+    for size in shape[:-2]:
+        count *= size
+    return count
+
+
+@gluon.jit
+def _flat_tiles(tiles):
+    shape: gl.constexpr = [_num_tiles(tiles.shape), tiles.shape[-2], WIDTH]
+    return tiles._reinterpret(gl.uint8, shape, gl.NVMMASharedLayout(64, 8))
+
+
 @gluon.jit
 def flat_ring(ring):
-    """The same memory as slabs [rows, WIDTH] of codes and fields [BLOCK_M, WIDTH] of inputs."""
+    """The same memory as tiles [rows, WIDTH] of codes, those of each plane, and fields [BLOCK_M,
+    WIDTH] of inputs."""
     w_tiles, x_tiles, _ = ring
-    SLABS: gl.constexpr = w_tiles.shape[0] * w_tiles.shape[1] * w_tiles.shape[2]
     FIELDS: gl.constexpr = x_tiles.shape[0] * x_tiles.shape[1]
-    of_codes: gl.constexpr = gl.NVMMASharedLayout(64, 8)
     of_inputs: gl.constexpr = gl.NVMMASharedLayout(128, 16)
-    w_flat = w_tiles._reinterpret(gl.uint8, [SLABS, w_tiles.shape[3], WIDTH], of_codes)
+    w_flat = gl.tuple([])
+    for i in gl.static_range(len(w_tiles)):
+        w_flat += (_flat_tiles(w_tiles[i]),)
     x_flat = x_tiles._reinterpret(x_tiles.dtype, [FIELDS, x_tiles.shape[2], WIDTH], of_inputs)
     return w_flat, x_flat
 
 
+@gluon.constexpr_function
+def bytes_of(planes):
+    """That a stage's codes have."""
+    return sum(plane.block_type.nbytes for plane in planes)
+
+
 @gluon.jit
-def ask_codes(codes, ring, tile, stage, step, BYTES: gl.constexpr):
+def ask_codes(planes, ring, tile, stage, step, BYTES: gl.constexpr):
     w_tiles, _, ready = ring
     mbarrier.expect(ready.index(stage), BYTES)
-    first = step * codes.block_shape[0]
-    place = w_tiles.index(stage)
-    tma.async_copy_global_to_shared(codes, [first, tile, 0, 0], ready.index(stage), place)
+    first = step * planes[0].block_shape[0]
+    if len(planes) == 1:
+        place = w_tiles[0].index(stage)
+        tma.async_copy_global_to_shared(planes[0], [first, tile, 0, 0], ready.index(stage), place)
+    else:  # a slab's tiles of the low plane, then those of the high one
+        HIGH_AT: gl.constexpr = planes[0].block_shape[1]
+        low, high = w_tiles[0].index(stage), w_tiles[1].index(stage)
+        tma.async_copy_global_to_shared(planes[0], [first, 0, tile, 0, 0], ready.index(stage), low)
+        tma.async_copy_global_to_shared(
+            planes[1], [first, HIGH_AT, tile, 0, 0], ready.index(stage), high
+        )
 
 
 @gluon.jit
@@ -87,11 +118,11 @@ def ask_inputs(x, ring, m_start, stage, step):
 @gluon.jit
 def ask_rest(sources, ring, m_start, tile, AHEAD: gl.constexpr, BYTES: gl.constexpr):
     """All stages' inputs, and the codes of those that were not asked for ahead."""
-    x, codes = sources
+    x, planes = sources
     STAGES: gl.constexpr = ring[2].shape[0]
     for i in gl.static_range(STAGES):
         if i >= AHEAD:
-            ask_codes(codes, ring, tile, i, i, BYTES)
+            ask_codes(planes, ring, tile, i, i, BYTES)
         ask_inputs(x, ring, m_start, i, i)
 
 
@@ -119,64 +150,6 @@ def bring_scales(
     async_copy.commit_group()
     of_row: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return kept._reinterpret(gl.int32, [_even(COUNT), TILE], of_row)
-
-
-@gluon.jit
-def _number(kept, group, PER: gl.constexpr, layout: gl.constexpr):
-    """The bits of a group's number, for all rows."""
-    word = kept.index(group // PER).load(layout)
-    if PER > 1:
-        WIDE: gl.constexpr = 32 // PER
-        word = (word >> (group % PER * WIDE)) & ((1 << WIDE) - 1)
-    return word
-
-
-@gluon.jit
-def own_value(table, KIND: gl.constexpr):
-    """What `field_of` is given of a table; other forms have none."""
-    return lane_value(table) if KIND == "table" else 0.0
-
-
-@gluon.jit
-def field_of(
-    codes, kept, own, step, at: gl.constexpr,
-    FIELDS: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr,
-    SCALES: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr, dtype: gl.constexpr,
-):  # fmt: skip
-    """The field at a place of a step as floats, in the order of codes. `own`: see `own_value`."""
-    PER: gl.constexpr = _numbers_of_word(SCALES, ZEROS)
-    F: gl.constexpr = at % (8 // BITS)  # of the slab
-    layout: gl.constexpr = codes.type.layout
-    of_rows: gl.constexpr = gl.SliceLayout(1, layout)
-    SPANS: gl.constexpr = 1 if GROUP >= WIDTH else WIDTH // GROUP  # groups of a field
-    if GROUP > WIDTH:  # of whole pairs of fields, which then have the same words
-        group = (step * (FIELDS // 2) + at // 2) // (GROUP // (2 * WIDTH))
-    else:
-        group = (step * FIELDS + at) * SPANS
-    bits = _number(kept, group, PER, of_rows)[:, None]
-    spot = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))[None, :] // 4 % 4  # which 16 inputs
-    for i in gl.static_range(1, SPANS):
-        more = _number(kept, group + i, PER, of_rows)[:, None]
-        bits = gl.where(spot >= i * (GROUP // 16), more, bits)
-    if KIND == "e2m1":
-        scale, codes = gl.broadcast(decoded(bits, "power"), codes)
-        weight = power_pairs(codes, scale, F)
-    elif KIND == "table" or KIND == "e4m3":
-        scale, codes = gl.broadcast(decoded(bits, SCALES), codes)
-        if KIND == "table":
-            weight = table_pairs(codes, own, scale, F, dtype)
-        else:
-            weight = float_pairs(codes, scale, dtype)
-    else:
-        scale = decoded(bits & 0xFFFF if ZEROS == "u16" else bits, SCALES)
-        zero = ((bits >> 16) & 0xFFFF).to(gl.float32) if ZEROS == "u16" else bits * 0.0 + ZERO
-        scale, codes = gl.broadcast(scale, codes)
-        zero, codes = gl.broadcast(zero, codes)
-        if BITS == 8:
-            weight = byte_pairs(codes, zero, scale, dtype)
-        else:
-            weight = code_pairs(codes, zero, scale, F, dtype, SCALES)
-    return weight
 
 
 @gluon.jit

@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from quire.kernels.early import let_next_start, wait_for_last
 from quire.kernels.launch import Launcher
+from quire.kernels.stream_fields import field_of, own_value
 from quire.kernels.stream_matmul import store_tile
 from quire.kernels.stream_parts import (
     WIDTH,
@@ -31,12 +32,11 @@ from quire.kernels.stream_parts import (
     ask_inputs,
     ask_rest,
     bring_scales,
-    field_of,
+    bytes_of,
     flat_ring,
     lanes_of,
     make_ring,
     own_rows,
-    own_value,
 )
 
 __all__ = [
@@ -67,7 +67,7 @@ def as_held(block_m):
 
 @gluon.jit
 def _produce(
-    x, codes, ring, free, m_start, tile, num_steps, BYTES: gl.constexpr, EARLY: gl.constexpr
+    x, planes, ring, free, m_start, tile, num_steps, BYTES: gl.constexpr, EARLY: gl.constexpr
 ):
     """Fill every stage again as soon as it is free; the first round was asked for before."""
     wait_for_last(EARLY)
@@ -75,36 +75,30 @@ def _produce(
     for i in range(STAGES, num_steps):
         stage = i % STAGES
         mbarrier.wait(free.index(stage), (i // STAGES - 1) & 1)
-        ask_codes(codes, ring, tile, stage, i, BYTES)
+        ask_codes(planes, ring, tile, stage, i, BYTES)
         ask_inputs(x, ring, m_start, stage, i)
 
 
 @gluon.jit
 def _take_turns(
     flat, ready, free, passed, held, kept, table, num_steps,
-    TURN: gl.constexpr, FIELDS: gl.constexpr, KIND: gl.constexpr, BITS: gl.constexpr,
-    GROUP: gl.constexpr, SCALES: gl.constexpr, ZERO: gl.constexpr, ZEROS: gl.constexpr,
-    dtype: gl.constexpr,
+    TURN: gl.constexpr, FIELDS: gl.constexpr, FORM: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
     """Steps TURN, TURN + GROUPS ... of the sum."""
     w_flat, x_flat = flat
     STAGES: gl.constexpr = ready.shape[0]
-    TILE: gl.constexpr = w_flat.shape[1]
+    TILE: gl.constexpr = w_flat[0].shape[1]
     BLOCK_M: gl.constexpr = x_flat.shape[1]
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, of_total, 2)
     lanes: gl.constexpr = lanes_of(TILE, WARPS)
-    IN_SLAB: gl.constexpr = 8 // BITS  # fields
-    own = own_value(table, KIND)
+    own = own_value(table, FORM)
     for i in range(TURN, num_steps, GROUPS):
         stage = i % STAGES
         mbarrier.wait(ready.index(stage), i // STAGES & 1)
         weights = gl.tuple([])
         for f in gl.static_range(FIELDS):
-            bytes_of = w_flat.index(stage * (FIELDS // IN_SLAB) + f // IN_SLAB).load(lanes)
-            weight = field_of(
-                bytes_of, kept, own, i, f, FIELDS, KIND, BITS, GROUP, SCALES, ZERO, ZEROS, dtype
-            )
+            weight = field_of(w_flat, lanes, own, kept, i, stage, f, FIELDS, FORM, dtype)
             weights += (as_operand(weight, operand, TILE < HEIGHT),)
         mbarrier.wait(passed, (i + 1) & 1)  # the step before is in the sum
         total = held.load(of_total)
@@ -127,11 +121,8 @@ def barriers(COUNT: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["M"])
 def stream_turns_kernel(
-    x,  # descriptor of [M, K], a box [BLOCK_M, WIDTH]
-    codes,  # descriptor of [slabs, N / ROWS, ROWS, WIDTH] bytes, a box [1, 1, TILE, WIDTH]
-    words, table, bias, y, M, N, K, stride_ym,
-    KIND: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr,
-    ZERO: gl.constexpr, ZEROS: gl.constexpr, COUNT: gl.constexpr,
+    x, planes, words, table,  # as in `stream_packed.py`
+    bias, y, M, N, K, stride_ym, FORM: gl.constexpr,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, M_TILES: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr,
     EARLY: gl.constexpr, num_warps: gl.constexpr,
@@ -141,28 +132,28 @@ def stream_turns_kernel(
     FIELDS: gl.constexpr = x.block_shape[0]  # of a stage
     tile = gl.program_id(0) // M_TILES
     m_start = gl.program_id(0) % M_TILES * BLOCK_M
-    ring = make_ring(x, codes, STAGES)
+    ring = make_ring(x, planes, STAGES)
     free = barriers(STAGES)
     passed = barriers(1).index(0)
-    BYTES: gl.constexpr = codes.block_type.nbytes + x.block_type.nbytes
+    BYTES: gl.constexpr = bytes_of(planes) + x.block_type.nbytes
     for i in gl.static_range(AHEAD):
-        ask_codes(codes, ring, tile, i, i, BYTES)
-    kept = bring_scales(words, tile * ROWS, N, ROWS, TILE, COUNT, num_warps)
+        ask_codes(planes, ring, tile, i, i, BYTES)
+    kept = bring_scales(words, tile * ROWS, N, ROWS, TILE, FORM.count, num_warps)
     of_total: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
     nothing = gl.zeros([HEIGHT, BLOCK_M], gl.float32, of_total)
     held = gl.allocate_shared_memory(gl.float32, [HEIGHT, BLOCK_M], as_held(BLOCK_M), nothing)
     wait_for_last(EARLY)  # nothing that the chain writes was read so far
-    ask_rest((x, codes), ring, m_start, tile, AHEAD, BYTES)
+    ask_rest((x, planes), ring, m_start, tile, AHEAD, BYTES)
     async_copy.wait_group(0)
     flat = flat_ring(ring)
     num_steps = K // (FIELDS * WIDTH)
     gl.warp_specialize(
         [
             (_take_turns, (flat, ring[2], free, passed, held, kept, table, num_steps, 0,
-                           FIELDS, KIND, BITS, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
+                           FIELDS, FORM, DTYPE)),
             (_take_turns, (flat, ring[2], free, passed, held, kept, table, num_steps, 1,
-                           FIELDS, KIND, BITS, GROUP, SCALES, ZERO, ZEROS, DTYPE)),
-            (_produce, (x, codes, ring, free, m_start, tile, num_steps, BYTES, EARLY)),
+                           FIELDS, FORM, DTYPE)),
+            (_produce, (x, planes, ring, free, m_start, tile, num_steps, BYTES, EARLY)),
         ],
         [WARPS, 1],
         [REGISTERS, FEW_REGISTERS],

@@ -1,44 +1,62 @@
 """Codes that become weights by way of fp32, in the registers that Hopper's matrix unit reads.
 
-    weight = dtype((value(code) - zero) * scale)
+    weight = dtype((value(code) - zero) * scale + offset)
 
-with one rounding, as the form's own `dequantize` has it. Codes of eight bits have too many digits
-for the shorter way of `stream_unpack.py` unless scales have few, and values of a table are any
-numbers. Four bytes of a register are two pairs of inputs, in the order that is told there.
+with the roundings of the form's own `dequantize`. Codes of eight bits have too many digits for the
+shorter way of `stream_unpack.py`, scales below others have too many themselves, and values of a
+table are any numbers. Products that an offset is added to are exact, so a fused multiply-add has
+the bits of two roundings. Four bytes of a register are two pairs of inputs, in the order that is
+told there; a code of 3, 5 or 6 bits has its high ones in a register of their own.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from itertools import product
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ["byte_pairs", "float_pairs", "lane_value", "table_pairs"]
+__all__ = ["first_text", "float_pairs", "int_pairs", "lane_value", "table_pairs"]
 
+# $0 and $1 are what is made; low and high codes; what is subtracted, the scale, the offset, each
+# of these for four numbers that have the same.
+_REGISTERS = gl.constexpr("=r,=r,r,r" + ",f" * 12)
+_ZERO, _SCALE, _OFFSET = "$4", "$8", "$12"
 _NUMBERS = "abcd"  # of the four bytes, in fp32
+_TO = ("bf16x2", "f16x2")
 
 
-def _rounded(to: str) -> str:
-    """The numbers times the scale in $7, as two registers of pairs."""
-    scaled = "".join(f"mul.rn.f32 {n}, {n}, $7;\n" for n in _NUMBERS)
-    return f"""{scaled}
-        cvt.rn.{to}.f32 $0, c, a;
-        cvt.rn.{to}.f32 $1, d, b;
-    """
+def _rounded(has_offset: bool, to: str) -> str:
+    """The numbers with scale and offset, as two registers of pairs."""
+    step = "fma.rn.f32 {0}, {0}, {1}, {2};" if has_offset else "mul.rn.f32 {0}, {0}, {1};"
+    scaled = "\n".join(step.format(n, _SCALE, _OFFSET) for n in _NUMBERS)
+    return f"{scaled}\ncvt.rn.{to}.f32 $0, c, a;\ncvt.rn.{to}.f32 $1, d, b;"
 
 
-def _of_bytes(to: str) -> str:
-    """Signed bytes: with 128 added they are the low bits of 2**23. $3 is 2**23 + 128 + zero."""
-    digits = "".join(
-        f"prmt.b32 {n}, t, 0x4B000000, 0x765{i};\nsub.rn.f32 {n}, {n}, $3;\n"
+def _field(of: str, into: str, bits: int, field: int) -> str:
+    """One code of each byte of a plane. Signed bytes get 128 added."""
+    if bits == 8:
+        return f"xor.b32 {into}, {of}, 0x80808080;"
+    mask = ((1 << bits) - 1) * 0x01010101
+    down = bits * (field % (8 // bits))
+    return f"shr.b32 {into}, {of}, {down};\nand.b32 {into}, {into}, {mask:#x};"
+
+
+def _of_ints(low: int, high: int, field: int, has_offset: bool, to: str) -> str:
+    """Codes as the low bits of 2**23."""
+    above = ""
+    if high:
+        above = f"{_field('$3', 'u', high, field)}\nshl.b32 u, u, {low};\nor.b32 t, t, u;"
+    digits = "\n".join(
+        f"prmt.b32 {n}, t, 0x4B000000, 0x765{i};\nsub.rn.f32 {n}, {n}, {_ZERO};"
         for i, n in enumerate(_NUMBERS)
     )
     return f"""{{
-        .reg .b32 t, a, b, c, d;
-        xor.b32 t, $2, 0x80808080;
+        .reg .b32 t, u, a, b, c, d;
+        {_field("$2", "t", low, field)}
+        {above}
         {digits}
-        {_rounded(to)}
+        {_rounded(has_offset, to)}
     }}"""
 
 
@@ -56,34 +74,36 @@ def _of_floats(to: str) -> str:
         cvt.f32.f16 b, hb;
         cvt.f32.f16 c, hc;
         cvt.f32.f16 d, hd;
-        {_rounded(to)}
+        {_rounded(False, to)}
     }}"""
 
 
 def _of_table(field: int, to: str) -> str:
-    """Lane i of a warp has value i % 16 of the table in $3, and a shuffle reads the lane that the
-    five lowest bits name: a code and whatever is above it."""
-    looked_up = "".join(
-        f"shr.b32 t, $2, {8 * i + 4 * field};\nshfl.sync.idx.b32 {n}, $3, t, 0x1F, 0xFFFFFFFF;\n"
+    """Lane i of a warp has value i % 16 of the table, and a shuffle reads the lane that the five
+    lowest bits name: a code and whatever is above it."""
+    looked_up = "\n".join(
+        f"shr.b32 t, $2, {8 * i + 4 * field};\n"
+        f"shfl.sync.idx.b32 {n}, {_ZERO}, t, 0x1F, 0xFFFFFFFF;"
         for i, n in enumerate(_NUMBERS)
     )
     return f"""{{
         .reg .b32 t, a, b, c, d;
         {looked_up}
-        {_rounded(to)}
+        {_rounded(False, to)}
     }}"""
 
 
-_PAIRS = ("bf16x2", "f16x2")
-_REGISTERS = gl.constexpr("=r,=r,r,f,f,f,f,f,f,f,f")  # codes, what is beside them, scales
-# Two of each kind, for bf16 and fp16: bytes, floats, and a table's two fields.
-_TEXTS = gl.constexpr(
+# Bits of both planes, and the fields of a slab.
+_PLANES = {(8, 0): 1, (4, 0): 2, (4, 2): 4, (4, 1): 8, (2, 0): 4, (2, 1): 8}
+_INTS = gl.constexpr(
     tuple(
-        text
-        for make in (_of_bytes, _of_floats, partial(_of_table, 0), partial(_of_table, 1))
-        for text in map(make, _PAIRS)
+        _of_ints(*planes, field, has_offset, to)
+        for planes, fields in _PLANES.items()
+        for field, has_offset, to in product(range(fields), (False, True), _TO)
     )
 )
+_FLOATS = gl.constexpr(tuple(map(_of_floats, _TO)))
+_TABLE = gl.constexpr(tuple(_of_table(f, to) for f, to in product((0, 1), _TO)))
 _OWN = gl.constexpr("""{
     .reg .b32 lane;
     .reg .b64 place;
@@ -95,6 +115,12 @@ _OWN = gl.constexpr("""{
 }""")
 
 
+def first_text(low: int, high: int) -> int:
+    """Where the texts of whole numbers in such planes begin: four for each field."""
+    before = list(_PLANES)[: list(_PLANES).index((low, high))]
+    return 4 * sum(_PLANES[planes] for planes in before)
+
+
 @gluon.jit
 def lane_value(table):
     """The lane's value of a table of 16 in fp32: another one in each thread, though it has no
@@ -103,34 +129,53 @@ def lane_value(table):
 
 
 @gluon.jit
-def _made(WHICH: gl.constexpr, codes, beside, scale, dtype: gl.constexpr):
+def int_pairs(
+    low, high, zero, scale, offset, TEXT: gl.constexpr, HAS_OFFSET: gl.constexpr, dtype: gl.constexpr
+):  # fmt: skip
+    """Whole numbers of a field, whose four texts begin at TEXT. `zero` has 2**23 more; without a
+    high plane, or an offset, anything will do."""
+    AT: gl.constexpr = TEXT + (2 if HAS_OFFSET else 0)
     if dtype == gl.float16:
         weight = gl.inline_asm_elementwise(
-            _TEXTS[2 * WHICH + 1], _REGISTERS, [codes, beside, scale],
+            _INTS[AT + 1], _REGISTERS, [low, high, zero, scale, offset],
             dtype=gl.float16, is_pure=True, pack=4,
         )  # fmt: skip
     else:
         weight = gl.inline_asm_elementwise(
-            _TEXTS[2 * WHICH], _REGISTERS, [codes, beside, scale],
+            _INTS[AT], _REGISTERS, [low, high, zero, scale, offset],
             dtype=gl.bfloat16, is_pure=True, pack=4,
         )  # fmt: skip
     return weight
 
 
 @gluon.jit
-def byte_pairs(codes, zero, scale, dtype: gl.constexpr):
-    """(codes - zero) * scale of signed bytes. `zero` and `scale` are in fp32."""
-    return _made(0, codes, zero + 8388736.0, scale, dtype)
-
-
-@gluon.jit
 def float_pairs(codes, scale, dtype: gl.constexpr):
     """E4M3 codes times a scale in fp32."""
-    return _made(1, codes, scale, scale, dtype)
+    if dtype == gl.float16:
+        weight = gl.inline_asm_elementwise(
+            _FLOATS[1], _REGISTERS, [codes, codes, scale, scale, scale],
+            dtype=gl.float16, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        weight = gl.inline_asm_elementwise(
+            _FLOATS[0], _REGISTERS, [codes, codes, scale, scale, scale],
+            dtype=gl.bfloat16, is_pure=True, pack=4,
+        )  # fmt: skip
+    return weight
 
 
 @gluon.jit
 def table_pairs(codes, own, scale, FIELD: gl.constexpr, dtype: gl.constexpr):
     """The table's values at one field of codes of four bits, times a scale in fp32. `own`: this
     lane's value."""
-    return _made(2 + FIELD, codes, own, scale, dtype)
+    if dtype == gl.float16:
+        weight = gl.inline_asm_elementwise(
+            _TABLE[2 * FIELD + 1], _REGISTERS, [codes, codes, own, scale, scale],
+            dtype=gl.float16, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        weight = gl.inline_asm_elementwise(
+            _TABLE[2 * FIELD], _REGISTERS, [codes, codes, own, scale, scale],
+            dtype=gl.bfloat16, is_pure=True, pack=4,
+        )  # fmt: skip
+    return weight

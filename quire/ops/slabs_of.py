@@ -160,10 +160,12 @@ def _of_codes(weight: Coded, paired: bool, lanes: bool) -> Slabs:
         bits = 3
     group = weight.block * weight.share
     group = 0 if group >= num_in and weight.super_scales is None else group
-    lanes = lanes and bits in (4, 8) and num_in % (2 * FIELD) == 0
+    lanes = lanes and kind != "tables" and bits > 2 and num_in % _slab_in_lanes(bits) == 0
     width = FIELD if lanes else _width(kind, bits, num_in, group)
     form = SlabForm(kind, *PLANES[bits], width, group, zero=weight.zero, lanes=lanes)
     form, made = _scales(weight, form)
+    if lanes:
+        made = _in_one(made)
     if form.kind == "table":
         assert weight.table is not None
         made["values"] = _table(weight.table, device)
@@ -213,6 +215,17 @@ def _scales(weight: Coded, form: SlabForm) -> tuple[SlabForm, dict[str, Tensor]]
         form = replace(form, zeros=KINDS[zeros.dtype])
         made["zeros"] = pack_numbers(zeros, groups)
     return form, made
+
+
+def _slab_in_lanes(bits: int) -> int:
+    return max(2, 8 // min(b for b in PLANES[bits] if b)) * FIELD
+
+
+def _in_one(made: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same words, one kind below the other in one piece of memory: see `Slabs.words`."""
+    names = [name for name in ("scales", "supers", "offsets", "zeros") if name in made]
+    whole = torch.cat([made[name] for name in names])
+    return dict(zip(names, whole.split([len(made[name]) for name in names]), strict=True))
 
 
 def _has_six_bits(scales: Tensor) -> bool:

@@ -30,7 +30,7 @@ _Planes = NDArray[np.uint64]  # [..., words]: 16 bytes of each block in the last
 _RUN = 1 << 18  # weights unpacked at once: what lies between stays in cache
 _LINE = "V16"  # 16 bytes as one item
 _EACH_BYTE = 0x0101010101010101
-_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
@@ -250,7 +250,7 @@ def _q6_k(packed: _Packed) -> Coded:
 
 
 def _iq4_nl(packed: _Packed) -> Coded:
-    return Coded(packed.codes(_nibbles(2)), 4, 32, packed.halves(0), table=_IQ4_VALUES)
+    return Coded(packed.codes(_nibbles(2)), 4, 32, packed.halves(0), table=IQ4_VALUES)
 
 
 def _iq4_xs(packed: _Packed) -> Coded:
@@ -265,7 +265,7 @@ def _iq4_xs(packed: _Packed) -> Coded:
         scales=packed.by_row(nibbles | tops << 4).view(torch.int8) - 32,
         super_size=8,
         super_scales=packed.halves(0),
-        table=_IQ4_VALUES,
+        table=IQ4_VALUES,
     )
 
 

@@ -30,7 +30,7 @@ from quire.quant.coded import Coded
 from quire.quant.load_forms import load_form
 from quire.quant.scaled import Scaled
 from quire.quant.weight import Dense, Inputs, Weight
-from tests.native.weights import FORMS, groups
+from tests.native.weights import FORMS, groups, powers
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -69,6 +69,19 @@ def test_expanded_is_dequantized(form: str) -> None:
     assert torch.equal(expand(slabs, torch.empty(20, 160, dtype=torch.bfloat16)), want)
     ids = torch.tensor([3, 19, 0, 3])
     assert torch.equal(embed_packed(slabs, ids, torch.bfloat16), want[ids])
+
+
+@pytest.mark.parametrize("high", [129, 140])
+def test_the_smallest_powers(high: int) -> None:
+    """Red when a scale that is no normal number of fp32 becomes zero, or a weight of bf16 does."""
+    torch.manual_seed(1)
+    weight = powers(20, 160, 0, high)
+    weight.scales[0, :3] = torch.arange(3)
+    slabs = slabs_of(weight)
+    assert slabs is not None
+    want = weight.dequantize().bfloat16()
+    assert (want[0, :96] != 0).any() and want[0, :96].abs().max() < 1e-36
+    assert torch.equal(expand(slabs, torch.empty(20, 160, dtype=torch.bfloat16)), want)
 
 
 def test_few_rows_packed_and_many_expanded() -> None:

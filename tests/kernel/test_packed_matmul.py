@@ -21,8 +21,7 @@ from quire.quant.coded import Coded
 from quire.quant.load_forms import load_form
 from quire.quant.scaled import Scaled
 from quire.quant.weight import Dense, Weight
-from tests.native.test_forms_contract import with_zeros
-from tests.native.weights import FORMS, blocks, eight_bits, groups, own_tables
+from tests.native.weights import FORMS, blocks, eight_bits, groups, own_tables, with_zeros
 
 CODED = [name for name in FORMS if name not in ("fp32", "fp16", "bf16") and "inputs" not in name]
 TILE = PackedTile(16, 64, 2, 4, 64)

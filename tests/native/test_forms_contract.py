@@ -6,49 +6,18 @@ has every count of rows up to 65 in every instruction set.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from quire.native.library import Library
 from quire.native.linear import NativeLinear
-from quire.quant.codebook import Codebook
-from quire.quant.coded import Coded
 from quire.quant.scaled import Scaled
-from quire.quant.sparse24 import Sparse24
-from quire.quant.weight import Dense, Weight
+from quire.quant.weight import Dense
 from tests.native.test_products import expected
-from tests.native.weights import FORMS
+from tests.native.weights import FORMS, with_zeros
 
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 144, 255, 256, 257)
 SHAPES = ((16, 32), (17, 96), (50, 160), (113, 224))
-
-
-def with_zeros(weight: Weight) -> Weight:
-    """The same with a group of zeros in every other row."""
-    if isinstance(weight, Dense):
-        weight.tensor[::2, :32] = 0
-        return weight
-    if isinstance(weight, Sparse24):
-        weight.values[::2, :16] = 0
-        return weight
-    if isinstance(weight, (Scaled, Codebook)):
-        scales = weight.scales.clone()
-        scales[::2, 0] = 0
-        return replace(weight, scales=scales)
-    assert isinstance(weight, Coded)
-    if weight.are_powers:  # no power is zero, but a code is
-        codes = weight.codes.clone()
-        codes[::2, :32] = 0
-        return replace(weight, codes=codes)
-    offsets = weight.offsets
-    scales = weight.scales.clone()
-    scales[::2, 0] = 0
-    if offsets is not None:
-        offsets = offsets.clone()
-        offsets[::2, 0] = 0
-    return replace(weight, scales=scales, offsets=offsets)
 
 
 @pytest.mark.parametrize("form", FORMS)

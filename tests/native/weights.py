@@ -127,9 +127,10 @@ def own_tables(num_out: int, num_in: int) -> Coded:
     return Coded(codes(4, num_out, num_in), 4, 32, scales, tables=tables, share=num_in // 32)
 
 
-def powers(num_out: int, num_in: int) -> Coded:
+def powers(num_out: int, num_in: int, low: int = 110, high: int = 135) -> Coded:
+    """Exponents from low on, below high."""
     values = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-    exponents = torch.randint(110, 135, (num_out, num_in // 32), dtype=torch.uint8)
+    exponents = torch.randint(low, high, (num_out, num_in // 32), dtype=torch.uint8)
     return Coded(codes(4, num_out, num_in), 4, 32, exponents, table=values, are_powers=True)
 
 
@@ -167,6 +168,32 @@ def two_of_four(dtype: torch.dtype) -> Form:
         return Sparse24.of(runs.scatter_(-1, gone, 0.0).to(dtype).view(num_out, num_in))
 
     return make
+
+
+def with_zeros(weight: Weight) -> Weight:
+    """The same with a group of zeros in every other row."""
+    if isinstance(weight, Dense):
+        weight.tensor[::2, :32] = 0
+        return weight
+    if isinstance(weight, Sparse24):
+        weight.values[::2, :16] = 0
+        return weight
+    if isinstance(weight, (Scaled, Codebook)):
+        scales = weight.scales.clone()
+        scales[::2, 0] = 0
+        return replace(weight, scales=scales)
+    assert isinstance(weight, Coded)
+    if weight.are_powers:  # no power is zero, but a code is
+        codes = weight.codes.clone()
+        codes[::2, :32] = 0
+        return replace(weight, codes=codes)
+    offsets = weight.offsets
+    scales = weight.scales.clone()
+    scales[::2, 0] = 0
+    if offsets is not None:
+        offsets = offsets.clone()
+        offsets[::2, 0] = 0
+    return replace(weight, scales=scales, offsets=offsets)
 
 
 FORMS: dict[str, Form] = {
