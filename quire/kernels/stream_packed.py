@@ -23,9 +23,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels import stream_turns
+from quire.kernels.chip import chip_of
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind
-from quire.kernels.packed_matmul import multiprocessors
 from quire.kernels.rehearsal import Memory
 from quire.kernels.slabs import Slabs
 from quire.kernels.stream_matmul import store_tile
@@ -124,6 +124,7 @@ class StreamPacked:
     def __init__(self, slabs: Slabs, bias: Tensor | None, gate: str | None) -> None:
         assert slabs.scales is not None, f"got {slabs.form}"
         self.slabs, self.words, self.bias, self.gate = slabs, slabs.scales, bias, gate
+        self.chip = chip_of(self.words.device)
         self._boxes: dict[tuple[int, ...], TensorDescriptor] = {}
         # Weights are read before the wait, so what wrote them must be over by the first call.
         if slabs.codes.is_cuda:
@@ -139,8 +140,7 @@ class StreamPacked:
 
     def ways(self, m: int) -> tuple[StreamPackedConfig, ...]:
         """To multiply m rows: one for each kernel that can, what is picked first."""
-        units = multiprocessors(self.words.device)
-        return stream_packed_ways(m, self.slabs.shape, len(self.words), units)
+        return stream_packed_ways(m, self.slabs.shape, len(self.words), self.chip)
 
     def _plan(
         self, x: Tensor, out: Tensor, config: StreamPackedConfig

@@ -8,13 +8,16 @@ weight for all sizes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
+from quire.kernels.chip import Chip
 from quire.kernels.launch import ceil_div, pad_to_power
 from quire.kernels.slabs import SlabForm
 
 __all__ = [
+    "BESIDE",
     "FIELD",
     "StreamPackedConfig",
     "can_stream",
@@ -28,7 +31,7 @@ _SLAB = 2 * FIELD
 _TILE = 64  # weight rows of the matrix instruction
 _LEAST_ROWS, _ROW_UNIT = 32, 8  # weight rows a program owns: no fewer, and a multiple
 _FEWEST_ROWS, _FEW_ROWS, _MANY_ROWS = 16, 32, 128  # of x
-_SHARED_BYTES = 216 << 10  # of a program; a Hopper chip has 227 KB
+BESIDE = 11 << 10  # bytes of shared memory that a program leaves
 # (slabs of a stage, stages) of a sum in turns, the fastest first. Stages are even, so that each
 # group has stages of its own.
 _TURNS = ((4, 6), (4, 4), (2, 6), (2, 4), (1, 4), (1, 2))
@@ -45,7 +48,7 @@ class StreamPackedConfig:
     in_turns: bool = False  # two warpgroups take turns at the sum
 
 
-def can_stream(form: SlabForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+def can_stream(form: SlabForm, shape: tuple[int, int], dtype: torch.dtype, chip: Chip) -> bool:
     """Whether the kernel takes a form: codes of four bits whose scales are 16 inputs apart or more,
     with nothing beside them but zeros in the same words."""
     if form.kind == "e2m1":
@@ -61,18 +64,19 @@ def can_stream(form: SlabForm, shape: tuple[int, int], dtype: torch.dtype) -> bo
     if not (is_laid and is_whole and is_code and fits and is_plain):
         return False
     of_word = 1 if form.zeros else 4 if form.scales == "power" else 2  # numbers
-    return _fits(_TILE, ceil_div(ceil_div(k, form.group), of_word))
+    return _fits(_TILE, ceil_div(ceil_div(k, form.group), of_word), chip)
 
 
+@cache
 def stream_packed_ways(
-    m: int, shape: tuple[int, int], num_words: int, num_units: int
+    m: int, shape: tuple[int, int], num_words: int, chip: Chip
 ) -> tuple[StreamPackedConfig, ...]:
     """For m rows of x: one for each kernel that can, the faster first. `num_words`: of scales in a
-    row; `num_units`: multiprocessors."""
-    rows = own_rows(shape[0], num_units)
+    row."""
+    rows = own_rows(shape[0], chip.units)
     assert rows is not None, f"got {shape[0]} rows, which no portion divides"
-    together = _together(m, rows, shape, num_words, num_units)
-    turns = _in_turns(m, rows, shape, num_words, num_units)
+    together = _together(m, rows, shape, num_words, chip)
+    turns = _in_turns(m, rows, shape, num_words, chip)
     return (together,) if turns is None else (turns, together)
 
 
@@ -83,50 +87,50 @@ def shared_bytes(config: StreamPackedConfig, num_words: int) -> int:
     return config.num_stages * of_stage + 4 * config.tile * pad_to_power(num_words) + of_sum
 
 
-def _fits(tile: int, num_words: int) -> bool:
+def _fits(tile: int, num_words: int, chip: Chip) -> bool:
     """Whether some stages fit beside the words, for any rows of x."""
     smallest = StreamPackedConfig(tile, tile, _MANY_ROWS, 1, 2, 1)
-    return shared_bytes(smallest, num_words) <= _SHARED_BYTES
+    return shared_bytes(smallest, num_words) <= chip.shared - BESIDE
 
 
 def _in_turns(
-    m: int, rows: int, shape: tuple[int, int], num_words: int, num_units: int
+    m: int, rows: int, shape: tuple[int, int], num_words: int, chip: Chip
 ) -> StreamPackedConfig | None:
     """None: more rows of x than were measured, or of the weight than one program for each
     multiprocessor takes, so that those with more than one have two groups anyway."""
     n, k = shape
-    if m > _FEW_ROWS or n // rows > num_units:
+    if m > _FEW_ROWS or n // rows > chip.units:
         return None
     tile, block_m = max(_LEAST_ROWS, pad_to_power(rows)), max(8, pad_to_power(m))
     for slabs, stages in _TURNS:
         config = StreamPackedConfig(rows, tile, block_m, slabs, stages, 1, in_turns=True)
         is_whole = k % (slabs * _SLAB) == 0 and k // (slabs * _SLAB) >= stages
-        if is_whole and shared_bytes(config, num_words) <= _SHARED_BYTES:
+        if is_whole and shared_bytes(config, num_words) <= chip.shared - BESIDE:
             return config
     return None
 
 
 def _together(
-    m: int, rows: int, shape: tuple[int, int], num_words: int, num_units: int
+    m: int, rows: int, shape: tuple[int, int], num_words: int, chip: Chip
 ) -> StreamPackedConfig:
     n, k = shape
-    is_wide = n >= 3 * _TILE * num_units
+    is_wide = n >= 3 * _TILE * chip.units
     block_m = _MANY_ROWS if m > _MANY_ROWS else max(8, pad_to_power(min(m, 64)))
-    if m > _FEW_ROWS and is_wide and n % (2 * _TILE) == 0 and _fits(2 * _TILE, num_words):
+    if m > _FEW_ROWS and is_wide and n % (2 * _TILE) == 0 and _fits(2 * _TILE, num_words, chip):
         rows = 2 * _TILE
     elif n % _TILE == 0 and (m > 64 or (m <= _FEWEST_ROWS and rows <= _LEAST_ROWS)):
         rows = _TILE  # half a tile takes nearly as long as a whole one
     tile = max(_LEAST_ROWS, pad_to_power(rows))
     most = 4
     if m > _MANY_ROWS:  # where programs wait for others, two should fit a multiprocessor
-        most = 2 if n // rows * ceil_div(m, block_m) <= num_units else 1
+        most = 2 if n // rows * ceil_div(m, block_m) <= chip.units else 1
     num_slabs = next(s for s in (4, 2, 1) if k % (s * _SLAB) == 0 and k >= 2 * s * _SLAB)
     num_slabs = min(most, num_slabs)
     stages = 2 if is_wide or m > _FEW_ROWS else 3
     stages = min(stages, k // (num_slabs * _SLAB))
     # Asking for more before the wait slows down the kernel before.
     config = StreamPackedConfig(rows, tile, block_m, num_slabs, stages, 1)
-    while config.slabs > 1 and shared_bytes(config, num_words) > _SHARED_BYTES:
+    while config.slabs > 1 and shared_bytes(config, num_words) > chip.shared - BESIDE:
         config = replace(config, slabs=config.slabs // 2)
     return config
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.chip import chip_of
 from quire.kernels.matmul import interleave
 from quire.kernels.slabs import (
     KINDS,
@@ -50,7 +51,9 @@ def slabs_of(
         return _of_floats(weight, paired)
     if isinstance(weight, Sparse24):
         weight = _interleaved(weight) if paired else weight
-        if streamed is not None and can_stream_sparse(weight.shape, streamed):
+        if streamed is not None and can_stream_sparse(
+            weight.shape, streamed, chip_of(weight.values.device)
+        ):
             return _of_lanes(weight, paired, streamed)
         return _of_sparse(weight, paired)
     if isinstance(weight, Codebook):
@@ -59,7 +62,7 @@ def slabs_of(
         weight = _interleaved(weight) if paired else weight
         if streamed is not None:
             slabs = _of_codes(weight, paired, True)
-            if can_stream(slabs.form, slabs.shape, streamed):
+            if can_stream(slabs.form, slabs.shape, streamed, chip_of(slabs.codes.device)):
                 return slabs
         return _of_codes(weight, paired, False)
     return None

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from quire.kernels.chip import H200, Chip
 from quire.kernels.slabs import SlabForm
 from quire.kernels.stream_packed_configs import (
     StreamPackedConfig,
@@ -19,7 +20,6 @@ NARROW = ((4096, 4096), (6144, 4096), (4096, 14336), (5120, 17408), (7168, 5120)
 WIDE = ((28672, 4096), (34816, 5120), (128256, 4096))
 ODD = ((1000, 1536), (8 * 131, 512), (512, 256), (24, 896))
 ROWS = (1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256)
-UNITS = 132  # of an H200
 FORM = SlabForm("int", 4, 0, 64, group=128, zero=8, lanes=True, scales="f16")
 SMALL_GROUPS = replace(FORM, group=32)
 
@@ -28,16 +28,16 @@ def _words(k: int, form: SlabForm = FORM) -> int:
     return -(-k // (2 * form.group))
 
 
-def _ways(m: int, n: int, k: int, units: int = UNITS) -> tuple[StreamPackedConfig, ...]:
-    return stream_packed_ways(m, (n, k), _words(k), units)
+def _ways(m: int, n: int, k: int, chip: Chip = H200) -> tuple[StreamPackedConfig, ...]:
+    return stream_packed_ways(m, (n, k), _words(k), chip)
 
 
 @pytest.mark.parametrize("n,k", NARROW + WIDE + ODD)
 @pytest.mark.parametrize("m", ROWS)
 @pytest.mark.parametrize("form", [FORM, SMALL_GROUPS])
 def test_sizes_fit_the_chip_and_the_weight(form: SlabForm, m: int, n: int, k: int) -> None:
-    assert can_stream(form, (n, k), torch.bfloat16)
-    for config in stream_packed_ways(m, (n, k), _words(k, form), UNITS):
+    assert can_stream(form, (n, k), torch.bfloat16, H200)
+    for config in stream_packed_ways(m, (n, k), _words(k, form), H200):
         assert shared_bytes(config, _words(k, form)) <= 222 << 10  # barriers have the rest
         steps = k // (128 * config.slabs)
         assert n % config.rows == 0 and k % (128 * config.slabs) == 0
@@ -52,7 +52,7 @@ def test_few_rows_of_narrow_weights_are_summed_in_turns(m: int, n: int, k: int) 
     turns, together = _ways(m, n, k)
     assert turns.in_turns and not together.in_turns
     assert turns.tile <= 64 and turns.num_stages % 2 == 0, "a group shares stages with the other"
-    assert n // turns.rows <= UNITS, "a second program would wait for the first"
+    assert n // turns.rows <= H200.units, "a second program would wait for the first"
     assert not any(way.in_turns for way in _ways(33, n, k))
 
 
@@ -63,8 +63,8 @@ def test_wide_weights_are_not(m: int, n: int, k: int) -> None:
 
 
 def test_what_is_narrow_depends_on_the_chip() -> None:
-    assert [way.in_turns for way in _ways(1, 8192, 4096, 132)] == [True, False]
-    assert [way.in_turns for way in _ways(1, 8192, 4096, 78)] == [False]
+    assert [way.in_turns for way in _ways(1, 8192, 4096, H200)] == [True, False]
+    assert [way.in_turns for way in _ways(1, 8192, 4096, H200._replace(units=78))] == [False]
 
 
 @pytest.mark.parametrize("m", [129, 200, 256])
@@ -82,6 +82,6 @@ def test_many_rows_take_tiles_of_128(m: int) -> None:
 
 def test_words_that_leave_no_room_are_left_to_others() -> None:
     """Red when a weight of long rows and small groups fails in its first product."""
-    assert can_stream(SMALL_GROUPS, (8192, 28672), torch.bfloat16)
-    assert not can_stream(SMALL_GROUPS, (16384, 53248), torch.bfloat16)
-    assert can_stream(FORM, (16384, 53248), torch.bfloat16)
+    assert can_stream(SMALL_GROUPS, (8192, 28672), torch.bfloat16, H200)
+    assert not can_stream(SMALL_GROUPS, (16384, 53248), torch.bfloat16, H200)
+    assert can_stream(FORM, (16384, 53248), torch.bfloat16, H200)
