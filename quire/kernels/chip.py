@@ -7,7 +7,7 @@ dealt out and what fits.
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,5 +27,5 @@ def chip_of(device: torch.device) -> Chip:
     """Of a device that is no GPU, an H200: what is compiled there is for another machine."""
     if device.type != "cuda":
         return H200
-    found = torch.cuda.get_device_properties(device)
+    found: Any = torch.cuda.get_device_properties(device)
     return Chip(found.multi_processor_count, found.shared_memory_per_block_optin)
