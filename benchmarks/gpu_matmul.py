@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.matmul_candidates import BATCHES, REFERENCE, SHAPES, candidates, describe
+from quire.kernels.chip import H200
 from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.matmul import KernelCall, plan_matmul
 from quire.kernels.matmul_configs import TileConfig, pick_config
@@ -222,7 +223,7 @@ def streamed(
 ) -> dict[str, Callable[[Tensor], Tensor]]:
     """The streamed product by name, where there is one."""
     few = product.m <= MOST_ROWS and has_hopper_kernels(x.device)
-    config = pick_stream(product.m, product.n, product.k, product.gated) if few else None
+    config = pick_stream(product.m, product.n, product.k, product.gated, H200) if few else None
     if config is None:
         return {}
     from quire.kernels.stream_matmul import StreamMatmul
@@ -251,8 +252,8 @@ def line(records: list[Record]) -> str:
     micros = {record.way: record.micros for record in records}
     library, stream = micros.pop("library"), micros.pop(STREAM, None)
     best = min(micros, key=micros.__getitem__)
-    picked = micros[describe(pick_config(product.m, product.n, product.k))]
-    asks = is_faster(product.m, product.n, product.k, product.gated)
+    picked = micros[describe(pick_config(product.m, product.n, product.k, H200))]
+    asks = is_faster(product.m, product.n, product.k, product.gated, H200.units)
     chosen = "library" if asks else "ours"
     regret = (library if asks else picked) / min(library, picked) - 1
     if stream is not None:

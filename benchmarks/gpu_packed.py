@@ -36,6 +36,7 @@ from quire.kernels import (
     stream_turns,
 )
 from quire.kernels import packed_matmul as packed_matmul_module
+from quire.kernels.chip import H200
 from quire.kernels.matmul import Layouts, PreparedMatmul, matmul
 from quire.kernels.packed_matmul import packed_matmul, pick_packed
 from quire.kernels.rehearsal import outline
@@ -226,14 +227,13 @@ def build_streamed(slabs: Slabs, x: Tensor, way: str) -> Built | None:
     if not slabs.form.lanes:
         return None
     compiling = compiling_of(slabs.form.kind == "2:4", way != "stream")
+    chip = H200._replace(units=STREAMED[way])
     if slabs.scales is None:
-        ways = stream_sparse_ways(len(x), slabs.shape, STREAMED[way])
+        ways = stream_sparse_ways(len(x), slabs.shape, chip)
     else:
         form, k = slabs.form, slabs.shape[1]
         of_form = (form.bits, form.fields)
-        ways = stream_packed_ways(
-            len(x), slabs.shape, words_of(form, k), STREAMED[way], *of_form
-        )
+        ways = stream_packed_ways(len(x), slabs.shape, words_of(form, k), chip, *of_form)
     configs = [config for config in ways if config.in_turns == (way != "stream")]
     product = streamed(slabs, None, None)
     assert product is not None

@@ -30,6 +30,7 @@ from benchmarks.gpu_matmul import ROTATE_BYTES, SHARED_BYTES, become_compiler, g
 from benchmarks.gpu_packed import SHAPES, Compiling, inspect
 from benchmarks.gpu_w8a8_joints import compile_joints, run_joints
 from quire.kernels import eight_bit_matmul as tiled
+from quire.kernels.chip import H200
 from quire.kernels.eight_bit_configs import (
     MOST_EIGHT_BIT_ROWS,
     NARROW_TILE,
@@ -237,7 +238,7 @@ def run(names: list[str], rows: list[int], max_seconds: float, dense: bool) -> i
 def candidates(m: int, n: int, k: int) -> list[StreamConfig]:
     block_m = next(size for size in (8, 16, 32, 64, 128) if m <= size)
     found = []
-    for tile, rows in ((64, own_rows(n)), (64, 64), (128, 128)):
+    for tile, rows in ((64, own_rows(n, H200.units)), (64, 64), (128, 128)):
         if rows is None or n % rows:
             continue
         for bands in (1, 2, 4):
@@ -268,7 +269,7 @@ def sweep(names: list[str], rows: list[int], max_seconds: float) -> None:
                     return
                 x = round_inputs(torch.randn(m, k, device="cuda"), FORMS[name].rounding)
                 out = torch.empty(m, n // 2 if gate else n, dtype=torch.bfloat16, device="cuda")
-                picked, configs = pick_eight_bit_stream(m, n, k), candidates(m, n, k)
+                picked, configs = pick_eight_bit_stream(m, n, k, H200), candidates(m, n, k)
                 configs += [picked] if picked and picked not in configs else []
                 with rehearsal():
                     for config in configs:
@@ -332,7 +333,7 @@ def build(name: str, m: int, way: str, gate: str | None) -> Any:
         compiling = Compiling(many, many.many_eight_bit_kernel)
         kernel(x, out, tile_n)
         return compiling.made
-    config = pick_eight_bit_stream(m, n, k)
+    config = pick_eight_bit_stream(m, n, k, H200)
     if config is None:
         return None
     from quire.kernels import stream_eight_bit as streamed

@@ -28,6 +28,7 @@ from quire.kernels import rms_norm as norms
 from quire.kernels import rms_norm_round as rounded_norms
 from quire.kernels import round_inputs as roundings
 from quire.kernels import silu_mul_round as gates
+from quire.kernels.chip import H200
 from quire.kernels.eight_bit_configs import NARROW_TILE, WIDE_TILE, pick_eight_bit_stream
 from quire.kernels.eight_bit_matmul import eight_bit_matmul, pick_eight_bit
 from quire.kernels.eight_bit_weight import EightBitWeight
@@ -220,7 +221,7 @@ def streamed(kernel: StreamEightBit, x: RoundedRows, gate: str | None, size: int
     """As `size` rows are."""
     n, k = kernel.weight.shape
     out = torch.empty(len(x.codes), n // (2 if gate else 1), dtype=torch.bfloat16, device="cuda")
-    config = pick_eight_bit_stream(size, n, k)
+    config = pick_eight_bit_stream(size, n, k, H200)
     assert config is not None
     kernel(x, out, config)
     return out

@@ -6,6 +6,7 @@ rows want square tiles. A config that wins here is copied into `quire/kernels/ma
 
 from __future__ import annotations
 
+from quire.kernels.chip import H200
 from quire.kernels.matmul_configs import TileConfig, pick_config
 
 SHAPES = {  # weights [n, k]: qkv, out, gate and up, down, vocabulary
@@ -74,7 +75,7 @@ CANDIDATES: dict[int, list[TileConfig]] = {  # by the most rows they are for
 def candidates(m: int, n: int, k: int) -> list[TileConfig]:
     """What is worth a try for m rows, and the one that is picked today."""
     configs = next(configs for limit, configs in CANDIDATES.items() if m <= limit)
-    return list(dict.fromkeys([*configs, pick_config(m, n, k)]))
+    return list(dict.fromkeys([*configs, pick_config(m, n, k, H200)]))
 
 
 def describe(config: TileConfig) -> str:

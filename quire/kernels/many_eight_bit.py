@@ -19,11 +19,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels.chip import chip_of
 from quire.kernels.early import early_options, wait_for_inputs
-from quire.kernels.eight_bit_configs import NARROW_TILE, WIDE_TILE, pick_many
+from quire.kernels.eight_bit_configs import many_tiles, pick_many
 from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight, scale_row
 from quire.kernels.launch import Launcher, alignments, ceil_div
-from quire.kernels.matmul_configs import MULTIPROCESSORS
 from quire.kernels.rehearsal import Memory
 from quire.kernels.round_inputs import RoundedRows
 from quire.kernels.silu_mul import activated
@@ -223,13 +223,15 @@ class ManyEightBit:
 
     def __init__(self, weight: EightBitWeight, bias: Tensor | None, gate: str | None) -> None:
         self.weight, self.bias, self.gate = weight, bias, gate
-        # Scales of groups take registers too.
-        self.tiles = (NARROW_TILE,) if weight.group else (NARROW_TILE, WIDE_TILE)
+        self.chip = chip_of(weight.codes.device)
+        self.tiles = many_tiles(weight.group > 0, self.chip)
         self._described = {rows: _describe(weight.codes, rows) for rows in self.tiles}
 
     def pick(self, m: int) -> int | None:
         """Weight rows of a tile for m rows; None: another kernel is quicker."""
-        return pick_many(m, self.weight.shape[0], self.tiles[-1])
+        if not self.tiles:
+            return None
+        return pick_many(m, self.weight.shape[0], self.tiles[-1], self.chip.units)
 
     def __call__(self, x: RoundedRows, out: Tensor, tile_n: int) -> None:
         """x [m, k] -> out [m, n], gated [m, n / 2]."""
@@ -239,7 +241,7 @@ class ManyEightBit:
         m_tiles, n_tiles = ceil_div(m, TILE_M), ceil_div(n, tile_n)
         scales, num_groups = self.weight.scales, x.scales.shape[1]
         _launch(
-            (min(m_tiles * n_tiles, MULTIPROCESSORS), 1, 1),
+            (min(m_tiles * n_tiles, self.chip.units), 1, 1),
             (
                 *(_describe(x.codes, TILE_M), self._described[tile_n]),
                 *(x.scales, scales, self.bias, out),

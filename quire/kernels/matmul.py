@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from quire.kernels.chip import chip_of
 from quire.kernels.early import early_options
 from quire.kernels.hopper import has_hopper_kernels
 from quire.kernels.launch import Launcher, alignments
@@ -86,6 +87,7 @@ class PreparedMatmul:
         self, w: Tensor, bias: Tensor | None, layouts: Layouts, gate: str | None = None
     ) -> None:
         self.w, self.bias, self.layouts, self.gate = w, bias, layouts, gate
+        self._units = chip_of(w.device).units
         self._is_plain = w.is_contiguous() and _alignment(w, bias)
         self._may_ask_library = self._is_plain and layouts.may_ask_library(w, bias)
         self._stream = _streamed(w, bias, gate) if self._is_plain else None
@@ -100,7 +102,7 @@ class PreparedMatmul:
         stream = self._stream if is_plain else None
         portions = stream.pick(m) if stream is not None else None
         may_ask = self._may_ask_library and is_plain and portions is None
-        if may_ask and is_faster(m, n, k, self.gate is not None):
+        if may_ask and is_faster(m, n, k, self.gate is not None, self._units):
             out = vendor_matmul(x, w, bias, torch.empty(m, n, dtype=x.dtype, device=x.device))
             return silu_mul(out, self.gate, interleaved=True) if self.gate else out
         out = torch.empty(m, n // 2 if self.gate else n, dtype=x.dtype, device=x.device)
@@ -245,7 +247,8 @@ def _layout(
     """How m rows are multiplied by a weight of this shape."""
     n, k = w.shape
     if config is None:
-        config = _FP32_CONFIG if w.dtype == torch.float32 else pick_config(m, n, k)
+        is_wide = w.dtype == torch.float32
+        config = _FP32_CONFIG if is_wide else pick_config(m, n, k, chip_of(w.device))
     is_even = k % config.block_k == 0
     if config.tma and not (aligned and is_even):
         config = replace(config, tma=False)

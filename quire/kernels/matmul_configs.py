@@ -8,10 +8,11 @@ No tile changes a bit of the result, so the choice may follow the batch. The num
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from quire.kernels.chip import Chip
 
 __all__ = [
-    "MULTIPROCESSORS",
     "SMALL",
     "WIDE",
     "TileConfig",
@@ -37,7 +38,6 @@ class TileConfig:
     group_m: int = 8  # row tiles that walk together over the weights, to share them in L2
 
 
-MULTIPROCESSORS = 132
 SMALL = 8 << 20  # elements: one round of our tiles covers such a weight
 WIDE = 16384  # weight rows: from here on a product takes several rounds, with other tiles
 
@@ -58,27 +58,34 @@ _ROUNDS = (
 )
 
 
-def fits_one_round(m: int, n: int) -> bool:
+def fits_one_round(m: int, n: int, units: int) -> bool:
     """Whether each 64 x 64 tile of the product gets a multiprocessor of its own."""
-    return -(-m // 64) * -(-n // 64) <= MULTIPROCESSORS
+    return -(-m // 64) * -(-n // 64) <= units
 
 
-def pick_config(m: int, n: int, k: int) -> TileConfig:
-    """The measured tiles for m rows of x and a weight of n rows and k columns."""
+def pick_config(m: int, n: int, k: int, chip: Chip) -> TileConfig:
+    """The measured tiles for m rows of x and a weight of n rows and k columns, with fewer stages
+    where the chip has no room for all."""
+    config = _measured(m, n, k, chip.units)
+    of_stage = 2 * (config.block_m + config.block_n) * config.block_k
+    return replace(config, num_stages=max(1, min(config.num_stages, chip.shared // of_stage)))
+
+
+def _measured(m: int, n: int, k: int, units: int) -> TileConfig:
     is_wide = n >= WIDE
     if m <= 16:
         fits = k % _WIDE_UP_TO_16.block_k == 0
         return _WIDE_UP_TO_16 if is_wide and fits else _UP_TO_16
     if m <= 32:
         return _UP_TO_32
-    if m <= 128 and fits_one_round(m, n):
+    if m <= 128 and fits_one_round(m, n, units):
         return _UP_TO_64
     if m <= 64:
-        return _least_tail(_WIDE_UP_TO_64, n, k) if is_wide else _UP_TO_64
-    return _quickest(m, n)
+        return _least_tail(_WIDE_UP_TO_64, n, k, units) if is_wide else _UP_TO_64
+    return _quickest(m, n, units)
 
 
-def _least_tail(configs: tuple[TileConfig, ...], n: int, k: int) -> TileConfig:
+def _least_tail(configs: tuple[TileConfig, ...], n: int, k: int, units: int) -> TileConfig:
     """The config whose rounds over n weight rows cost least; the first one wins a tie.
 
     The cost is counted in rows: a last round of a few large tiles takes as long as a full one. A
@@ -86,26 +93,27 @@ def _least_tail(configs: tuple[TileConfig, ...], n: int, k: int) -> TileConfig:
 
     def cost(config: TileConfig) -> tuple[bool, int]:
         tiles = -(-n // config.block_n)
-        return k % config.block_k != 0, -(-tiles // MULTIPROCESSORS) * config.block_n
+        return k % config.block_k != 0, -(-tiles // units) * config.block_n
 
     return min(configs, key=cost)
 
 
-def rounds_of(m: int, n: int) -> tuple[float, float]:
+def rounds_of(m: int, n: int, units: int) -> tuple[float, float]:
     """(time of the best tiles, time if nothing idled), in rounds of the largest tile."""
     largest, _ = _ROUNDS[0]
-    return min(_round_times(m, n)), m * n / (largest.block_m * largest.block_n * MULTIPROCESSORS)
+    full = m * n / (largest.block_m * largest.block_n * units)
+    return min(_round_times(m, n, units)), full
 
 
-def _quickest(m: int, n: int) -> TileConfig:
-    times = _round_times(m, n)
+def _quickest(m: int, n: int, units: int) -> TileConfig:
+    times = _round_times(m, n, units)
     return _ROUNDS[times.index(min(times))][0]
 
 
-def _round_times(m: int, n: int) -> list[float]:
+def _round_times(m: int, n: int, units: int) -> list[float]:
     """The time of each tile of `_ROUNDS`, in rounds of the largest tile."""
     times = []
     for config, round_time in _ROUNDS:
         tiles = -(-m // config.block_m) * -(-n // config.block_n)
-        times.append(-(-tiles // MULTIPROCESSORS) * round_time)
+        times.append(-(-tiles // units) * round_time)
     return times

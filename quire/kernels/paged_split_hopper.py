@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels.chip import chip_of
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.hopper_caches import BAND, KeptDescriptors, suits_hopper
 from quire.kernels.hopper_split_ring import (
@@ -30,7 +31,6 @@ from quire.kernels.hopper_split_ring import (
     turn,
 )
 from quire.kernels.launch import Launcher, alignments, int_kind
-from quire.kernels.matmul_configs import MULTIPROCESSORS
 from quire.kernels.paged_inputs import PagedInputs, SplitGrid
 from quire.kernels.paged_tile import INDEX_ARGS, PagedConfig, fold, fold_weights
 from quire.kernels.rehearsal import Memory
@@ -39,9 +39,9 @@ from quire.kernels.splits import split_start
 __all__ = ["HopperSplit"]
 
 BLOCK_M, BLOCK_N = 16, TILE.value  # the tiles this kernel is laid out for
-PROGRAMS = 2 * MULTIPROCESSORS
+PROGRAMS = 2  # of a multiprocessor
 # With more items the many programs of `paged_split.py` hide each other's start as well.
-MOST_ITEMS = 4 * PROGRAMS
+MOST_ITEMS = 4  # of a program
 
 ROWS = gl.constexpr(BLOCK_M)
 ONES = gl.constexpr(32)  # equal columns of the row sum: the fewest that four warps take
@@ -231,6 +231,10 @@ def _hopper_split_kernel(
 _launch = Launcher(_hopper_split_kernel)
 
 
+def _num_programs(inputs: PagedInputs) -> int:
+    return PROGRAMS * chip_of(inputs.keys.device).units
+
+
 class HopperSplit:
     """`split_attention` of single queries, computed by this kernel."""
 
@@ -250,7 +254,7 @@ class HopperSplit:
 
     def is_faster(self, inputs: PagedInputs, grid: SplitGrid) -> bool:
         """Whether this kernel is faster than `split_attention`, as measured on an H200."""
-        return _num_items(inputs, grid) <= MOST_ITEMS
+        return _num_items(inputs, grid) <= MOST_ITEMS * _num_programs(inputs)
 
     def __call__(
         self, q: Tensor, inputs: PagedInputs, grid: SplitGrid, config: PagedConfig, out: Tensor
@@ -262,7 +266,7 @@ class HopperSplit:
         assert q.is_contiguous() and out.is_contiguous()
         assert inputs.keys.is_contiguous() and inputs.values.is_contiguous()
         _launch(
-            (min(PROGRAMS, _num_items(inputs, grid)), 1, 1),
+            (min(_num_programs(inputs), _num_items(inputs, grid)), 1, 1),
             (
                 q, self._descriptor_of(inputs.keys), self._descriptor_of(inputs.values),
                 inputs.page_table, inputs.rows, inputs.context_lens, out, grid.acc, grid.sums,

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from quire.kernels.matmul_configs import MULTIPROCESSORS, SMALL, WIDE
+from quire.kernels.chip import Chip
+from quire.kernels.matmul_configs import SMALL, WIDE
 
 __all__ = ["MOST_ROWS", "StreamConfig", "boxes_of", "pick_stream"]
 
@@ -23,6 +24,7 @@ _ROW_UNIT, _LEAST_ROWS = 8, 32  # weight rows a program owns: a multiple, and no
 # Up to a few rows of x, a product with more outputs than inputs leaves some multiprocessors idle.
 # It is usually a projection to heads, and attention starts its few programs there while it ends.
 _LEFT_ALONE, _LEFT_ALONE_ROWS = 28, 4
+_BARRIERS = 1 << 10  # bytes, and no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +49,32 @@ _OF_128_ROWS, _OF_128_FROM = StreamConfig(_TILE, 128, 64, 8, 4), 121
 
 
 @cache
-def pick_stream(m: int, n: int, k: int, gated: bool) -> StreamConfig | None:
+def pick_stream(m: int, n: int, k: int, gated: bool, chip: Chip) -> StreamConfig | None:
     """The config for m rows of x, at most `MOST_ROWS`, and a weight of n rows and k columns.
 
     None: another kernel is faster, or this one cannot."""
     if k % 128:
         return None
     if m <= _FEW_ROWS:
-        return _for_few(m, n, k)
-    return _for_wide(m, n, k, gated) if n >= WIDE else _for_narrow(m, n, k)
+        config = _for_few(m, n, k, chip.units)
+    elif n >= WIDE:
+        config = _for_wide(m, n, k, gated, chip.units)
+    else:
+        config = _for_narrow(m, n, k, chip.units)
+    return None if config is None else _with_room(config, k, chip.shared)
 
 
-def _for_few(m: int, n: int, k: int) -> StreamConfig | None:
-    rows = _own_rows(m, n, k)
+def _with_room(config: StreamConfig, k: int, shared: int) -> StreamConfig | None:
+    """With as many of its stages as fit; None: not even two do, of sums that have two."""
+    of_stage = 2 * (config.tile + config.block_m) * config.block_k
+    stages = min(config.num_stages, (shared - _BARRIERS) // of_stage)
+    if stages < min(2, k // config.block_k):
+        return None
+    return replace(config, num_stages=stages, num_ahead=min(config.num_ahead, stages))
+
+
+def _for_few(m: int, n: int, k: int, units: int) -> StreamConfig | None:
+    rows = _own_rows(m, n, k, units)
     if rows is None:
         return None
     block_m = 8 if m <= 8 else 16 if m <= 16 else 32
@@ -68,33 +83,33 @@ def _for_few(m: int, n: int, k: int) -> StreamConfig | None:
     return StreamConfig(rows, block_m, block_k, num_stages, min(num_ahead, num_stages))
 
 
-def _for_wide(m: int, n: int, k: int, gated: bool) -> StreamConfig | None:
+def _for_wide(m: int, n: int, k: int, gated: bool, units: int) -> StreamConfig | None:
     found = (c for low, high, gate, c in _WIDE_ROWS if low <= m <= high and gated >= gate)
     config = next(found, None)
-    return config if config is not None and _fits(config, n, k) else None
+    return config if config is not None and _fits(config, n, k, units) else None
 
 
-def _for_narrow(m: int, n: int, k: int) -> StreamConfig | None:
+def _for_narrow(m: int, n: int, k: int, units: int) -> StreamConfig | None:
     """Small weights stream in 64 x 64 tiles. Others stream if their tiles take one round and
     padding is little; as long as one tile holds x, their rows are dealt out evenly."""
     if n < _LEAST_NARROW or k < 1024:
         return None
     if n * k <= SMALL:
         return _OF_64_ROWS if n % _TILE == 0 else None
-    share = n / (_TILE * MULTIPROCESSORS)  # of the chip that tiles take
+    share = n / (_TILE * units)  # of the chip that tiles take
     if m <= _OF_64_ROWS.block_m and share <= 1 and k < 3 * n:  # longer sums: the library is quick
-        rows = _own_rows(m, n, k)
+        rows = _own_rows(m, n, k, units)
         return None if rows is None else replace(_OF_64_ROWS, rows=rows)
     is_full = _OF_128_FROM <= m <= _OF_128_ROWS.block_m
     return _OF_128_ROWS if is_full and n % _TILE == 0 and n > k and 0.7 <= share <= 1 else None
 
 
-def _fits(config: StreamConfig, n: int, k: int) -> bool:
+def _fits(config: StreamConfig, n: int, k: int, units: int) -> bool:
     """Whether this config leaves at most a fifth of the chip idle for a wide weight."""
     if n < WIDE or n % config.tile or k < config.num_stages * config.block_k:
         return False
     tiles = n // config.tile
-    return tiles >= 0.8 * MULTIPROCESSORS * -(-tiles // MULTIPROCESSORS)
+    return tiles >= 0.8 * units * -(-tiles // units)
 
 
 def _stages(block_m: int, n: int, k: int) -> tuple[int, int, int]:
@@ -108,13 +123,14 @@ def _stages(block_m: int, n: int, k: int) -> tuple[int, int, int]:
     return (256, 5, 3) if block_m <= 16 else (256, 4, 2)
 
 
-def _own_rows(m: int, n: int, k: int) -> int | None:
+def _own_rows(m: int, n: int, k: int, units: int) -> int | None:
     """Weight rows of a program, so that nearly every multiprocessor gets one; None: no number fits.
 
     With fewer programs some multiprocessors idle. Which ones is left to chance, and some choices
     seem to share a path to memory: the same product then takes 42 or 59 us.
     """
-    places = MULTIPROCESSORS - (_LEFT_ALONE if m <= _LEFT_ALONE_ROWS and n > k else 0)
+    left = _LEFT_ALONE if m <= _LEFT_ALONE_ROWS and n > k else 0
+    places = max(1, units - left)
     fewest = min(_TILE, max(_LEAST_ROWS, -(-n // (places * _ROW_UNIT)) * _ROW_UNIT))
     return next((rows for rows in range(fewest, _TILE + 1, _ROW_UNIT) if n % rows == 0), None)
 

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels.chip import chip_of
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.eight_bit_configs import pick_eight_bit_stream
 from quire.kernels.eight_bit_weight import CHAIN, EightBitWeight, scale_row
@@ -180,6 +181,7 @@ class StreamEightBit:
 
     def __init__(self, weight: EightBitWeight, bias: Tensor | None, gate: str | None) -> None:
         self.weight, self.bias, self.gate = weight, bias, gate
+        self.chip = chip_of(weight.codes.device)
         self._boxes: dict[tuple[int, ...], tuple[TensorDescriptor, TensorDescriptor]] = {}
         # Weights are read before the wait, so what wrote them must be over by the first call.
         if weight.codes.is_cuda:  # else it is compiled for a machine elsewhere
@@ -187,7 +189,7 @@ class StreamEightBit:
 
     def pick(self, m: int) -> StreamConfig | None:
         """The config for m rows; None: this kernel does not take them."""
-        return pick_eight_bit_stream(m, *self.weight.shape)
+        return pick_eight_bit_stream(m, *self.weight.shape, self.chip)
 
     def __call__(self, x: RoundedRows, out: Tensor, config: StreamConfig) -> None:
         """x [m, k] -> out [m, n], gated [m, n / 2]."""

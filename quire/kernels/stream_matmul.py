@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels.chip import chip_of
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.hopper_caches import BAND
 from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind
@@ -162,7 +163,7 @@ class StreamMatmul:
     wants it. Only where `has_hopper_kernels`."""
 
     def __init__(self, w: Tensor, bias: Tensor | None, gate: str | None) -> None:
-        self.w, self.bias, self.gate = w, bias, gate
+        self.w, self.bias, self.gate, self.chip = w, bias, gate, chip_of(w.device)
         self._boxes: dict[tuple[int, ...], tuple[TensorDescriptor, TensorDescriptor]] = {}
         # Weights are read before the wait, so what wrote them must be over by the first call.
         torch.cuda.current_stream(w.device).synchronize()
@@ -171,7 +172,7 @@ class StreamMatmul:
         """The config for m rows; None: this kernel does not take them."""
         if m > MOST_ROWS:
             return None
-        return pick_stream(m, *self.w.shape, self.gate is not None)
+        return pick_stream(m, *self.w.shape, self.gate is not None, self.chip)
 
     def __call__(self, x: Tensor, out: Tensor, config: StreamConfig) -> None:
         """x [m, k] -> out [m, n], gated [m, n / 2]. An fp32 `out` [m, n] gets the sums, ungated."""

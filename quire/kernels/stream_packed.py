@@ -23,9 +23,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels import stream_turns
+from quire.kernels.chip import chip_of
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind
-from quire.kernels.packed_matmul import multiprocessors
 from quire.kernels.rehearsal import Memory
 from quire.kernels.slabs import Slabs
 from quire.kernels.stream_fields import field_of, own_value
@@ -121,7 +121,7 @@ class StreamPacked:
     def __init__(self, slabs: Slabs, bias: Tensor | None, gate: str | None) -> None:
         self.slabs, self.words, self.bias, self.gate = slabs, slabs.words, bias, gate
         self.table = self.words if slabs.values is None else slabs.values  # or none that is read
-        self.form = StreamForm.of(slabs)
+        self.form, self.chip = StreamForm.of(slabs), chip_of(self.words.device)
         self._boxes: dict[tuple[int, ...], tuple[TensorDescriptor, ...]] = {}
         # Weights are read before the wait, so what wrote them must be over by the first call.
         if slabs.codes.is_cuda:
@@ -137,10 +137,9 @@ class StreamPacked:
 
     def ways(self, m: int) -> tuple[StreamPackedConfig, ...]:
         """To multiply m rows: one for each kernel that can, what is picked first."""
-        units = multiprocessors(self.words.device)
         form = self.slabs.form
         of_form = (form.bits, form.fields)
-        return stream_packed_ways(m, self.slabs.shape, len(self.words), units, *of_form)
+        return stream_packed_ways(m, self.slabs.shape, len(self.words), self.chip, *of_form)
 
     def _plan(
         self, x: Tensor, out: Tensor, config: StreamPackedConfig
@@ -185,7 +184,9 @@ class StreamPacked:
         found = self._boxes.get(key)
         if found is None:
             found = self._boxes[key] = tuple(
-                self._plane(config, tiles) for tiles in (self.form.low_tiles, self.form.high_tiles) if tiles
+                self._plane(config, tiles)
+                for tiles in (self.form.low_tiles, self.form.high_tiles)
+                if tiles
             )
         return found
 

@@ -8,13 +8,16 @@ weight for all sizes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
+from quire.kernels.chip import Chip
 from quire.kernels.launch import ceil_div, pad_to_power
 from quire.kernels.slabs import SlabForm
 
 __all__ = [
+    "BESIDE",
     "FIELD",
     "StreamPackedConfig",
     "can_stream",
@@ -32,7 +35,7 @@ _SLAB = 2 * FIELD
 _TILE = 64  # weight rows of the matrix instruction
 _LEAST_ROWS, _ROW_UNIT = 32, 8  # weight rows a program owns: no fewer, and a multiple
 _FEWEST_ROWS, _FEW_ROWS, _MANY_ROWS = 16, 32, 128  # of x
-_SHARED_BYTES = 216 << 10  # of a program; a Hopper chip has 227 KB
+BESIDE = 11 << 10  # bytes of shared memory that a program leaves
 # (slabs of a stage, stages) of a sum in turns, the fastest first. Stages are even, so that each
 # group has stages of its own.
 _TURNS = ((4, 6), (4, 4), (2, 6), (2, 4), (1, 4), (1, 2))
@@ -49,7 +52,7 @@ class StreamPackedConfig:
     in_turns: bool = False  # two warpgroups take turns at the sum
 
 
-def can_stream(form: SlabForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+def can_stream(form: SlabForm, shape: tuple[int, int], dtype: torch.dtype, chip: Chip) -> bool:
     """Whether the kernel takes a form: one that can be unpacked in registers, with scales 16 inputs
     apart or more, and whole slabs of inputs."""
     fits = form.group in (0, 16, 32, 64) or form.group % _SLAB == 0
@@ -59,7 +62,7 @@ def can_stream(form: SlabForm, shape: tuple[int, int], dtype: torch.dtype) -> bo
     is_whole = k % unit == 0 and k >= 2 * unit and own_rows(n, 1) is not None
     if not (is_laid and is_whole and fits and _is_code(form, dtype)):
         return False
-    return _fits(_TILE, words_of(form, k), form.bits, least_slabs(form.fields))
+    return _Weight(shape, words_of(form, k), form.bits, least_slabs(form.fields), chip).fits(_TILE)
 
 
 def is_short(form: SlabForm) -> bool:
@@ -101,16 +104,17 @@ def least_slabs(fields: int) -> int:
     return max(1, fields // 2)
 
 
+@cache
 def stream_packed_ways(
-    m: int, shape: tuple[int, int], num_words: int, num_units: int, bits: int = 4, fields: int = 2
+    m: int, shape: tuple[int, int], num_words: int, chip: Chip, bits: int = 4, fields: int = 2
 ) -> tuple[StreamPackedConfig, ...]:
     """For m rows of x: one for each kernel that can, the faster first. `num_words`: of scales in a
-    row; `num_units`: multiprocessors; `bits` of a code, `fields` of the form's slab."""
-    rows = own_rows(shape[0], num_units)
+    row; `bits` of a code, `fields` of the form's slab."""
+    rows = own_rows(shape[0], chip.units)
     assert rows is not None, f"got {shape[0]} rows, which no portion divides"
-    weight = _Weight(shape, num_words, bits, least_slabs(fields))
-    together = _together(m, rows, weight, num_units)
-    turns = _in_turns(m, rows, weight, num_units)
+    weight = _Weight(shape, num_words, bits, least_slabs(fields), chip)
+    together = _together(m, rows, weight)
+    turns = _in_turns(m, rows, weight)
     return (together,) if turns is None else (turns, together)
 
 
@@ -127,23 +131,22 @@ class _Weight:
     num_words: int
     bits: int
     least: int  # slabs of a stage
+    chip: Chip
 
     def has_room(self, config: StreamPackedConfig) -> bool:
-        return shared_bytes(config, self.num_words, self.bits) <= _SHARED_BYTES
+        return shared_bytes(config, self.num_words, self.bits) <= self.chip.shared - BESIDE
+
+    def fits(self, tile: int) -> bool:
+        """Whether some stages fit beside the words, for any rows of x."""
+        block_m = _MANY_ROWS if self.least == 1 else _TILE // self.least
+        return self.has_room(StreamPackedConfig(tile, tile, block_m, self.least, 2, 1))
 
 
-def _fits(tile: int, num_words: int, bits: int, least: int) -> bool:
-    """Whether some stages fit beside the words, for any rows of x."""
-    block_m = _MANY_ROWS if least == 1 else 64 // least
-    smallest = StreamPackedConfig(tile, tile, block_m, least, 2, 1)
-    return shared_bytes(smallest, num_words, bits) <= _SHARED_BYTES
-
-
-def _in_turns(m: int, rows: int, weight: _Weight, num_units: int) -> StreamPackedConfig | None:
+def _in_turns(m: int, rows: int, weight: _Weight) -> StreamPackedConfig | None:
     """None: more rows of x than were measured, or of the weight than one program for each
     multiprocessor takes, so that those with more than one have two groups anyway."""
     n, k = weight.shape
-    if m > _FEW_ROWS or n // rows > num_units:
+    if m > _FEW_ROWS or n // rows > weight.chip.units:
         return None
     tile, block_m = max(_LEAST_ROWS, pad_to_power(rows)), max(8, pad_to_power(m))
     for slabs, stages in _TURNS:
@@ -156,9 +159,9 @@ def _in_turns(m: int, rows: int, weight: _Weight, num_units: int) -> StreamPacke
     return None
 
 
-def _together(m: int, rows: int, weight: _Weight, num_units: int) -> StreamPackedConfig:
-    n, k = weight.shape
-    is_tall = _fits(2 * _TILE, weight.num_words, weight.bits, weight.least)
+def _together(m: int, rows: int, weight: _Weight) -> StreamPackedConfig:
+    (n, k), num_units = weight.shape, weight.chip.units
+    is_tall = weight.fits(2 * _TILE)
     is_wide = n >= 3 * _TILE * num_units
     block_m = _MANY_ROWS if m > _MANY_ROWS else max(8, pad_to_power(min(m, 64)))
     if m > _FEW_ROWS and is_wide and n % (2 * _TILE) == 0 and is_tall:
@@ -168,7 +171,7 @@ def _together(m: int, rows: int, weight: _Weight, num_units: int) -> StreamPacke
     tile = max(_LEAST_ROWS, pad_to_power(rows))
     most = 4
     if m > _MANY_ROWS:  # where programs wait for others, two should fit a multiprocessor
-        most = 2 if n // rows * ceil_div(m, block_m) <= num_units else 1
+        most = 2 if n // rows * ceil_div(m, block_m) <= chip.units else 1
     num_slabs = next(s for s in (4, 2, 1) if k % (s * _SLAB) == 0 and k >= 2 * s * _SLAB)
     num_slabs = max(weight.least, min(most, num_slabs))
     stages = 2 if is_wide or m > _FEW_ROWS else 3

@@ -21,9 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels import sparse_turns
+from quire.kernels.chip import chip_of
 from quire.kernels.early import early_options, let_next_start, wait_for_last
 from quire.kernels.launch import Launcher, alignments, ceil_div, int_kind
-from quire.kernels.packed_matmul import multiprocessors
 from quire.kernels.rehearsal import Memory
 from quire.kernels.slabs import Slabs
 from quire.kernels.sparse_parts import (
@@ -106,6 +106,7 @@ class StreamSparse:
     def __init__(self, slabs: Slabs, bias: Tensor | None, gate: str | None) -> None:
         assert slabs.values is not None and slabs.form.kind == "2:4", f"got {slabs.form}"
         self.slabs, self.values, self.bias, self.gate = slabs, slabs.values, bias, gate
+        self.chip = chip_of(slabs.codes.device)
         self._boxes: dict[tuple[int, ...], tuple[TensorDescriptor, TensorDescriptor]] = {}
         # Weights are read before the wait, so what wrote them must be over by the first call.
         if slabs.codes.is_cuda:
@@ -121,7 +122,7 @@ class StreamSparse:
 
     def ways(self, m: int) -> tuple[StreamPackedConfig, ...]:
         """To multiply m rows: one for each kernel that can, what is picked first."""
-        return stream_sparse_ways(m, self.slabs.shape, multiprocessors(self.values.device))
+        return stream_sparse_ways(m, self.slabs.shape, self.chip)
 
     def _plan(
         self, x: Tensor, out: Tensor, config: StreamPackedConfig

@@ -82,8 +82,7 @@ def _of_table(field: int, to: str) -> str:
     """Lane i of a warp has value i % 16 of the table, and a shuffle reads the lane that the five
     lowest bits name: a code and whatever is above it."""
     looked_up = "\n".join(
-        f"shr.b32 t, $2, {8 * i + 4 * field};\n"
-        f"shfl.sync.idx.b32 {n}, {_ZERO}, t, 0x1F, 0xFFFFFFFF;"
+        f"shr.b32 t, $2, {8 * i + 4 * field};\nshfl.sync.idx.b32 {n}, {_ZERO}, t, 0x1F, 0xFFFFFFFF;"
         for i, n in enumerate(_NUMBERS)
     )
     return f"""{{

@@ -27,14 +27,15 @@ _CHECKED_IF_DEEP = (24, 48)
 _LEAST_ROWS, _ROW_UNIT = 512, 64
 
 
-def is_faster(m: int, n: int, k: int, gated: bool) -> bool:
-    """Whether the library is faster, as measured on an H200 (`benchmarks/gpu_matmul.py`)."""
-    if gated and 192 < m <= 256 and _gate_pays(m, n):
+def is_faster(m: int, n: int, k: int, gated: bool, units: int) -> bool:
+    """Whether the library is faster, as measured on an H200 (`benchmarks/gpu_matmul.py`). `units`:
+    multiprocessors."""
+    if gated and 192 < m <= 256 and _gate_pays(m, n, units):
         return False
     if m > 128:
         return True
     if m > 64:
-        return n * k > SMALL or not fits_one_round(m, n)
+        return n * k > SMALL or not fits_one_round(m, n, units)
     # On Hopper most weights stream up to 32 rows of x and some up to 256 (`stream_configs.py`).
     # Those never get here.
     return m > 16 and not gated and _is_deep(n, k)
@@ -47,12 +48,12 @@ def _is_deep(n: int, k: int) -> bool:
     return n >= 4096 and k >= 3 * n
 
 
-def _gate_pays(m: int, n: int) -> bool:
+def _gate_pays(m: int, n: int, units: int) -> bool:
     """Whether our kernel wins because it applies the gate itself and so saves a pass.
 
     It does for small products, and for large ones if two rows of tiles leave little of the chip
     idle."""
-    rounds, full = rounds_of(m, n)
+    rounds, full = rounds_of(m, n, units)
     return rounds < 1 or (m > 224 and full / rounds > 0.8)
 
 

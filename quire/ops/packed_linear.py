@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quire.kernels.chip import chip_of
 from quire.kernels.expand import Scratch, expand
 from quire.kernels.matmul import Layouts, interleave, matmul
 from quire.kernels.packed_matmul import packed_matmul
@@ -47,6 +48,7 @@ class PackedLinear:
         self.slabs, self.bias, self.layouts, self.scratch = slabs, bias, layouts, scratch
         self.gate, self.pairs = gate, gate is not None
         self.stream = streamed(slabs, self.bias, gate)
+        self._units = chip_of(slabs.codes.device).units
         num_out, num_in = slabs.shape
         scratch.reserve(num_out * num_in, dtype, slabs.codes.device)
         self._may_ask_library = False
@@ -83,7 +85,8 @@ class PackedLinear:
         (n, k), m = self.slabs.shape, len(x)
         w = expand(self.slabs, self.scratch.view((n, k)))
         is_plain = x.is_contiguous() and x.data_ptr() % 16 == 0
-        if is_plain and self._may_ask_library and is_faster(m, n, k, self.gate is not None):
+        may_ask = is_plain and self._may_ask_library
+        if may_ask and is_faster(m, n, k, self.gate is not None, self._units):
             out = torch.empty(m, n, dtype=x.dtype, device=x.device)
             vendor_matmul(x, w, self.bias, out)
             return silu_mul(out, self.gate, interleaved=True) if self.gate else out

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.chip import chip_of
 from quire.kernels.matmul import interleave
 from quire.kernels.slabs import (
     KINDS,
@@ -51,7 +52,9 @@ def slabs_of(
         return _streamed_or_not(partial(_of_floats, weight, paired), streamed)
     if isinstance(weight, Sparse24):
         weight = _interleaved(weight) if paired else weight
-        if streamed is not None and can_stream_sparse(weight.shape, streamed):
+        if streamed is not None and can_stream_sparse(
+            weight.shape, streamed, chip_of(weight.values.device)
+        ):
             return _of_lanes(weight, paired, streamed)
         return _of_sparse(weight, paired)
     if isinstance(weight, Codebook):
@@ -67,7 +70,7 @@ def _streamed_or_not(make: Callable[[bool], Slabs], streamed: torch.dtype | None
     """`make` takes whether codes are to lie in lanes."""
     if streamed is not None:
         slabs = make(True)
-        if can_stream(slabs.form, slabs.shape, streamed):
+        if can_stream(slabs.form, slabs.shape, streamed, chip_of(slabs.codes.device)):
             return slabs
     return make(False)
 

@@ -20,6 +20,7 @@ if not torch.cuda.is_available():
 
 from benchmarks.matmul_candidates import SHAPES
 from quire.kernels import vendor_matmul as library
+from quire.kernels.chip import H200
 from quire.kernels.matmul import Layouts, PreparedMatmul, matmul
 from quire.kernels.matmul_configs import TileConfig
 from quire.kernels.vendor_matmul import agrees, forbid_split_k, vendor_matmul
@@ -69,7 +70,7 @@ def _batches(n: int, k: int) -> list[int]:
     some = [65, 96, 128, 129, 256, MAX_ROWS]
     while len(some) < NUM_BATCHES:
         some.append(round(math.exp(draw.uniform(math.log(65), math.log(MAX_ROWS)))))
-    if library.is_faster(17, n, k, gated=False):
+    if library.is_faster(17, n, k, False, H200.units):
         some += [17, 24, 32, 33, 48, 64, *(draw.randrange(17, 65) for _ in range(6))]
     return some
 

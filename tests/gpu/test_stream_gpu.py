@@ -14,6 +14,7 @@ from quire.kernels.hopper import has_hopper_kernels
 if not torch.cuda.is_available() or not has_hopper_kernels(torch.device("cuda")):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
+from quire.kernels.chip import chip_of
 from quire.kernels.matmul import Layouts, PreparedMatmul, matmul
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.stream_configs import MOST_ROWS, StreamConfig, pick_stream
@@ -132,7 +133,7 @@ def test_prepared_products_stream() -> None:
 def test_a_program_leaves_the_rows_of_others_alone() -> None:
     """Fewer rows a program than its tile has: those below are not its own."""
     x, w = _spread(3, 512), _spread(80, 512)
-    config = pick_stream(3, 80, 512, gated=False)
+    config = pick_stream(3, 80, 512, gated=False, chip=chip_of(torch.device("cuda")))
     assert config is not None and config.rows == 40
     want = matmul(x, w)
     alone = StreamMatmul(w[:40], None, None)  # one program of 40 rows

@@ -23,8 +23,9 @@ from quire.kernels.slabs import Slabs
 from quire.kernels.stream_packed import StreamPacked
 from quire.kernels.stream_sparse import StreamSparse
 from quire.ops.packed_linear import stream, streamed
-from quire.ops.slabs_of import slabs_of
+from quire.ops.slabs_of import moved, slabs_of
 from quire.quant.load_forms import load_form
+from tests.native.weights import powers
 
 STREAMED = ("int4-g128", "int4-g128-asym", "mxfp4", "Q4_0", "2:4", "int8", "Q8_0", "fp8", "nf4")
 ROWS = (1, 7, 16, 23, 32, 33, 65, 200)
@@ -135,6 +136,24 @@ def test_sparse_weights_of_an_8b_model(n: int, k: int, gated: bool) -> None:
     gate = "silu" if gated else None
     rows = (1, 2, 3, 8, 9, 16, 17, 31, 32, 48, 64, 65, 100, 128, 129, 255, 256)
     _compare(_product(slabs, None, gate), dense, _spread(256, k), rows)
+
+
+@pytest.mark.parametrize("high", [129, 140])
+def test_the_smallest_powers(high: int) -> None:
+    """Red when a scale of MXFP4 that is no normal number of bf16 becomes zero."""
+    torch.manual_seed(5)
+    weight = powers(384, 768, 0, high)
+    slabs = slabs_of(moved(weight, torch.device("cuda")), False, torch.bfloat16)
+    assert slabs is not None and slabs.form.lanes
+    x, dense = _spread(40, 768), weight.dequantize().bfloat16().cuda()
+    assert torch.equal(expand(slabs, torch.empty_like(dense)), dense)
+    _compare(_product(slabs), dense, x, (1, 40))
+    small = powers(384, 768, 0, 3)  # nothing else in the sums, and inputs that let it be seen
+    slabs = slabs_of(moved(small, torch.device("cuda")), False, torch.bfloat16)
+    assert slabs is not None
+    dense = small.dequantize().bfloat16().cuda()
+    got = stream(_product(slabs), x * 2.0**100)
+    assert (got != 0).any() and torch.equal(got, matmul(x * 2.0**100, dense))
 
 
 def test_a_view_that_the_copy_engine_cannot_read() -> None:

@@ -11,13 +11,15 @@ pytest.importorskip("triton.experimental.gluon")
 
 from quire.attn.triton import TritonAttention, TritonPlan
 from quire.kernels import hopper_caches, paged_split_hopper
+from quire.kernels.chip import H200
 from quire.kernels.paged_inputs import PagedInputs, SplitGrid
-from quire.kernels.paged_split_hopper import PROGRAMS, HopperSplit
+from quire.kernels.paged_split_hopper import HopperSplit
 from quire.kernels.paged_tile import PagedConfig
 from tests.paged_case import make_case
 
 DTYPE = torch.bfloat16
 KV_HEADS = 2
+PROGRAMS = 2 * H200.units
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.chip import H200
 from quire.kernels.matmul import Layouts, PreparedMatmul, interleave, matmul, plan_matmul
 from quire.kernels.matmul_configs import TileConfig, fits_one_round, pick_config
 from quire.kernels.silu_mul import silu_mul
@@ -181,7 +182,7 @@ def test_library_and_kernel_are_interchangeable(gated: bool) -> None:
 @pytest.mark.parametrize("m", [1, 16, 17, 32, 33, 64, 65, 128, 129, 200, 257, 2000, 8192])
 @pytest.mark.parametrize("k", [896, 4096])
 def test_picked_configs_fit_the_chip(m: int, n: int, k: int) -> None:
-    config = pick_config(m, n, k)
+    config = pick_config(m, n, k, H200)
     assert k % config.block_k == 0, "the slower loop, which masks"
     # Fewer rows on that side would fall back to the older, slower matrix instruction.
     assert (config.block_n if config.swap else config.block_m) % 64 == 0
@@ -194,11 +195,15 @@ def test_picked_configs_fit_the_chip(m: int, n: int, k: int) -> None:
 
 
 def test_wide_weights_leave_no_short_round() -> None:
-    assert pick_config(64, 28672, 4096).block_n == 128
-    assert pick_config(64, 34816, 5120).block_n == 64  # of 128 there were 2 rounds and 8 tiles
-    assert pick_config(64, 34816, 2880).block_k == 64  # which the narrow tile's does not divide
+    assert pick_config(64, 28672, 4096, H200).block_n == 128
+    assert (
+        pick_config(64, 34816, 5120, H200).block_n == 64
+    )  # of 128 there were 2 rounds and 8 tiles
+    assert (
+        pick_config(64, 34816, 2880, H200).block_k == 64
+    )  # which the narrow tile's does not divide
 
 
 def test_one_round_is_a_tile_for_each_multiprocessor() -> None:
-    assert fits_one_round(64, 132 * 64) and not fits_one_round(64, 132 * 64 + 1)
-    assert fits_one_round(128, 66 * 64) and not fits_one_round(129, 66 * 64)
+    assert fits_one_round(64, 132 * 64, 132) and not fits_one_round(64, 132 * 64 + 1, 132)
+    assert fits_one_round(128, 66 * 64, 132) and not fits_one_round(129, 66 * 64, 132)

@@ -96,8 +96,8 @@ def test_what_it_never_takes(weight: EightBitWeight) -> None:
 
 def test_tiles_of_many_rows() -> None:
     """Red when a weight that tiles of 64 by 128 cannot share out in one round gets those."""
-    assert pick_many(256, 6144, WIDE_TILE) == NARROW_TILE
-    assert pick_many(256, 4096, WIDE_TILE) is None
-    assert pick_many(2048, 4096, WIDE_TILE) == WIDE_TILE
-    assert pick_many(2048, 4096, NARROW_TILE) == NARROW_TILE
-    assert pick_many(16, 4096, WIDE_TILE) is None
+    assert pick_many(256, 6144, WIDE_TILE, 132) == NARROW_TILE
+    assert pick_many(256, 4096, WIDE_TILE, 132) is None
+    assert pick_many(2048, 4096, WIDE_TILE, 132) == WIDE_TILE
+    assert pick_many(2048, 4096, NARROW_TILE, 132) == NARROW_TILE
+    assert pick_many(16, 4096, WIDE_TILE, 132) is None

@@ -77,18 +77,22 @@ def test_some_weights_are_never_the_librarys(w: Tensor) -> None:
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("n", [1, 1024, 4096, 6144, 28672, 151936])
 def test_few_rows_are_ours_and_many_the_librarys(n: int, gated: bool) -> None:
-    assert not any(is_faster(m, n, 4096, gated) for m in range(65))
-    assert all(is_faster(m, n, 4096, gated) for m in (1000, 2048, 8192))
+    assert not any(is_faster(m, n, 4096, gated, units=132) for m in range(65))
+    assert all(is_faster(m, n, 4096, gated, units=132) for m in (1000, 2048, 8192))
 
 
 def test_between_few_and_many_the_shape_decides() -> None:
-    assert is_faster(24, 4096, 14336, gated=False) and not is_faster(16, 4096, 14336, gated=False)
-    assert not is_faster(24, 1024, 3072, gated=False)  # ten times slower there
-    assert is_faster(80, 4096, 4096, gated=False) and not is_faster(80, 4096, 1024, gated=False)
+    assert is_faster(24, 4096, 14336, gated=False, units=132) and not is_faster(
+        16, 4096, 14336, gated=False, units=132
+    )
+    assert not is_faster(24, 1024, 3072, gated=False, units=132)  # ten times slower there
+    assert is_faster(80, 4096, 4096, gated=False, units=132) and not is_faster(
+        80, 4096, 1024, gated=False, units=132
+    )
 
 
 def test_a_gate_is_fused_where_tiles_fill_the_chip() -> None:
-    assert not is_faster(256, 28672, 4096, gated=True)
-    assert is_faster(256, 34816, 5120, gated=True)  # a third round for a few tiles
-    assert is_faster(256, 28672, 4096, gated=False)
-    assert not is_faster(208, 6144, 1024, gated=True)  # a round of small tiles
+    assert not is_faster(256, 28672, 4096, gated=True, units=132)
+    assert is_faster(256, 34816, 5120, gated=True, units=132)  # a third round for a few tiles
+    assert is_faster(256, 28672, 4096, gated=False, units=132)
+    assert not is_faster(208, 6144, 1024, gated=True, units=132)  # a round of small tiles

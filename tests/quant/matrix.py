@@ -115,7 +115,7 @@ def crowd() -> list[tuple[list[int], SamplingParams]]:
     ]
     return [
         (
-            shared[: 24 if number % 2 else 8] + [rng.randint(5, 250) for _ in range(5 * number)],
+            shared[: 24 if number % 2 else 8] + [rng.randint(5, 250) for _ in range(6 * number)],
             wish.with_(max_tokens=14, ignore_eos=True),
         )
         for number, wish in enumerate(wishes)
@@ -135,8 +135,9 @@ def check(folder: Path, drafts: bool = False, **how: Any) -> LLM:
         for prompt, wish in zip(prompts, params, strict=True)
     ]
     pool = alone._engine.runner.pool
-    num_tokens = 112 if drafts else 160  # with guesses that hold, requests end sooner
-    num_tokens *= 1 if len(pool.groups) == 1 else 2  # windows are groups
+    num_tokens = 112 if drafts else 144  # with guesses that hold, requests end sooner
+    if len(pool.groups) > 1:  # windows are groups
+        num_tokens = 240
     size = pool.cache.page_size
     one_request = PageNeeds(size, pool.groups.windows, max_inflight=2 * CHUNK).of(MAX_LEN) + 1
     room = max(num_tokens // size, one_request) * pool.cache.page_bytes
