@@ -86,6 +86,11 @@ def _in_fp32(of: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[...
     return run
 
 
+def _fma32(a: Words, b: Words, c: Words) -> Words:
+    x, y, z = (np.asarray(part).view(np.float32).astype(np.float64) for part in (a, b, c))
+    return np.asarray(x * y + z, np.float32).view(np.uint32)
+
+
 def _pair(back: Callable[[Words], Words]) -> Callable[..., Words]:
     def run(high: Words, low: Words) -> Words:
         above, below = (back(x.view(np.float32)) for x in (high, low))
@@ -97,7 +102,9 @@ def _pair(back: Callable[[Words], Words]) -> Callable[..., Words]:
 OPS: dict[str, Callable[..., Words]] = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
+    "or.b32": lambda a, b: a | b,
     "xor.b32": lambda a, b: a ^ b,
+    "fma.rn.f32": _fma32,
     "sub.rn.f32": _in_fp32(lambda x, y: x - y),
     "mul.rn.f32": _in_fp32(lambda x, y: x * y),
     "cvt.f32.f16": lambda a: (

@@ -122,10 +122,8 @@ def _short_field(
         weight = power_pairs(low, decoded(bits, "power"), F)
     else:
         scale = decoded(bits & 0xFFFF, SCALES)
-        if ZEROS == "u16":
-            zero = ((bits >> 16) & 0xFFFF).to(gl.float32)
-        else:
-            zero = bits * 0.0 + FORM.zero
+        HAS_ZEROS: gl.constexpr = ZEROS == "u16"
+        zero = ((bits >> 16) & 0xFFFF).to(gl.float32) if HAS_ZEROS else bits * 0.0 + FORM.zero
         weight = code_pairs(low, zero, scale, F, dtype, SCALES)
     return weight
 

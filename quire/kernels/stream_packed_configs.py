@@ -171,7 +171,7 @@ def _together(m: int, rows: int, weight: _Weight) -> StreamPackedConfig:
     tile = max(_LEAST_ROWS, pad_to_power(rows))
     most = 4
     if m > _MANY_ROWS:  # where programs wait for others, two should fit a multiprocessor
-        most = 2 if n // rows * ceil_div(m, block_m) <= chip.units else 1
+        most = 2 if n // rows * ceil_div(m, block_m) <= num_units else 1
     num_slabs = next(s for s in (4, 2, 1) if k % (s * _SLAB) == 0 and k >= 2 * s * _SLAB)
     num_slabs = max(weight.least, min(most, num_slabs))
     stages = 2 if is_wide or m > _FEW_ROWS else 3

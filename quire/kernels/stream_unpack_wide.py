@@ -129,7 +129,8 @@ def lane_value(table):
 
 @gluon.jit
 def int_pairs(
-    low, high, zero, scale, offset, TEXT: gl.constexpr, HAS_OFFSET: gl.constexpr, dtype: gl.constexpr
+    low, high, zero, scale, offset,
+    TEXT: gl.constexpr, HAS_OFFSET: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
     """Whole numbers of a field, whose four texts begin at TEXT. `zero` has 2**23 more; without a
     high plane, or an offset, anything will do."""

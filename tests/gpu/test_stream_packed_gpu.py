@@ -28,6 +28,10 @@ from quire.quant.load_forms import load_form
 from tests.native.weights import powers
 
 STREAMED = ("int4-g128", "int4-g128-asym", "mxfp4", "Q4_0", "2:4", "int8", "Q8_0", "fp8", "nf4")
+WIDE_FORMS = (
+    *("Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "int3-g32", "int4-g32-asym"),
+    *("int8-g32-asym",),
+)
 ROWS = (1, 7, 16, 23, 32, 33, 65, 200)
 # Outputs, inputs, and whether there is a gate. All but the widest are summed in turns as well.
 SHAPES = (
@@ -87,6 +91,17 @@ def test_bits_are_the_dense_kernels(form: str, n: int, k: int, gated: bool) -> N
     for rows in ROWS:
         assert len(product.ways(rows)) == (2 if rows <= 32 and n < 28672 else 1)
     _compare(product, dense, x, ROWS)
+
+
+@pytest.mark.parametrize("form", WIDE_FORMS)
+@pytest.mark.parametrize("n,k,gated", [(776, 2048, False), (26624, 1024, True), (512, 4096, True)])
+def test_forms_that_go_by_fp32(form: str, n: int, k: int, gated: bool) -> None:
+    """Red when a plane, a scale above scales, an offset or a zero is another group's."""
+    torch.manual_seed(n)
+    slabs, dense = _slabs(form, n, k, gated, torch.bfloat16)
+    assert torch.equal(expand(slabs, torch.empty_like(dense)), dense)
+    product = _product(slabs, None, "silu" if gated else None)
+    _compare(product, dense, _spread(200, k), (1, 9, 32, 33, 100, 200))
 
 
 @pytest.mark.parametrize(

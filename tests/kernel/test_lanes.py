@@ -6,11 +6,14 @@ import pytest
 import torch
 
 import tests.interpreter  # noqa: F401 (before anything loads triton)
+from benchmarks.gpu_packed import FORMS
 from quire.kernels.expand import embed_packed, expand
+from quire.kernels.stream_packed_configs import words_of
 from quire.ops.slabs_of import slabs_of
 from quire.quant.load_forms import load_form
 
 WIDE = ("int8", "fp8", "nf4")
+PLANES = ("Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "int3-g32", "int4-g32-asym")
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,16 @@ def test_expanded(form: str, paired: bool) -> None:
     assert paired or torch.equal(want, weight.dequantize().bfloat16())
     ids = torch.tensor([5, 0, 63])
     assert torch.equal(embed_packed(slabs, ids, torch.bfloat16), want[ids])
+
+
+@pytest.mark.parametrize("form", PLANES)
+@pytest.mark.parametrize("paired", [False, True])
+def test_what_lies_beside_codes_in_lanes(form: str, paired: bool) -> None:
+    """Red when planes, or numbers beside them, lie where nobody looks; or twice."""
+    torch.manual_seed(0)
+    weight = FORMS[form](64, 1024, "cpu")
+    slabs, plain = slabs_of(weight, paired, torch.bfloat16), slabs_of(weight, paired)
+    assert slabs is not None and slabs.form.lanes and plain is not None
+    assert slabs.num_bytes == plain.num_bytes and len(slabs.words) == words_of(slabs.form, 1024)
+    out = torch.empty(64, 1024, dtype=torch.bfloat16)
+    assert torch.equal(expand(slabs, out), expand(plain, torch.empty_like(out)))
