@@ -79,7 +79,7 @@ def _zero(kept, group, FORM: gl.constexpr, layout: gl.constexpr):
     if ZEROS == "u16":
         zero = MORE + decoded((_bits(kept, 0, group, 1, layout) >> 16) & 0xFFFF, "u16")
     else:
-        zero = MORE + decoded(_bits(kept, FORM.zeros_at, group, 4, layout), "u8")
+        zero = MORE + decoded(_bits(kept, FORM.zeros_at, group, 4, layout), ZEROS)
     return zero
 
 

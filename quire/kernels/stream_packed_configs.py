@@ -79,7 +79,7 @@ def _is_code(form: SlabForm, dtype: torch.dtype) -> bool:
         return dtype == torch.bfloat16 or (form.kind == "int" and form.scales == "f16")
     is_kind = form.kind in ("int", "table", "e4m3") and form.scales in _NUMBERS_OF_WORD
     is_kind = is_kind and form.scales != "power"
-    return is_kind and form.offsets in ("", "f16", "u8") and form.zeros in ("", "u16", "u8")
+    return is_kind and form.offsets in ("", "f16", "u8") and form.zeros in ("", "u16", "u8", "s8")
 
 
 _NUMBERS_OF_WORD = {"f32": 1, "f16": 2, "bf16": 2, "u8": 4, "s8": 4, "power": 4}
@@ -95,7 +95,7 @@ def words_of(form: SlabForm, k: int) -> int:
     """Beside the codes of a row of k inputs."""
     groups = ceil_div(k, form.group) if form.group else 1
     supers = ceil_div(groups, form.super_size) if form.super_size else 0
-    bytes_of = [form.offsets == "u8", form.zeros == "u8"]
+    bytes_of = [form.offsets == "u8", form.zeros in ("u8", "s8")]
     return ceil_div(groups, numbers_of_word(form)) + supers + sum(bytes_of) * ceil_div(groups, 4)
 
 

@@ -13,7 +13,18 @@ from quire.ops.slabs_of import slabs_of
 from quire.quant.load_forms import load_form
 
 WIDE = ("int8", "fp8", "nf4")
-PLANES = ("Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "int3-g32", "int4-g32-asym")
+PLANES = (
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "IQ4_NL",
+    "int3-g32",
+    "int4-g32-asym",
+    "int8-g32-asym",
+)
 
 
 @pytest.mark.parametrize(
