@@ -66,13 +66,14 @@ def carrier_between(args: EngineArgs, places: tuple[str, ...], on_host: str) -> 
 
 
 def maps_memory(one: str, other: str) -> bool:
-    """Whether processes on these GPUs can map each other's memory."""
+    """Whether processes on these GPUs can map each other's memory. That it can be shared at all is
+    tried on the first GPU: on another one this process would take memory."""
     from quire.dist.mapped import can_be_shared
 
     first, second = number_of(one), number_of(other)
     if first != second and not torch.cuda.can_device_access_peer(first, second):
         return False
-    return can_be_shared(torch.device("cuda", first))
+    return can_be_shared(torch.device("cuda", 0))
 
 
 def rank_decisions(

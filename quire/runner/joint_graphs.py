@@ -73,6 +73,7 @@ class JointMemory:
         if not self._is_due:
             raise RuntimeError(f"this rank lacks the graph {key}, which others have")
         self._is_due = False
+        assert not self._ranks.hush.is_on, "a graph without what ranks say"
         try:
             self._own.rehearse(first, key)  # with everybody: ways are made when first used
         except torch.OutOfMemoryError as error:  # the others wait in the middle of it
