@@ -48,7 +48,7 @@ def open_adapters(
     own = runner.adapters = AdapterBank(runner.model, names, most)
     if runner.tapes is not None:
         runner.tapes.adapters = own.recorded
-    if own.on_gpu is not None and runner.graphs is not None:
+    if own.on_gpu is not None and runner.graphs is not None and runner.model.ranks.is_alone:
         from quire.runner.adapted_graphs import AdaptedGraphs  # CPU installs need no triton
 
         graphs = AdaptedGraphs(partial(decoded, runner), own, runner.rows, runner.graphs)

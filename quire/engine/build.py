@@ -32,6 +32,7 @@ from quire.engine.gpu_weights import gpu_weight_decisions, keeps_packed_on
 from quire.engine.load_model import load_model
 from quire.engine.parking import Parking, offer_of
 from quire.engine.pool_size import PoolSizer, Runs, largest_share, steps_ahead
+from quire.engine.rank_graphs import steps_decision, why_by_kernels
 from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
 from quire.engine.tier_identity import PageMakers
@@ -126,7 +127,7 @@ def build_engine(
     _agree_on_queries(seat, model, cache)
     decisions += sizer.decisions(pages)
     pool = PagePool(backend, heads, cache, pages, device, offer.pages)
-    runner = _runner(seat, config, model, backend, heads, pool, rows)
+    runner = _runner(seat, config, model, backend, heads, pool, rows, decisions)
     runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     grammars = _grammars(tokenizer, spec, runner)
     drafts = parts.finish(runner, config, decisions) or _jumps(grammars, runner)
@@ -160,10 +161,16 @@ def _runner(
     heads: AttnSpec,
     pool: PagePool,
     rows: RequestRows,
+    decisions: list[Decision],
 ) -> ModelRunner:
-    # Graphs of ranks would have to capture what others say.
-    is_free = model.device.type == "cuda" and model.ranks.num_processes == 1
-    captures = is_free and backend.caps.graphs and not config.enforce_eager
+    captures = model.device.type == "cuda" and backend.caps.graphs and not config.enforce_eager
+    if model.device.type == "cuda" and model.ranks.num_processes > 1:
+        graphed = model.ranks.graphed is not None
+        why = why_by_kernels(model.ranks, model.spec, config.enforce_eager, graphed)
+        if not backend.caps.graphs:
+            why = why or "no graph can hold what attention does here"
+        captures = captures and why is None
+        decisions.append(steps_decision(why))
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
     expand_prompts = model.spec.mla is not None and not config.cache.prefix_caching
     return seat.runner(model, backend, heads, pool, rows, captures, expand_prompts)
