@@ -147,6 +147,7 @@ FORMATS: dict[str, Callable[[], tuple[Weight, float]]] = {
 # By how much more than the file, on a CPU and on a GPU; None: within 3 %.
 WIDER: dict[str, tuple[float | None, float | None]] = {
     "Q3_K": (0.327, None),
+    "Q1_0": (0.889, 0.889),
     "TQ1_0": (0.222, 0.222),
     **{f"int 1 bits g{group}": (more, more) for group, more in ((32, 0.667), (128, 0.889))},
     **{f"int 1 bits g{group}, zeros": (more, more) for group, more in ((32, 0.796), (128, 0.931))},
