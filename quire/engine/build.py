@@ -216,6 +216,8 @@ def _wish(
     form = asked_form(args, checkpoint, device)
     if form is not None:
         cpu = cpu.rounding_to(str(args.quantization))
+    elif isinstance(checkpoint, GGUFCheckpoint) or method_of(checkpoint.config) is not None:
+        cpu = cpu.of_packed_files()
     return cpu, Wish(cpu.keeps_packed or keeps_packed_on(device, args, checkpoint), form)
 
 
