@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quire.config import Decision, EngineArgs
-from quire.engine import rank_messages as msg
+from quire.config import Decision, EngineArgs, SchedConfig
 from quire.errors import NotSupported
-from quire.lora.adapters import Adapters, Facts
+from quire.lora.adapters import Adapters, Bank
 from quire.lora.bank import AdapterBank
 from quire.lora.folder import WEIGHTS
 from quire.lora.host_room import HostRoom
@@ -24,7 +23,7 @@ from quire.runner.device import free_memory
 from quire.runner.graphs import SHORTEST_CONTEXT
 from quire.runner.runner import ModelRunner
 from quire.runner.warmup import SOME
-from quire.sched.queue import WaitingLine
+from quire.sched.policies import waiting_line
 
 if TYPE_CHECKING:
     from quire.engine.rank_group import RankGroup
@@ -36,40 +35,12 @@ COPIES_SHARE = 8  # copies of adapters on the host take so little of what is fre
 USUAL_RANK = 16  # up to it, padded; of larger ones some kernels compile with the first
 
 
-class GroupBank:
-    """`lora.adapters.Bank` of a model that several ranks hold: each has its share of an adapter."""
-
-    def __init__(self, own: AdapterBank, group: RankGroup) -> None:
-        self._own, self._group = own, group
-
-    def put(self, number: int, path: str) -> Facts:
-        facts = self._own.put(number, path)  # what is wrong with a folder is found here
-        self._group.tell(msg.PutAdapter(number, path))
-        return facts
-
-    def drop(self, number: int) -> None:
-        self._own.drop(number)
-        self._group.tell(msg.DropAdapter(number))
-
-    def save(self, number: int) -> None:
-        self._own.save(number)
-        self._group.tell(msg.SaveAdapter(number))
-
-    def restore(self, number: int) -> None:
-        self._own.restore(number)
-        self._group.tell(msg.RestoreAdapter(number))
-
-    def forget(self, number: int) -> None:
-        self._own.forget(number)
-        self._group.tell(msg.ForgetAdapter(number))
-
-
 def open_adapters(
     args: EngineArgs,
+    sched: SchedConfig,
     runner: ModelRunner,
     names: Mapping[str, Target],
     decisions: list[Decision],
-    line: WaitingLine,
     group: RankGroup | None = None,
 ) -> Adapters:
     """With those that were asked for at start. Raises CheckpointError or NotSupported."""
@@ -85,13 +56,20 @@ def open_adapters(
         own.on_first = partial(_compile, runner, graphs)
         if args.max_loras is not None and not args.lora:
             _compile_ahead(own, runner, graphs)
-    bank = own if group is None else GroupBank(own, group)
-    adapters = Adapters(bank, most, line, _host_room(args))
+    adapters = Adapters(_bank(own, group), most, waiting_line(sched), _host_room(args))
     for name, path in (args.lora or {}).items():
         entry = adapters.load(name, path)
         why = f"rank {entry.facts.rank}, {size_text(entry.facts.num_bytes)} of {entry.path}"
         decisions.append(Decision("adapter", name, why))
     return adapters
+
+
+def _bank(own: AdapterBank, group: RankGroup | None) -> Bank:
+    if group is None:
+        return own
+    from quire.engine.group_bank import GroupBank  # one rank needs no messages
+
+    return GroupBank(own, group)
 
 
 def _host_room(args: EngineArgs) -> HostRoom:

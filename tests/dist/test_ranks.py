@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +187,11 @@ def test_adapters_are_shared_out(stages: int, group: RankGroup, tmp_path: Path) 
     args = {"lora": {"first": first}, "quantization": "rtn-int4-g32"}
     expected = adapted(alone(folder, **args))
     assert expected != answers(alone(folder, quantization="rtn-int4-g32"))
-    with model_on(group, folder, **args, pipeline_parallel_size=stages) as llm:
+    with model_on(group, folder, **args, pipeline_parallel_size=stages, max_loras=1) as llm:
         assert adapted(llm) == expected
+        for path in (first, second):
+            shutil.rmtree(path)
+        assert adapted(llm) == expected  # every rank has a copy
 
 
 @pytest.mark.parametrize("stages", [1, 2])
