@@ -94,7 +94,7 @@ class Fleet:
                 slot.was_ready, slot.needs = True, slot.memory or slot.needs
                 slot.was_short = False  # others may come and go before it is started again
                 slot.folder.touch()  # idle time counts from here
-                slot.device = slot.folder.device
+                slot.device = slot.folder.home.device
             if slot.can_leave:
                 self._look_at_home(slot)
             else:
@@ -132,8 +132,16 @@ class Fleet:
         else:
             slot.set("ready")
             if is_idle and (slot.wanted == "parked" or self._is_rest(slot)):
-                slot.wanted = "parked"
-                slot.tell(parks=True)
+                self._have_leave(slot)
+
+    def _have_leave(self, slot: Slot) -> None:
+        """In place, where a copy of the weights may stay on the host."""
+        slot.wanted = "parked"
+        copy = 0 if slot.locked else slot.folder.home.weight_bytes
+        if self.memory and sum(one.takes for one in self.slots) + copy > self.memory:
+            self._refuse(slot, f"a copy of its weights takes {copy:,} bytes more than --memory has")
+        else:
+            slot.tell(parks=True)
 
     def _hear_line(self, slot: Slot, line: ParkLine) -> None:
         try:
@@ -149,6 +157,7 @@ class Fleet:
         slot.hang_up()
         if reply.error is None:
             slot.is_away = line.parks
+            slot.locked = reply.value if isinstance(reply.value, int) else 0
             if not line.parks:
                 slot.folder.touch()
             slot.set("parked" if slot.is_away else "ready")
@@ -163,8 +172,11 @@ class Fleet:
         if slot.wanted == "parked":
             slot.wanted = slot.before
         if error != BUSY:
-            log_event("model_parks_by_heir", name=slot.own.name, reason=error)
-            slot.is_refused = True
+            self._refuse(slot, error)
+
+    def _refuse(self, slot: Slot, reason: str) -> None:
+        log_event("model_parks_by_heir", name=slot.own.name, reason=reason)
+        slot.is_refused = True
 
     def _cannot_return(self, slot: Slot, error: str) -> None:
         """Others have its memory. Where those are no models of ours, nor were when it was told, it
@@ -291,7 +303,7 @@ class Fleet:
         """Whether the model may be loaded now; if not, somebody idle is told to go."""
         others = [other for other in self.slots if other is not slot]
         used = sum(other.takes for other in others)
-        if not self.memory or used + slot.needs <= self.memory:
+        if not self.memory or used + max(slot.needs, slot.takes) <= self.memory:
             return True
         if not any(other.child.process for other in others):
             return True  # alone: it may need less than we think

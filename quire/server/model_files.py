@@ -2,7 +2,7 @@
 
 Small files in the model's folder below the runtime folder, each replaced as a whole. `state` is the
 supervisor's word, `want` a wish of the API process, and the time of `used` is when a request last
-named the model. The engine adds its socket, `parked` when it waits without weights, `device`
+named the model. The engine adds its socket, `parked` when it waits without weights, `home`
 with the GPU whose memory it can leave and take again, `failed` with the reason when it could not
 start, and `short` when that was memory of a GPU.
 """
@@ -30,6 +30,13 @@ class ModelState(msgspec.Struct, frozen=True):
     state: State = "unloaded"
     reason: str = ""  # why it failed, or what it waits for
     memory: int = 0  # bytes of its process, when it was last looked at
+
+
+class Home(msgspec.Struct, frozen=True):
+    """Where an engine has its weights, if it can leave without ending."""
+
+    device: str = ""  # empty: it cannot
+    weight_bytes: int = 0
 
 
 class ModelFolder:
@@ -61,7 +68,7 @@ class ModelFolder:
 
     def clear(self) -> None:
         """What the last engine left."""
-        for name in (SOCKET, "parked", "device", "failed", "short"):
+        for name in (SOCKET, "parked", "home", "failed", "short"):
             (self.path / name).unlink(missing_ok=True)
 
     def reason(self) -> str:
@@ -70,11 +77,10 @@ class ModelFolder:
         return ""
 
     @property
-    def device(self) -> str:
-        """Whose memory the engine can leave without ending; empty: of none."""
-        with suppress(OSError):
-            return (self.path / "device").read_text()
-        return ""
+    def home(self) -> Home:
+        with suppress(OSError, msgspec.MsgspecError):
+            return msgspec.json.decode((self.path / "home").read_bytes(), type=Home)
+        return Home()
 
     @property
     def was_short(self) -> bool:
@@ -93,8 +99,8 @@ class ModelFolder:
         else:
             (self.path / "parked").unlink(missing_ok=True)
 
-    def set_device(self, name: str) -> None:
-        self._write("device", name.encode())
+    def set_home(self, home: Home) -> None:
+        self._write("home", msgspec.json.encode(home))
 
     def fail(self, reason: str) -> None:
         self._write("failed", reason.encode())

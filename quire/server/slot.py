@@ -15,7 +15,7 @@ import msgspec
 
 from quire.obs.log import log_event
 from quire.server.child import Child
-from quire.server.model_files import ModelFolder, ModelState, State
+from quire.server.model_files import Home, ModelFolder, ModelState, State
 from quire.server.park_line import ParkLine
 from quire.server.settings import ModelSettings, ServeSettings
 
@@ -31,6 +31,7 @@ class Slot:
         self.state = ModelState("loading" if own.at_start else "unloaded")
         self.was_ready = self.is_asked_for = False
         self.device = ""  # whose memory the engine can leave; empty: not known, or of none
+        self.locked = 0  # bytes of the host that a copy of its weights has
         self.line: ParkLine | None = None  # on which it was told so
         self.is_away = self.is_refused = False  # it left; it has no memory of the host to leave to
         self.before: State = "ready"  # what was asked for last: it stays so where it cannot leave
@@ -53,7 +54,7 @@ class Slot:
     @property
     def memory(self) -> int:
         """Bytes that its processes have in memory; 0 where the system does not tell."""
-        return _memory_of(self.child) + (_memory_of(self.heir) if self.heir else 0)
+        return self.locked + _memory_of(self.child) + (_memory_of(self.heir) if self.heir else 0)
 
     @property
     def takes(self) -> int:
@@ -83,7 +84,7 @@ class Slot:
 
     @property
     def can_leave(self) -> bool:
-        return bool(self.folder.device) and not self.is_refused
+        return bool(self.folder.home.device) and not self.is_refused
 
     def tell(self, parks: bool) -> None:
         """Leave the GPU's memory, or come back."""
@@ -99,6 +100,7 @@ class Slot:
         """All that was true of an engine that is no more."""
         self.hang_up()
         self.is_away = self.is_refused = False
+        self.locked = 0
 
     # ------------------------------------------------------------ the heir
 
@@ -118,7 +120,7 @@ class Slot:
         """The heir has imported everything: the weights may go."""
         assert self.heir is not None
         self.forget()
-        self.folder.set_device("")
+        self.folder.set_home(Home())
         _end(self.child)
         self.folder.socket.unlink(missing_ok=True)
         self.heir.crashes = self.child.crashes
