@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,10 +45,11 @@ class Slot:
         folder.path.mkdir(mode=0o700)
         folder.tell(self.state)
 
-    def set(self, state: State, reason: str = "") -> None:
-        told = ModelState(state, reason, self.memory)
-        if (told.state, told.reason) != (self.state.state, self.state.reason):
-            log_event("model", name=self.own.name, state=state, reason=reason)
+    def set(self, state: State, reason: str = "", waits_for: Sequence[str] = ()) -> None:
+        told, old = ModelState(state, reason, self.memory, tuple(waits_for)), self.state
+        if msgspec.structs.replace(told, memory=old.memory) != old:
+            if (state, reason) != (old.state, old.reason):
+                log_event("model", name=self.own.name, state=state, reason=reason)
             self.folder.tell(told)
         self.state = told
 

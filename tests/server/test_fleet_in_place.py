@@ -409,6 +409,68 @@ def test_a_model_that_others_left_for_meanwhile_is_started_again(
     becomes(fleet, b, "ready")
 
 
+# ------------------------------------------------------------ batches
+
+
+def test_a_batch_takes_no_place(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    """Red when a model goes for lines of a batch, or these have one started again and again."""
+    fleet = make(model("a"), model("b", at_start=False))
+    a, b = fleet.slots
+    becomes(fleet, a, "ready")
+
+    def stays_away(state: str) -> None:
+        for _ in range(20):
+            b.folder.ask_softly()
+            fleet.tick()
+            time.sleep(0.01)
+        tick_until(fleet, lambda: b.line is None and b.state.state == state)
+        assert gpu.held == {"a"} and a.folder.read().state == "ready"
+
+    b.folder.ask_softly()
+    tick_until(fleet, lambda: b.was_short)  # nobody knew
+    num_starts = len(gpu.starts)
+    stays_away("unloaded")
+    assert len(gpu.starts) == num_starts
+    parked(fleet, a)
+    b.folder.ask_softly()
+    becomes(fleet, b, "ready")
+    a.folder.ask("load")  # somebody comes
+    becomes(fleet, a, "ready")
+    assert b.folder.read().state == "parked"
+    stays_away("parked")
+    b.folder.ask("load")
+    becomes(fleet, b, "ready")
+
+
+def test_a_batch_gives_way_before_its_model_goes(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    """Red when lines keep a model in its place, or lose it in the midst of their work."""
+    fleet = make(model("a", park_after_s=0.3), model("b", at_start=False))
+    a, b = fleet.slots
+    becomes(fleet, a, "ready")
+    time.sleep(0.4)
+    for _ in range(20):  # nobody but a batch uses it
+        a.folder.work()
+        fleet.tick()
+        time.sleep(0.02)
+    assert a.folder.read().state == "ready" and a.line is None
+    b.folder.ask("load")
+
+    def is_told() -> bool:
+        a.folder.work()
+        return b.folder.read().waits_for == ("a",) and a.wanted == "parked"
+
+    tick_until(fleet, is_told)
+    a.folder.ask_softly()  # another line comes
+    for _ in range(20):
+        a.folder.work()
+        fleet.tick()
+        time.sleep(0.01)
+    assert a.line is None and a.wanted == "parked" and gpu.held == {"a"}
+    a.folder.stop_work()
+    becomes(fleet, b, "ready")
+    assert a.folder.read().state == "parked" and b.folder.read().waits_for == ()
+
+
 # ------------------------------------------------------------ memory of the host
 
 
