@@ -66,7 +66,6 @@ from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
 from quire.sched.costs import StepCosts
 from quire.sched.gap import prompt_budget
-from quire.sched.policies import waiting_line
 from quire.sched.scheduler import Scheduler
 from quire.spec.jumps import Jumps
 from quire.tiers.tiers import Tiers
@@ -136,8 +135,7 @@ def build_engine(
     kv = _kv_manager(config, cache, pages, kept_apart.secret, ranks.num_homes)
     scheduler = _scheduler(config, kv, runner, decisions)
     names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
-    line = waiting_line(config.sched)
-    adapters = open_adapters(args, runner, names, decisions, line, seat.group)
+    adapters = open_adapters(args, config.sched, runner, names, decisions, seat.group)
     runner.balancer = open_copies(args, model, checkpoint, names, wish, cpu)
     core = EngineCore(scheduler, runner, lag, grammars, drafts, adapters)
     connect_tiers(kept_apart, core, runner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,7 @@ class Adapted:
             str(write_adapter(folder / name, theirs, seed=seed))
             for seed, name in enumerate(("first", "second"))
         )
+        self.adapters = (first, second)
         self.args: dict[str, Any] = {"lora": {"first": first}, "quantization": "rtn-int4-g32"}
         named = LoRARequest("first")
         self._asked = [named, None, LoRARequest("second", 2, second), named]
@@ -183,8 +185,12 @@ def test_adapters_are_shared_out(stages: int, group: RankGroup, tmp_path: Path) 
     case = Adapted(tmp_path)
     expected = case.answers(alone(case.folder, **case.args))
     assert expected != answers(alone(case.folder, quantization="rtn-int4-g32"))
-    with model_on(group, case.folder, **case.args, pipeline_parallel_size=stages) as llm:
+    kept = {**case.args, "pipeline_parallel_size": stages, "max_loras": 1}
+    with model_on(group, case.folder, **kept) as llm:
         assert case.answers(llm) == expected
+        for folder in case.adapters:
+            shutil.rmtree(folder)
+        assert case.answers(llm) == expected  # every rank has a copy
 
 
 @pytest.mark.parametrize("stages", [1, 2])

@@ -127,7 +127,7 @@ def test_few_in_memory_and_growing_ranks(made: Setup) -> None:
 
 
 def test_copies_on_the_host(made: Setup, tmp_path: Path) -> None:
-    """Red when an adapter that made room needs its folder, or comes back before its copy is whole."""
+    """Red when an adapter that made room needs its folder, or comes back from half a copy."""
     engine = engine_of(made.kind, made.model, max_loras=1)
     bank, adapters = engine.runner.adapters, engine.core.adapters
     assert bank is not None and adapters is not None
