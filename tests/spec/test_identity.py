@@ -94,33 +94,6 @@ def test_trees_change_nothing(
         assert llm.stats().num_preempted > 0
 
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "ngram": {"method": "ngram", "adaptive": False, "prompt_lookup_min": 1},
-    "suffix": {"method": "suffix", "adaptive": False},
-    "suffix by cost": {"method": "suffix"},
-    "early exit": {"method": "early_exit", "adaptive": False, "num_speculative_tokens": 3},
-    "draft model": {"method": "draft_model", "adaptive": False, "num_speculative_tokens": 3},
-    "suffix+model": {"method": "suffix+draft_model", "num_speculative_tokens": 4},
-}
-
-
-@pytest.mark.parametrize("family", FAMILIES if IS_LONG else FAMILIES[:2])
-@pytest.mark.parametrize("config", CONFIGS)
-def test_methods_change_nothing(
-    family: str, config: str, folder: Path, plain: dict[str, list[object]]
-) -> None:
-    asked = dict(CONFIGS[config])
-    if "model" in config:  # the target itself: the best drafter there is
-        asked["model"] = str(folder / "llama")
-    llm = open_tiny(folder, family, speculative_config=asked)
-    assert answer(llm, everyone()) == plain[family]
-    assert answer(llm, everyone()) == plain[family]
-    stats = llm.stats()
-    assert stats.num_accepted_tokens > (0 if config == "early exit" else 30)
-    if config in ("ngram", "suffix"):
-        assert stats.num_accepted_tokens < stats.num_drafted_tokens
-
-
 HEADS = [
     ("suffix+eagle3", "llama", "crowded"),
     ("eagle3", "llama", "preempted"),
