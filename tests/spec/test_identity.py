@@ -178,7 +178,28 @@ def row_of_the_first_sample(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gather.StepShape, "_set_samples", set_samples)
 
 
+def wrong_slot_after_a_rejection(patch: pytest.MonkeyPatch) -> None:
+    """The keys of what was drawn go astray, and those of the refused draft stay in their place."""
+    plain, fed_last = gather.fed_tokens, dict[int, tuple[int, int]]()
+
+    def fed_tokens(rows: Any, token_rows: Any, positions: Any, *more: Any) -> Any:
+        made = plain(rows, token_rows, positions, *more)
+        runs: dict[int, list[int]] = {}
+        for at, (row, position) in enumerate(
+            zip(token_rows.tolist(), positions.tolist(), strict=True)
+        ):
+            runs.setdefault(row, []).append(position)
+            start, end = fed_last.get(row, (0, 0))
+            if start < position < end:
+                made.slots[:, at] = 0  # of the scratch page
+        fed_last.update({row: (run[0], run[-1] + 1) for row, run in runs.items()})
+        return made
+
+    patch.setattr(gather, "fed_tokens", fed_tokens)
+
+
 PLANTS = (
+    wrong_slot_after_a_rejection,
     noise_of_the_wrong_position,
     grammar_not_rolled_back,
     history_without_drafts,
