@@ -184,6 +184,8 @@ class Speculation:
         is_fixed, is_worth = self.limits.is_fixed, self._is_worth(1.0, len(decodes), 0)
         room = MAX_DRAFTS if is_fixed else max(1, MOST_WEIGHED // max(1, len(decodes)))
         for request in decodes:
+            if not (is_fixed or any(s.looks[request.id].is_due(self._step) for s in self._sources)):
+                continue
             most = min(self._allowed(request), scheduler.max_drafts(request), room)
             if request.num_pending or most <= 0:
                 continue
