@@ -22,6 +22,7 @@ from quire.quant.gguf_codes import can_code, coded
 from quire.quant.load_forms import E2M1_TABLE, NF4, load_form
 from quire.quant.scaled import Scaled
 from quire.quant.weight import Weight
+from tests.load.held import plain
 
 slabs = pytest.importorskip("quire.ops.slabs_of")  # needs triton
 
@@ -70,6 +71,20 @@ def _nvfp4() -> tuple[Weight, float]:
     return replace(made, table=E2M1_TABLE), 4 + 8 / 16
 
 
+def _codebook(bits: int) -> tuple[Weight, float]:
+    """As it is read: every four rows have values of their own."""
+    size, groups = 1 << bits, NUM_IN // 128
+    said = {"quant_method": "codebook", "bits": bits}
+    stored = {
+        "w.weight_codes": torch.randint(0, 256, (NUM_OUT, NUM_IN * bits // 8), dtype=torch.uint8),
+        "w.weight_values": torch.randint(-127, 128, (NUM_OUT // 4, size), dtype=torch.int8),
+        "w.weight_scale": (torch.rand(NUM_OUT, groups) + 0.1).half(),
+    }
+    made = plain(said, stored).packed("w.weight")
+    assert made is not None
+    return made, bits + 16 / 128 + 8 * size / 4 / NUM_IN
+
+
 LOADED = {
     "fp8": 8 + 32 / NUM_IN,
     "int8": 8 + 16 / NUM_IN,
@@ -92,6 +107,7 @@ FORMATS: dict[str, Callable[[], tuple[Weight, float]]] = {
         for group in (32, 128)
         for has_zeros in (False, True)
     },
+    **{f"codebook of {bits} bits": partial(_codebook, bits) for bits in (2, 3, 4)},
     "fp8 in blocks": _fp8_blocks,
     "nf4 of two levels": _nf4_of_two_levels,
     "nvfp4": _nvfp4,
@@ -106,6 +122,8 @@ WIDER: dict[str, tuple[float | None, float | None]] = {
     "gptq 3 bits g128": (0.320, None),
     "gptq 3 bits g128, zeros": (0.330, None),
     "nf4 of two levels": (0.091, 0.091),
+    "codebook of 2 bits": (0.949, 0.993),
+    "codebook of 3 bits": (0.323, 0.353),
 }
 
 
