@@ -6,7 +6,9 @@
 there. Both prune all of DIR, a folder of the Llama family with fp32 weights, on the same tokens,
 block by block, each block seeing what the pruned ones before it make of them; ours without
 reconstruction, which the package does not have. A mask's overlap is the share of weights on which
-both agree whether they go. Prints one JSON line for each method and pattern.
+both agree whether they go. `--reversed` takes ourselves for the reference, with the sequences of
+the text in reverse: the same sums in another order, so what differs then is rounding. Prints a JSON
+line for each method and pattern.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quire.compress.calibration import Calibration
 from quire.compress.passes.recipe import Recipe
@@ -32,6 +35,7 @@ from quire.evaluate.report import report
 from quire.evaluate.run import Work
 from quire.evaluate.run import run as evaluated
 from quire.evaluate.texts import HeldOut
+from quire.text.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
 REFERENCE = Path(__file__).with_name("prune_by_llmcompressor.py")
@@ -48,6 +52,11 @@ def ours(model: Path, out: Path, case: tuple[str, str | None], text: Calibration
     method, pattern = case
     recipe = Recipe(method, pattern=pattern, plain=pattern is not None, reconstruct=False)
     compress(Job(str(model), out, recipe, text, (), CPU), lambda progress: None)
+
+
+class Reversed(Calibration):
+    def sequences(self, tokenizer: Tokenizer) -> Tensor:
+        return super().sequences(tokenizer).flip(0)
 
 
 def theirs(python: str, model: Path, ids: Path, out: Path, case: tuple[str, str | None]) -> None:
@@ -78,7 +87,10 @@ def measure(args: argparse.Namespace, case: tuple[str, str | None], folder: Path
     assert tokenizer is not None, f"{args.model} has no tokenizer"
     np.save(ids := folder / "ids.npy", text.sequences(tokenizer).numpy())
     ours(args.model, folder / "ours", case, text)
-    theirs(args.python, args.model, ids, folder / "theirs", case)
+    if args.reversed:
+        ours(args.model, folder / "theirs", case, Reversed(args.samples, args.length))
+    else:
+        theirs(args.python, args.model, ids, folder / "theirs", case)
     work = Work(HeldOut.file(args.text), args.window, args.tokens, {}, {"device": "cpu"})
     arms = [Arm(name, str(folder / name)) for name in ("ours", "theirs")]
     rows = report(evaluated(arms, Arm("original", str(args.model)), work, note), work)["rows"]
@@ -86,6 +98,7 @@ def measure(args: argparse.Namespace, case: tuple[str, str | None], folder: Path
     blocks = overlaps(folder / "ours", folder / "theirs")
     return {
         "what": "prune_reference",
+        "beside": "ourselves, reversed" if args.reversed else "llm-compressor",
         "method": case[0],
         "pattern": case[1] or "half of all",
         "overlap": round(sum(blocks) / len(blocks), 6),
@@ -105,6 +118,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True, help="held out, UTF-8")
     parser.add_argument("--python", default=sys.executable, help="that has llmcompressor")
+    parser.add_argument("--reversed", action="store_true", help="ourselves in another order")
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--window", type=int, default=255)
