@@ -35,7 +35,7 @@ def _spread(*shape: int) -> Tensor:
     return (values * shape[-1] ** -0.5).bfloat16()
 
 
-@pytest.mark.parametrize("form", ["int4-g128-asym", "fp8", "Q6_K"])
+@pytest.mark.parametrize("form", ["int4-g128-asym", "fp8", "Q6_K", "codebook"])
 def test_the_check_passes(form: str) -> None:
     """Red when the engine would expand the form here."""
     torch.manual_seed(0)
