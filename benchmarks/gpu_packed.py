@@ -129,6 +129,13 @@ def _nvfp4(n: int, k: int, device: str) -> Weight:
     return Coded(whole, 4, 16, eighths, super_scales=above, table=E2M1_TABLE, eighths="over")
 
 
+def _codebook(n: int, k: int, device: str) -> Weight:
+    values = torch.randint(-127, 128, (-(-n // 4), 16), dtype=torch.int8, device=device)
+    scales = (torch.rand(n, k // 128, device=device) * 1e-3).half()
+    tables = values.sort(1).values.repeat_interleave(4, 0)[:n]
+    return Coded(_codes(4, n, k, device), 4, 32, scales, tables=tables, share=4)
+
+
 def _fp8_blocks(n: int, k: int, device: str) -> Weight:
     floats = torch.randn(n, k, device=device).to(torch.float8_e4m3fn)
     scales = torch.rand(-(-n // 128), -(-k // 128), device=device) * 0.01
@@ -168,6 +175,7 @@ FORMS: dict[str, Callable[[int, int, str], Weight]] = {
     "Q4_K": partial(_k_quant, 4, 32, True),
     "Q5_K": partial(_k_quant, 5, 32, True),
     "Q6_K": partial(_k_quant, 6, 16, False),
+    "codebook": _codebook,
     "2:4": _sparse,
 }
 

@@ -52,9 +52,11 @@ def cache_folder() -> Path:
 
 def leave_ends_to_us() -> None:
     """Of groups that talk over NCCL, made from now on: torch shall not end this process when a
-    collective is late, nor when its own watch is. `dist/nccl.py` has an end for both."""
+    collective is late, nor when its own watch is. `dist/nccl.py` has an end for both. Nor shall
+    ranks tell each other of tensors while a graph is captured: one of them may fail to."""
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+    os.environ["NCCL_GRAPH_REGISTER"] = "0"
 
 
 def api_key() -> str | None:

@@ -142,12 +142,15 @@ class LLM:
         return self._loop.stream(self._conversation(prompt, params, 0, lora_request))
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> Iterator[StreamEvent]:
         from quire.offline.chat_prompt import ChatStyle
 
         prompt = ChatStyle.of().prompt(self.get_tokenizer(), messages)
-        return self.stream(prompt, sampling_params)
+        return self.stream(prompt, sampling_params, lora_request)
 
     def beam_search(
         self,
@@ -222,11 +225,15 @@ class LLM:
         return [pooled.classification(p, verdict) for p in found]
 
     def reward(
-        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        lora_request: Adapters = None,
     ) -> list[PoolingRequestOutput]:
         """The plain numbers of a classification head, one for each label: a reward's worth."""
         self._head("reward")
-        return self._pool(prompts, "classify", use_tqdm)
+        return self._pool(prompts, "classify", use_tqdm, lora_request)
 
     def score(
         self,

@@ -40,6 +40,8 @@ class RequestMetrics:
     num_preemptions: int = 0
     num_drafted_tokens: int = 0  # guesses that were verified
     num_accepted_tokens: int = 0  # of those, the ones that became output: each saved a step
+    accepted_by_position: tuple[int, ...] = ()  # how often a draft so many places ahead was right
+    draft_seconds: float = 0.0  # of the host, these answers' share of what making drafts took
 
     @property
     def ttft(self) -> float | None:

@@ -85,6 +85,7 @@ class Request:
     num_lost: int = 0  # tokens whose keys and values a preemption threw away
     num_drafted: int = 0  # guesses verified so far
     num_accepted: int = 0  # of those, the ones that were right and are part of the output
+    draft_seconds: float = 0.0  # of the host, its share of what making them took
     timing: Timing = field(default_factory=Timing)
 
     @staticmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from quire.params import SamplingParams
 from quire.request import Request, RequestId
@@ -107,6 +107,15 @@ class PageLoad(NamedTuple):
     page: int
 
 
+class StepForm(NamedTuple):
+    """How a runner executes a step: kernel by kernel, or as one of its captured graphs."""
+
+    kind: Literal["kernels", "decodes", "prompt", "mixed"] = "kernels"
+    num_tokens: int = 0  # that the step is padded to; 0: it is not
+    num_singles: int = 0  # of a mixed step: single tokens that attention is laid out for
+    captures: bool = False  # the graph is captured in this step
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Order of effects: admissions, page saves, page copies, page loads, page writes,
@@ -121,6 +130,7 @@ class StepPlan:
     saves: tuple[PageSave, ...] = ()
     loads: tuple[PageLoad, ...] = ()
     is_background: bool = False  # nobody waits for it: it may be given up when somebody comes
+    form: StepForm | None = None  # where ranks must agree, as the first says; None: the runner's
 
     @property
     def has_effect(self) -> bool:

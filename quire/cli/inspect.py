@@ -328,7 +328,7 @@ def _memory_facts(
     weights, form = sum(sizes.values()), f"as {config.dtype}"
     if is_stored or len(sizes) > 1:
         parts = ", ".join(f"{form} {size_text(size)}" for form, size in sizes.items())
-        form = f"as stored: {parts}" if is_stored else f"rounded: {parts}"
+        form = f"as kept: {parts}" if is_stored else f"rounded: {parts}"
     less = plan.expanded_token_bytes / plan.token_bytes
     whole = f"keys and values of every head would take {plan.expanded_token_bytes:,}"
     return [

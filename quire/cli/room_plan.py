@@ -11,11 +11,17 @@ from typing import NamedTuple
 import torch
 
 from quire.config import Decision, EngineArgs, EngineConfig
-from quire.dist.devices import carrier_of
+from quire.dist.devices import GRAPHED
 from quire.dist.ranks import Ranks
 from quire.dist.stages import Stage
 from quire.engine.pool_size import largest_share, max_inflight
-from quire.engine.rank_places import host_carrier, rank_decisions, rank_places
+from quire.engine.rank_graphs import steps_decision, why_by_kernels
+from quire.engine.rank_places import (
+    carrier_between,
+    host_carrier,
+    rank_decisions,
+    rank_places,
+)
 from quire.errors import OutOfMemory
 from quire.kv.forms import CacheForm
 from quire.kv.groups import PageNeeds, layer_groups
@@ -68,7 +74,7 @@ def room_decisions(wanted: Wanted, weights: int) -> list[Decision]:
     if args.parallel.num_ranks == 1:
         return [_pages(wanted, _room(wanted, weights))]
     gpus, held = rank_places(args), held_by_each(wanted, weights)
-    carrier = carrier_of(gpus, args.parallel.num_beside, host_carrier(args.parallel))
+    carrier = carrier_between(args, gpus, host_carrier(args.parallel))
     sizes = [size_text(size) for size in (min(held), max(held))]
     about = sizes[0] if sizes[0] == sizes[1] else " to ".join(sizes)
     why = f"{size_text(sum(held))} together, {args.parallel}"
@@ -77,6 +83,9 @@ def room_decisions(wanted: Wanted, weights: int) -> list[Decision]:
     if not gpus:
         room = _room(wanted, sum(held), args.parallel.num_ranks // args.parallel.nnodes)
         return [*made, _pages(wanted, room)]
+    first, is_eager = everybody(args)[0], wanted.config.enforce_eager
+    by_kernels = why_by_kernels(first, wanted.spec, is_eager, carrier.name in GRAPHED)
+    made.append(steps_decision(by_kernels))
     on_gpus = {
         gpu: [size for at, size in zip(gpus, held, strict=True) if at == gpu] for gpu in gpus
     }

@@ -1,13 +1,13 @@
 """Comm: what ranks say to each other in the middle of a step. Four verbs, and every one exact.
 
 All ranks call the same verbs in the same order. `SoloComm` is for a rank that is alone;
-`native/exchange.py` has the one for a machine's memory, `gloo.py` the one for sockets, `nccl.py` the
-one for GPUs, `host.py` that for GPUs through memory of the host. `devices.py` chooses.
+`native/exchange.py` has the one for a machine's memory, `gloo.py` the one for sockets, `peer.py` and
+`nccl.py` those for GPUs, `host.py` that for GPUs through memory of the host. `devices.py` chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -35,6 +35,15 @@ class Comm(Protocol):
     def check(self) -> None:
         """Raises RankLost where a verb that did not wait for the device has failed since: what came
         of it is not to be used."""
+        ...
+
+
+class Graphed(Protocol):
+    """A `Comm` whose verbs can be part of a CUDA graph has this as well."""
+
+    def launch(self, replay: Callable[[], object]) -> None:
+        """Call `replay`, which launches a graph with verbs in it. Raises RankLost, and launches
+        nothing, once the others are lost."""
         ...
 
 

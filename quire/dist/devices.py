@@ -8,17 +8,20 @@ else.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from itertools import combinations
 from typing import NamedTuple
 
 from quire.errors import NotSupported
 
 _NAMED = re.compile(r"cuda:(\d+)")
+GRAPHED = ("peer", "nccl")  # what goes these ways can be part of CUDA graphs
 
 
 class Carrier(NamedTuple):
     """How ranks side by side bring their parts together."""
 
-    name: str  # "nccl"; or "shared" memory, "gloo" or "network", of the host if ranks are on GPUs
+    name: str  # "peer", "nccl"; or "shared" memory, "gloo" or "network", of the host if on GPUs
     why: str
 
 
@@ -70,9 +73,15 @@ def number_of(place: str) -> int:
     return 0 if found is None else int(found[1])
 
 
-def carrier_of(places: tuple[str, ...], num_beside: int, on_host: str) -> Carrier:
+def carrier_of(
+    places: tuple[str, ...],
+    num_beside: int,
+    on_host: str,
+    maps: Callable[[str, str], bool] = lambda one, other: False,
+) -> Carrier:
     """`places`: a GPU for each rank, none where they are on CPUs; `num_beside` neighbours share the
-    layers of a stage. `on_host`: how processes talk through memory of the host.
+    layers of a stage. `on_host`: how processes talk through memory of the host. `maps`: whether
+    processes on these GPUs, or on this one, can map each other's memory.
 
     >>> carrier_of(("cuda:0", "cuda:1"), 2, "shared").name, carrier_of((), 2, "shared").name
     ('nccl', 'shared')
@@ -81,9 +90,14 @@ def carrier_of(places: tuple[str, ...], num_beside: int, on_host: str) -> Carrie
         return Carrier(on_host, "ranks are on CPUs")
     if num_beside == 1:
         return Carrier(on_host, "stages alone, a message for each step")
-    for first in range(0, len(places), num_beside):
-        beside = places[first : first + num_beside]
-        if len(set(beside)) < num_beside:
-            twice = next(place for place in beside if beside.count(place) > 1)
-            return Carrier(on_host, f"several ranks are on {twice}, which NCCL refuses")
-    return Carrier("nccl", "a GPU for each rank")
+    groups = [places[first : first + num_beside] for first in range(0, len(places), num_beside)]
+    pairs = {pair for beside in groups for pair in combinations(beside, 2)}
+    apart = sorted(pair for pair in pairs if not maps(*pair))
+    if not apart:
+        return Carrier("peer", "ranks map each other's memory")
+    shared = sorted(one for one, other in pairs if one == other)
+    if shared:
+        why = f"several ranks are on {shared[0]}, which NCCL refuses"
+        return Carrier(on_host, f"{why}, and memory of {' and '.join(apart[0])} cannot be mapped")
+    why = f"a GPU for each rank, and {' and '.join(apart[0])} cannot map each other's memory"
+    return Carrier("nccl", why)

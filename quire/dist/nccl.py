@@ -1,36 +1,35 @@
 """NcclComm: ranks on GPUs, one each. Collectives are queued on the device and nobody waits for them.
 
-A thread watches instead: when the oldest one is not done within the deadline, or another rank is
-dead, it aborts the group. The device then goes on with whatever is there, so results count only
-after `check`. Torch's own watchdog would end the process, which may be a user's; it is told not to.
+A watch (`watch.py`) aborts the group when one is late or a rank is dead. Torch's own would end the
+process, which may be a user's; it is told not to. Collectives may be part of CUDA graphs: those end
+before the group does, which waits for them.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import AllgatherOptions, FileStore
 
 from quire.dist.gloo import MEET_S
 from quire.dist.padded import bits_of, join_columns, join_rows, pad_columns, pad_rows
+from quire.dist.watch import Watch, aside
 from quire.env import leave_ends_to_us
-from quire.errors import RankLost
 
-LOOK_S = 0.1  # between looks at what is under way
+
+class Options(Protocol):
+    asyncOp: bool
 
 
 class NcclComm:
-    """`dist.comm.Comm`."""
+    """`dist.comm.Comm` and `dist.comm.Graphed`."""
 
     def __init__(
         self,
@@ -44,14 +43,11 @@ class NcclComm:
         """`meeting`: a file that does not exist yet. `place`: our rank, of how many. Raises
         RankLost when somebody does not come within `meet_s`."""
         self.rank, self.size = place
-        self.device, self.deadline_s, self.meet_s = device, deadline_s, meet_s
-        self._why: str | None = None  # it is lost
-        self._under_way: deque[tuple[torch.cuda.Event, float]] = deque()
-        self._lives = lives
+        self.device, self.meet_s = device, meet_s
         self._group: Any = None
-        self._meet(meeting)
-        self._begun = time.monotonic()  # of the oldest, or later: when the one before it was done
-        threading.Thread(target=_watch, args=(weakref.ref(self),), name="nccl", daemon=True).start()
+        what = f"rank {self.rank} of {self.size} did not meet the others over NCCL"
+        aside(lambda: self._begin(meeting), meet_s, lives, what)
+        self._watch = Watch(place, deadline_s, lives, _aborting(self._group))
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         return join_columns(self._all(pad_columns(x, widths)), widths)
@@ -62,60 +58,40 @@ class NcclComm:
     def merge(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         if x.numel():
-            self._queue(lambda: self._group.allreduce([bits_of(x)], dist.AllreduceOptions()))
+            how = dist.AllreduceOptions()
+            self._queue(lambda: self._group.allreduce([bits_of(x)], how), how)
         return x
 
     def tell(self, x: Tensor) -> None:
         if x.numel():
-            self._queue(lambda: self._group.broadcast([x], dist.BroadcastOptions()))
+            how = dist.BroadcastOptions()
+            self._queue(lambda: self._group.broadcast([x], how), how)
 
     def check(self) -> None:
-        if self._why is not None:
-            raise RankLost(f"rank {self.rank} of {self.size} {self._why}")
+        self._watch.check()
+
+    def launch(self, replay: Callable[[], object]) -> None:
+        self._watch.launch(replay)
 
     def _all(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        every = x.new_empty(self.size, *x.shape)
+        every, how = x.new_empty(self.size, *x.shape), AllgatherOptions()
         if x.numel():
-            self._queue(lambda: self._group._allgather_base(every.flatten(0, 1), x))
+            self._queue(lambda: self._group._allgather_base(every.flatten(0, 1), x, how), how)
         return every
 
-    def _queue(self, begin: Callable[[], dist.Work]) -> None:
+    def _queue(self, begin: Callable[[], dist.Work | None], how: Options) -> None:
         self.check()
+        if torch.cuda.is_current_stream_capturing():
+            how.asyncOp = False  # on this stream, and not on one of the group's
         try:
-            begin().wait()  # the stream does, and not the host
+            work = begin()
+            if work is not None:
+                work.wait()  # the stream does, and not the host
         except RuntimeError as error:
-            self._lose(str(error).splitlines()[0])
+            self._watch.lose(str(error).splitlines()[0])
             self.check()
-        done = torch.cuda.Event()
-        done.record()
-        self._under_way.append((done, time.monotonic()))
-
-    # ------------------------------------------------------------ beginning and end
-
-    def _meet(self, meeting: Path) -> None:
-        """Aside: the library waits for others without an end."""
-        failed: list[RuntimeError] = []
-        met = threading.Event()
-
-        def begin() -> None:
-            try:
-                self._begin(meeting)
-                met.set()
-            except RuntimeError as error:
-                failed.append(error)
-
-        aside = threading.Thread(target=begin, name="nccl-meet", daemon=True)
-        aside.start()
-        until = time.monotonic() + self.meet_s + LOOK_S
-        while aside.is_alive() and time.monotonic() < until and self._lives():
-            aside.join(LOOK_S)
-        if not met.is_set():
-            why = str(failed[0]).splitlines()[0] if failed else "somebody is missing"
-            raise RankLost(
-                f"rank {self.rank} of {self.size} did not meet the others over NCCL within"
-                f" {self.meet_s:g} s: {why}"
-            )
+        self._watch.note()
 
     def _begin(self, meeting: Path) -> None:
         torch.cuda.set_device(self.device)  # of this thread
@@ -134,31 +110,8 @@ class NcclComm:
         self._group.allreduce([torch.ones(1, device=self.device)], dist.AllreduceOptions()).wait()
         torch.cuda.synchronize(self.device)
 
-    def look(self) -> bool:
-        """After whoever is late or dead; whether to look again."""
-        while self._under_way and self._under_way[0][0].query():
-            self._under_way.popleft()
-            self._begun = time.monotonic()
-        if self._under_way and self._why is None:
-            waited = time.monotonic() - max(self._begun, self._under_way[0][1])
-            if waited > self.deadline_s:
-                self._lose(f"heard nothing of the others within {self.deadline_s:g} s")
-            elif not self._lives():
-                self._lose("lost touch with another rank, which is dead")
-        return self._why is None
 
-    def _lose(self, why: str) -> None:
-        """What waits on the device goes on, with whatever is there."""
-        if self._why is None:
-            self._why = why
-            self._group.abort()
-
-
-def _watch(watched: weakref.ref[NcclComm]) -> None:
-    """For as long as anybody has it."""
-    goes_on = True
-    while goes_on:
-        time.sleep(LOOK_S)
-        comm = watched()
-        goes_on = comm is not None and comm.look()
-        del comm
+def _aborting(group: Any) -> Callable[[], object]:
+    """In a thread that nobody waits for: an abort ends when the last graph has, and whoever drops
+    those may be the one who calls."""
+    return lambda: threading.Thread(target=group.abort, name="nccl-abort", daemon=True).start()

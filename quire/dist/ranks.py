@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from torch import Tensor
 
-from quire.dist.comm import Comm, SoloComm
+from quire.dist.comm import Comm, Graphed, SoloComm
 from quire.dist.cuts import Cut, HeadCut, coarse_cuts, head_cuts, row_cuts, shares, width_cuts
 from quire.dist.hush import Hush
 from quire.dist.stages import Stage
@@ -118,6 +118,7 @@ class Ranks:
     has_homes: bool = False  # each has requests of its own, whose rows it alone attends
     hush: Hush = field(default_factory=Hush)  # while it is on, nobody else is asked
     sharers: int = 1  # ranks on the same GPU as this one, itself included
+    graphed: Graphed | None = None  # `comm` without its hush, where CUDA graphs can capture it
 
     @property
     def attention(self) -> Ranks:

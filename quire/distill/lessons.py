@@ -43,6 +43,14 @@ class Lessons:
 
     def of_step(self, micro_step: int) -> Lesson:
         """All answers once in an order of the seed, then in another."""
+        return self._lesson(self._chosen(micro_step))
+
+    def num_tokens(self, micro_step: int) -> int:
+        """That a lesson is about: they count alike, however many of them its batch has."""
+        return sum(len(answer.answer) for answer in self._chosen(micro_step).values())
+
+    def _chosen(self, micro_step: int) -> dict[str, Answer]:
+        """By the names that the teacher keeps them under."""
         num_read = len(self.answers) - self.num_held_out
         first = micro_step * self.batch
         chosen = {}
@@ -52,7 +60,7 @@ class Lessons:
             own = self.own.in_pass(number_of_pass).get(number)
             name = f"{number:06}" if own is None else f"own-{number_of_pass}-{number:06}"
             chosen[name] = own or self.answers[number]
-        return self._lesson(chosen)
+        return chosen
 
     def held_out(self) -> list[Lesson]:
         numbers = range(len(self.answers) - self.num_held_out, len(self.answers))

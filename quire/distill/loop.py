@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -189,10 +190,13 @@ class Run:
 
     def _step(self, number: int) -> dict[str, Any]:
         told, rows = list[Tensor](), 0
-        for micro in range(self.schedule.accumulate):
-            lesson = self.lessons.of_step(number * self.schedule.accumulate + micro)
-            judged = self._judge(lesson)
-            (judged.loss / self.schedule.accumulate).backward()
+        first = number * self.schedule.accumulate
+        micro_steps = range(first, first + self.schedule.accumulate)
+        counts = [self.lessons.num_tokens(micro) for micro in micro_steps]
+        shares = [count / sum(counts) for count in counts]  # as in one batch of all
+        for micro, share in zip(micro_steps, shares, strict=True):
+            judged = self._judge(self.lessons.of_step(micro))
+            (judged.loss * share).backward()
             told += [judged.loss.detach(), judged.survived.sum()]
             rows += judged.num_rows
         told.append(self.optimiser.clip())
@@ -205,7 +209,7 @@ class Run:
         self.optimiser.step(number)
         return {
             "step": number + 1,
-            "loss": sum(value / self.schedule.accumulate for value in losses),
+            "loss": sum(map(operator.mul, losses, shares)),
             "accepted": sum(survived) / max(1, rows),
             "rate": self.optimiser.rate(number),
             "norm": norm,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quire.config import Decision, EngineArgs
+from quire.config import Decision, EngineArgs, SchedConfig
 from quire.errors import NotSupported
 from quire.lora.adapters import Adapters, Bank
 from quire.lora.bank import AdapterBank
@@ -23,7 +23,7 @@ from quire.runner.device import free_memory
 from quire.runner.graphs import SHORTEST_CONTEXT
 from quire.runner.runner import ModelRunner
 from quire.runner.warmup import SOME
-from quire.sched.queue import WaitingLine
+from quire.sched.policies import waiting_line
 
 if TYPE_CHECKING:
     from quire.engine.rank_group import RankGroup
@@ -37,10 +37,10 @@ USUAL_RANK = 16  # up to it, padded; of larger ones some kernels compile with th
 
 def open_adapters(
     args: EngineArgs,
+    sched: SchedConfig,
     runner: ModelRunner,
     names: Mapping[str, Target],
     decisions: list[Decision],
-    line: WaitingLine,
     group: RankGroup | None = None,
 ) -> Adapters:
     """With those that were asked for at start. Raises CheckpointError or NotSupported."""
@@ -56,7 +56,7 @@ def open_adapters(
         own.on_first = partial(_compile, runner, graphs)
         if args.max_loras is not None and not args.lora:
             _compile_ahead(own, runner, graphs)
-    adapters = Adapters(_bank(own, group), most, line, _host_room(args))
+    adapters = Adapters(_bank(own, group), most, waiting_line(sched), _host_room(args))
     for name, path in (args.lora or {}).items():
         entry = adapters.load(name, path)
         why = f"rank {entry.facts.rank}, {size_text(entry.facts.num_bytes)} of {entry.path}"
@@ -67,7 +67,7 @@ def open_adapters(
 def _bank(own: AdapterBank, group: RankGroup | None) -> Bank:
     if group is None:
         return own
-    from quire.engine.group_bank import GroupBank  # an engine alone needs no msgspec
+    from quire.engine.group_bank import GroupBank  # one rank needs no messages
 
     return GroupBank(own, group)
 

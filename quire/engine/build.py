@@ -32,6 +32,7 @@ from quire.engine.gpu_weights import gpu_weight_decisions, keeps_packed_on
 from quire.engine.load_model import load_model
 from quire.engine.parking import Parking, offer_of
 from quire.engine.pool_size import PoolSizer, Runs, largest_share, steps_ahead
+from quire.engine.rank_graphs import steps_decision, why_by_kernels
 from quire.engine.seat import Seat, seat_of
 from quire.engine.speculate import SpecParts
 from quire.engine.tier_identity import PageMakers
@@ -65,7 +66,6 @@ from quire.runner.rows import RequestRows
 from quire.runner.runner import ModelRunner
 from quire.sched.costs import StepCosts
 from quire.sched.gap import prompt_budget
-from quire.sched.policies import waiting_line
 from quire.sched.scheduler import Scheduler
 from quire.spec.jumps import Jumps
 from quire.tiers.tiers import Tiers
@@ -126,7 +126,7 @@ def build_engine(
     _agree_on_queries(seat, model, cache)
     decisions += sizer.decisions(pages)
     pool = PagePool(backend, heads, cache, pages, device, offer.pages)
-    runner = _runner(seat, config, model, backend, heads, pool, rows)
+    runner = _runner(seat, config, model, backend, heads, pool, rows, decisions)
     runner.tapes = cpu.record(model, backend, pool, config, decisions, parts.taps)
     grammars = _grammars(tokenizer, spec, runner)
     drafts = parts.finish(runner, config, decisions) or _jumps(grammars, runner)
@@ -135,8 +135,7 @@ def build_engine(
     kv = _kv_manager(config, cache, pages, kept_apart.secret, ranks.num_homes)
     scheduler = _scheduler(config, kv, runner, decisions)
     names, lag = names_of(checkpoint.config, spec), steps_ahead(device, ranks.stage.count)
-    line = waiting_line(config.sched)
-    adapters = open_adapters(args, runner, names, decisions, line, seat.group)
+    adapters = open_adapters(args, config.sched, runner, names, decisions, seat.group)
     runner.balancer = open_copies(args, model, checkpoint, names, wish, cpu)
     core = EngineCore(scheduler, runner, lag, grammars, drafts, adapters)
     connect_tiers(kept_apart, core, runner)
@@ -160,10 +159,16 @@ def _runner(
     heads: AttnSpec,
     pool: PagePool,
     rows: RequestRows,
+    decisions: list[Decision],
 ) -> ModelRunner:
-    # Graphs of ranks would have to capture what others say.
-    is_free = model.device.type == "cuda" and model.ranks.num_processes == 1
-    captures = is_free and backend.caps.graphs and not config.enforce_eager
+    captures = model.device.type == "cuda" and backend.caps.graphs and not config.enforce_eager
+    if model.device.type == "cuda" and model.ranks.num_processes > 1:
+        graphed = model.ranks.graphed is not None
+        why = why_by_kernels(model.ranks, model.spec, config.enforce_eager, graphed)
+        if not backend.caps.graphs:
+            why = why or "no graph can hold what attention does here"
+        captures = captures and why is None
+        decisions.append(steps_decision(why))
     # Pages of generated tokens would differ from those of the same tokens in a prompt.
     expand_prompts = model.spec.mla is not None and not config.cache.prefix_caching
     return seat.runner(model, backend, heads, pool, rows, captures, expand_prompts)
@@ -209,6 +214,8 @@ def _wish(
     form = asked_form(args, checkpoint, device)
     if form is not None:
         cpu = cpu.rounding_to(str(args.quantization))
+    elif isinstance(checkpoint, GGUFCheckpoint) or method_of(checkpoint.config) is not None:
+        cpu = cpu.of_packed_files()
     return cpu, Wish(cpu.keeps_packed or keeps_packed_on(device, args, checkpoint), form)
 
 

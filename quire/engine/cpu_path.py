@@ -25,6 +25,8 @@ from quire.nn.ops import Ops
 from quire.ops.native_ops import NativeOps
 from quire.runner.tapes import Tapes
 
+EXPANDED = "float32"
+
 
 @dataclass(frozen=True, slots=True)
 class CpuPath:
@@ -32,6 +34,7 @@ class CpuPath:
     reason: str  # why this instruction set, or no library; empty on other devices
     keeps_packed: bool
     form_reason: str = ""  # why weights are kept in the form they have
+    is_stored_packed: bool = False  # in other forms than floats
 
     @staticmethod
     def of(args: EngineArgs, device: torch.device) -> CpuPath:
@@ -45,6 +48,10 @@ class CpuPath:
         keeps = library is not None and args.dtype == "auto"
         why = "as the file holds them" if keeps else f"dtype {args.dtype} was asked for"
         return CpuPath(library, reason, keeps, why)
+
+    def of_packed_files(self) -> CpuPath:
+        """The same, with weights that files hold packed."""
+        return replace(self, is_stored_packed=self.keeps_packed)
 
     def rounding_to(self, form: str) -> CpuPath:
         """The same, with weights brought into a form of this name."""
@@ -64,6 +71,9 @@ class CpuPath:
             forms = ", ".join(f"{name} {size_text(n)}" for name, n in ops.kept.most_common())
             how = "" if ops.packs is None else f"; {ops.packs.note}"
             made.append(Decision("weights", forms, self.form_reason + how))
+            if self.is_stored_packed and (expanded := ops.kept[EXPANDED]):
+                why = "no kernel here takes what is stored, or it is fp32; see quire inspect"
+                made.append(Decision("expanded weights", f"{EXPANDED} {size_text(expanded)}", why))
         return made
 
     def attention(self, backend: AttentionBackend, ops: Ops) -> AttentionBackend:

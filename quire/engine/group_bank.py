@@ -1,4 +1,8 @@
-"""GroupBank: adapters of a model that several ranks hold together."""
+"""GroupBank: adapters of a model that several ranks hold; each rank has its share of an adapter.
+
+The first rank decides; the others do what it did, with copies on the host as well, so none of them
+ever reads a folder at another time than the first.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from quire.lora.bank import AdapterBank
 
 
 class GroupBank:
-    """`lora.adapters.Bank` of a model that several ranks hold: each has its share of an adapter."""
+    """`lora.adapters.Bank`."""
 
     def __init__(self, own: AdapterBank, group: RankGroup) -> None:
         self._own, self._group = own, group

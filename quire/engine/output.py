@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from quire.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamEvent
 from quire.request import Request
@@ -28,6 +29,7 @@ class Answer:
         if params.logprobs is not None:
             self.output.logprobs, self.output.cumulative_logprob = [], 0.0
         self.num_drafted = self.num_accepted = 0
+        self.accepted_at: list[int] = []  # by places ahead
         self._text: list[str] = []
         self._detokenizer: Detokenizer | None = None
         self._stops: StopMatcher | None = None
@@ -42,6 +44,9 @@ class Answer:
         """Fold an event in: (what to show if somebody watches, whether a stop string ended it)."""
         self.num_drafted += event.num_drafted
         self.num_accepted += event.num_accepted
+        self.accepted_at += [0] * (event.num_accepted - len(self.accepted_at))
+        for place in range(event.num_accepted):
+            self.accepted_at[place] += 1
         if self._stops is not None and len(event.tokens) > 1:
             return self._take_each(event, is_watched)
         return self._take(event, is_watched)
@@ -152,12 +157,12 @@ class Conversation:
         return stop
 
     def result(self) -> RequestOutput:
-        timing = self.leader.timing
+        timing, answers = self.leader.timing, self.answers.values()
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.leader.tokens[: self.leader.num_prompt].tolist(),
-            outputs=[answer.output for answer in self.answers.values()],
+            outputs=[answer.output for answer in answers],
             finished=self.finished,
             prompt_logprobs=self.prompt_logprobs,
             metrics=RequestMetrics(
@@ -165,9 +170,11 @@ class Conversation:
                 timing.scheduled,
                 timing.first_token,
                 timing.last_token,
-                sum(a.request.num_preempted for a in self.answers.values()),
-                sum(a.num_drafted for a in self.answers.values()),
-                sum(a.num_accepted for a in self.answers.values()),
+                sum(a.request.num_preempted for a in answers),
+                sum(a.num_drafted for a in answers),
+                sum(a.num_accepted for a in answers),
+                tuple(map(sum, zip_longest(*(a.accepted_at for a in answers), fillvalue=0))),
+                sum(a.request.draft_seconds for a in answers),
             ),
             num_cached_tokens=self.leader.num_cached,
             cache_note=self.leader.cache_note,

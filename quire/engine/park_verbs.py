@@ -1,7 +1,7 @@
 """ParkVerbs: the engine process is told to leave its GPU's memory, and to take it again.
 
-Requests that come while it is parked wait in the scheduler. Every API process is told of a change
-before whoever asked for it is.
+Requests that come while it is parked wait in the core. Every API process is told of a change
+before whoever asked for it is; the answer is how much memory of the host is locked since.
 """
 
 from __future__ import annotations
@@ -64,4 +64,4 @@ class ParkVerbs:
             log_event("parking_refused", severity=logging.WARNING, reason=str(error))
             return peer.reply(number, error=msg.NO_MEMORY + str(error))
         self._tell()
-        return peer.reply(number)
+        return peer.reply(number, self._parking.locked_bytes)

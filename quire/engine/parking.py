@@ -57,6 +57,15 @@ class Parking:
         self.is_parked = False
         self._place, self._core = place, core
 
+    @property
+    def locked_bytes(self) -> int:
+        """Of the host, for a copy of the weights; no system counts them as the process's."""
+        return self._place.weight_bytes if self._place.has_copy else 0
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._place.weight_bytes
+
     def park(self) -> None:
         """Of an engine without requests. Raises OutOfMemory when the host has no room; then
         nothing has changed."""

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from quire.config import Decision, EngineArgs, Parallel
-from quire.dist.devices import carrier_of
 from quire.dist.gloo import meeting_store
 from quire.dist.launch import Rank, end, launch
 from quire.dist.ranks import Ranks
@@ -26,6 +25,7 @@ from quire.engine import rank_messages as msg
 from quire.engine.model_digest import model_digest
 from quire.engine.rank_nodes import await_nodes
 from quire.engine.rank_places import (
+    carrier_between,
     host_carrier,
     named,
     rank_decisions,
@@ -94,7 +94,7 @@ class RankGroup:
         self._shares_first = args.parallel.num_beside - 1
         self.num_models, self.has_model = self.num_models + 1, True
         self._places = rank_places(args)
-        carrier = carrier_of(self._places, args.parallel.num_beside, self.comm)
+        carrier = carrier_between(args, self._places, self.comm)
         self._carrier = carrier.name
         self.decisions = rank_decisions(args.parallel, self._places, carrier)
         meeting = self._meeting(args.parallel)

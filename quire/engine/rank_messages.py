@@ -22,7 +22,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     rank: int
     size: int
     meeting: str  # a path where ranks find each other, or host and port
-    comm: str  # "shared" memory, "gloo", "network" or "nccl"
+    comm: str  # "shared" memory, "gloo", "network", "nccl" or "peer"
     deadline_s: float  # how long ranks wait for one another in a step
     sharers: int = 1  # ranks on your GPU, you included
     digest: str = ""  # of the model, for those who have files of their own

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import torch
 
 from quire.config import Decision, EngineArgs, Parallel
 from quire.dist.comm import Comm
-from quire.dist.devices import Carrier, number_of, places_of
+from quire.dist.devices import GRAPHED, Carrier, carrier_of, number_of, places_of
 from quire.dist.gloo import GlooComm, Meeting, Network
 from quire.dist.host import HostComm, HostLink
 from quire.dist.hush import Hush, HushedComm, HushedLink
@@ -24,11 +24,16 @@ from quire.native.exchange import SharedComm
 from quire.native.library import find_library
 from quire.runner.device import pick_device
 
+if TYPE_CHECKING:
+    from quire.dist.nccl import NcclComm
+    from quire.dist.peer import PeerComm
+
 CARRIED = {
     "shared": "memory that all have mapped",
     "gloo": "gloo",
     "network": "gloo",
     "nccl": "NCCL",
+    "peer": "memory of GPUs that all have mapped",
 }
 
 
@@ -55,20 +60,36 @@ def rank_places(args: EngineArgs) -> tuple[str, ...]:
     return places_of(args.device, num_ranks, torch.cuda.device_count())
 
 
+def carrier_between(args: EngineArgs, places: tuple[str, ...], on_host: str) -> Carrier:
+    """How ranks talk that share layers, at these places."""
+    return carrier_of(places, args.parallel.num_beside, on_host, maps_memory)
+
+
+def maps_memory(one: str, other: str) -> bool:
+    """Whether processes on these GPUs can map each other's memory. That it can be shared at all is
+    tried on the first GPU: on another one this process would take memory."""
+    from quire.dist.mapped import can_be_shared
+
+    first, second = number_of(one), number_of(other)
+    if first != second and not torch.cuda.can_device_access_peer(first, second):
+        return False
+    return can_be_shared(torch.device("cuda", 0))
+
+
 def rank_decisions(
     asked: Parallel, places: tuple[str, ...], carrier: Carrier
 ) -> tuple[Decision, ...]:
-    """What is said of ranks on GPUs."""
+    """What is said of ranks on GPUs before their model is looked at."""
     if not places:
         return ()
     how, made = CARRIED[carrier.name], [Decision("ranks", ", ".join(places), str(asked))]
     if asked.num_beside > 1:
-        way = how if carrier.name == "nccl" else f"{how}, through memory of the host"
+        way = how if carrier.name in GRAPHED else f"{how}, through memory of the host"
         made.append(Decision("between ranks", way, carrier.why))
     if asked.pipeline_parallel_size > 1:
         why = "a step's rows once for each stage"
         made.append(Decision("between stages", "gloo, through memory of the host", why))
-    return (*made, Decision("steps", "kernel by kernel", "graphs are of one rank alone so far"))
+    return tuple(made)
 
 
 def ranks_of(begin: Begin, lives: Callable[[], bool] = lambda: True, own_host: str = "") -> Ranks:
@@ -91,11 +112,32 @@ def ranks_of(begin: Begin, lives: Callable[[], bool] = lambda: True, own_host: s
     place = (rank, asked.num_beside)
     if place[1] == 1:
         return Ranks(stage=stage, hush=hush, sharers=begin.sharers)
-    comm = _comm(begin, named(at, f"-beside-{index}"), place, device, lives)
+    meeting, graphed = named(at, f"-beside-{index}"), None
+    if begin.comm in GRAPHED:
+        comm: Comm = (graphed := _graphed(begin, meeting, place, device, lives))
+    else:
+        comm = _comm(begin, meeting, place, device, lives)
     if device.type == "cuda":
         comm = HushedComm(comm, hush)
     has_homes, splits = asked.data_parallel_size > 1, asked.tp_reduce == "fast"
-    return Ranks(*place, comm, stage, splits, has_homes, hush, begin.sharers)
+    return Ranks(*place, comm, stage, splits, has_homes, hush, begin.sharers, graphed)
+
+
+def _graphed(
+    begin: Begin,
+    meeting: Meeting,
+    place: tuple[int, int],
+    device: torch.device,
+    lives: Callable[[], bool],
+) -> PeerComm | NcclComm:
+    assert isinstance(meeting, Path), f"got {meeting} for ranks of one machine"
+    if begin.comm == "peer":
+        from quire.dist.peer import PeerComm  # and triton
+
+        return PeerComm(meeting, place, begin.deadline_s, device, lives)
+    from quire.dist.nccl import NcclComm  # which torch has on machines with GPUs
+
+    return NcclComm(meeting, place, begin.deadline_s, device, lives)
 
 
 def _comm(
@@ -105,13 +147,8 @@ def _comm(
     device: torch.device,
     lives: Callable[[], bool],
 ) -> Comm:
-    """As the first rank has chosen."""
+    """Through memory of the host, as the first rank has chosen."""
     library = find_library().library
-    if begin.comm == "nccl":
-        from quire.dist.nccl import NcclComm  # which torch has on machines with GPUs
-
-        assert isinstance(meeting, Path), f"got {meeting} for ranks of one machine"
-        return NcclComm(meeting, place, begin.deadline_s, device, lives)
     if begin.comm == "shared" and library is not None and isinstance(meeting, Path):
         made: Comm = SharedComm(meeting, place, begin.deadline_s, library, lives)
     else:

@@ -87,6 +87,7 @@ def _serve(
     from quire.engine.rank_places import ranks_of
     from quire.engine.seat import OtherSeat
     from quire.load.open import open_model
+    from quire.runner.joint_graphs import end_graphs
 
     def await_pages() -> int:
         pages = inbox.get()
@@ -116,6 +117,7 @@ def _serve(
     say(msg.Ready(seat.tiers.mark, seat.tiers.trouble))
     while not isinstance(order := inbox.get(), msg.End):
         _obey(order, runner, seat.tiers, say)
+    end_graphs(runner.graphs)
     seat.tiers.close(FLUSH_S)
 
 

@@ -114,6 +114,7 @@ class Snapshots:
             "proposer": self._drafts.name,
             "drafted": stats.num_drafted_tokens,
             "accepted": stats.num_accepted_tokens,
+            "seconds": round(counts.seconds, 3),  # of the host, on making them
             "by_position": [round(accepted / drafted, 4) for accepted, drafted in pairs],
         }
 

@@ -86,7 +86,8 @@ class SpecParts:
         if self.config.model_part is not None:
             drafter = runner.drafter = self._drafter(runner, self.config, engine, decisions)
         most = None if self.draft is None else self.draft.most
-        return speculation_of(_up_to(self.config, most), runner, drafter, decisions)
+        config, max_tokens = _up_to(self.config, most), engine.sched.max_num_batched_tokens
+        return speculation_of(config, runner, drafter, max_tokens, decisions)
 
     def _drafter(
         self,
@@ -140,6 +141,7 @@ def speculation_of(
     config: SpecConfig,
     runner: ModelRunner,
     drafter: AnyDrafter | None,
+    max_tokens: int,
     decisions: list[Decision],
 ) -> Speculation:
     texts = [_proposer(part, config) for part in config.parts if part != config.model_part]
@@ -150,7 +152,8 @@ def speculation_of(
     costs: Costs | None = None
     why = f"{describe(config)}, always as deep as asked"
     if config.adaptive:
-        times, draft = measure(runner), None if drafter is None else _costs_of(drafter)
+        times = measure(runner, max_tokens)
+        draft = None if drafter is None else _costs_of(drafter)
         costs = Costs(times.costs, draft, times.draw, times.wait)
         few = times.costs.seconds(5) / times.costs.seconds(1)
         why = f"depth by survival and cost: a step of 5 tokens takes {few:.2f} times one of 1"
@@ -185,7 +188,7 @@ def _check_trees(runner: ModelRunner) -> None:
 
 def _costs_of(drafter: AnyDrafter) -> StepCosts:
     if isinstance(drafter, ModelDrafter):
-        times = measure(drafter.runner)
+        times = measure(drafter.runner, drafter.max_tokens)
         return times.costs.less(times.wait)  # nobody waits between two guesses
     return rehearsed(drafter)
 

@@ -7,6 +7,7 @@ a form says where in these words the others begin. `slabs.py` says what the name
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from quire.kernels.slabs import Slabs
 from quire.kernels.stream_packed_configs import is_short, numbers_of_word
@@ -44,10 +45,12 @@ class StreamForm:
         form = slabs.form
         text = first_text(form.low, form.high) if form.kind == "int" else 0
         parts = (slabs.scales, slabs.supers, slabs.offsets, slabs.zeros)
-        ends = [sum(0 if t is None else len(t) for t in parts[: i + 1]) for i in range(len(parts))]
+        sizes = (0 if t is None else len(t) for t in parts)
+        supers_at, offsets_at, zeros_at, count = accumulate(sizes)
         return cls(
             form.kind, form.low, form.high, form.group or slabs.shape[1],
             form.scales, form.offsets, form.super_size, form.zero, form.zeros,
-            numbers_of_word(form), *ends, form.fields, form.low * form.fields // 8,
+            numbers_of_word(form),
+            supers_at, offsets_at, zeros_at, count, form.fields, form.low * form.fields // 8,
             form.high * form.fields // 8, text, is_short(form),
         )  # fmt: skip

@@ -29,6 +29,7 @@ def _walk(request: Request, tree: PrefixTree, size: int) -> list[Node]:
     stream = request.tokens.tobytes()
     key = tree.root_of(request)
     path: list[Node] = []
+    request.cache_note = ""  # that of an earlier look, or of a home that was not taken
     for start in range(0, len(request.tokens) // size * size, size):
         tokens = stream[start * ITEM : (start + size) * ITEM]
         key = tree.child_key(key, tokens)

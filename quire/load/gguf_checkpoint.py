@@ -23,6 +23,7 @@ from quire.errors import CheckpointError
 from quire.load.checkpoint import Stored
 from quire.load.gguf import GGUFFile, bad_field
 from quire.load.gguf_config import ROPE_FREQS, build_config
+from quire.load.gguf_factors import factor_of, is_factor, times
 from quire.quant.gguf_codes import can_code, coded
 from quire.quant.weight import Weight
 
@@ -201,7 +202,11 @@ class GGUFCheckpoint:
 
     def read(self, name: str) -> Tensor:
         source = self._source(name)
+        factor = factor_of(self.file, source.name, source.expert)
+        if factor is not None and (weight := self.packed(name)) is not None:
+            return weight.dequantize().t() if source.is_transposed else weight.dequantize()
         tensor = self.file.read(source.name, source.expert)
+        tensor = tensor if factor is None else tensor.float() * factor
         if source.is_row:
             return tensor.unsqueeze(0)
         if source.is_transposed:
@@ -225,8 +230,10 @@ class GGUFCheckpoint:
         if not is_matrix or not can_code(info.type):
             return None
         raw = self.file.raw(source.name, source.expert, rows)
-        weight = coded(raw, info.type)
-        if source.rotary_heads:
+        made = coded(raw, info.type)
+        factor = factor_of(self.file, source.name, source.expert)
+        weight = made if factor is None else times(made, factor)
+        if source.rotary_heads and weight is not None:
             heads = source.rotary_heads * len(raw) // info.shape[0]
             return weight.pick(_split_halves(torch.arange(len(raw)), heads))
         return weight
@@ -248,7 +255,8 @@ def _translate(file: GGUFFile, naming: _Naming, config: Mapping[str, Any]) -> di
     sources = _experts(file, naming, config)
     taken = {source.name for source in sources.values()}
     for name in file.tensors:
-        if name == ROPE_FREQS or name in taken:  # the first is already in the config
+        # The first is already in the config, and factors are read with their weights.
+        if name == ROPE_FREQS or name in taken or is_factor(name, file.tensors):
             continue
         place = _place(naming, name, config["num_hidden_layers"])
         if place is None:

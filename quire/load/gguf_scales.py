@@ -63,4 +63,7 @@ _EXPONENTS: dict[str, tuple[_Exponent, ...]] = {
     "TQ1_0": _halves(52),
     "TQ2_0": _halves(64),
     "MXFP4": (((0, 0xFF),),),  # a bare exponent
+    "NVFP4": tuple(((at, 0xFF),) for at in range(4)),  # 0x7F is zero there, says ggml
+    "Q1_0": _halves(0),
+    "Q2_0": _halves(0),
 }

@@ -54,5 +54,8 @@ GGML_TYPES: dict[int, GGMLType] = {
         GGMLType(34, "TQ1_0", 256, 2 + 4 + 48),
         GGMLType(35, "TQ2_0", 256, 2 + 64),
         GGMLType(39, "MXFP4", 32, 1 + 16),
+        GGMLType(40, "NVFP4", 64, 4 + 32),
+        GGMLType(41, "Q1_0", 128, 2 + 16),
+        GGMLType(42, "Q2_0", 64, 2 + 16),
     )
 }

@@ -31,12 +31,16 @@ FLOAT_CODES = {torch.float32: 100, torch.float16: 101, torch.bfloat16: 102}
 FLOAT_NAMES = {code: str(dtype).removeprefix("torch.") for dtype, code in FLOAT_CODES.items()}
 TABLE_CODES = 40
 HALF_SCALES, FLOAT_SCALES, U8_SCALES, S8_SCALES, POWER_SCALES = range(5)
-TIMES_SCALES, OVER_SCALES, PAIR_SCALES = 6, 7, 8
+TIMES_SCALES, OVER_SCALES, PAIR_SCALES, BRAIN_SCALES = 6, 7, 8, 9
+
+SCALE_KINDS = {torch.float16: HALF_SCALES, torch.float32: FLOAT_SCALES}
+SCALE_KINDS |= {torch.uint8: U8_SCALES, torch.int8: S8_SCALES, torch.bfloat16: BRAIN_SCALES}
 
 # Bits, block, and what a group has besides its scale.
 KINDS = {(2, 32, ""), (4, 16, ""), (4, 32, ""), (5, 32, ""), (6, 16, ""), (8, 32, "")}
 KINDS |= {(2, 16, "offsets"), (4, 32, "offsets"), (5, 32, "offsets")}
-KINDS |= {(2, 16, "zeros"), (2, 32, "zeros"), (4, 16, "zeros"), (4, 32, "zeros"), (8, 32, "zeros")}
+KINDS |= {(2, 16, "zeros"), (2, 32, "zeros"), (4, 16, "zeros"), (4, 32, "zeros")}
+KINDS |= {(5, 32, "zeros"), (6, 16, "zeros"), (8, 32, "zeros")}
 KINDS |= {(TABLE_CODES, 16, ""), (TABLE_CODES, 32, "")}
 
 
@@ -225,17 +229,22 @@ def _scales(coded: Coded) -> tuple[int, Tensor, Tensor | None]:
     """Their kind, and scales and offsets as they are kept."""
     if coded.offsets is not None and coded.can_pair:
         return PAIR_SCALES, coded.scales | coded.offsets << 4, None
-    return _scale_kind(coded), coded.scales, coded.offsets
-
-
-def _scale_kind(coded: Coded) -> int:
     if coded.eighths:
-        return OVER_SCALES if coded.eighths == "over" else TIMES_SCALES
+        kind = OVER_SCALES if coded.eighths == "over" else TIMES_SCALES
+        return kind, coded.scales, coded.offsets
     if coded.are_powers:
-        return POWER_SCALES
-    kinds = {torch.float16: HALF_SCALES, torch.float32: FLOAT_SCALES}
-    kinds |= {torch.uint8: U8_SCALES, torch.int8: S8_SCALES}
-    return kinds[coded.scales.dtype]
+        return POWER_SCALES, coded.scales, coded.offsets
+    scales = coded.scales if coded.offsets is not None else _narrow(coded.scales)
+    return SCALE_KINDS[scales.dtype], scales, coded.offsets
+
+
+def _narrow(scales: Tensor) -> Tensor:
+    """fp32 in 16 bits where nothing is lost: files have them in bf16."""
+    if scales.dtype is torch.float32:
+        for dtype in (torch.bfloat16, torch.float16):
+            if torch.equal(scales.to(dtype).float(), scales):
+                return scales.to(dtype)
+    return scales
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -142,7 +142,11 @@ METRICS = (
         "The same by how many tokens ahead they were, from 0.",
         ("position",),
     ),
-    Metric("spec_decode_draft_seconds", "counter", "Time spent on making drafts."),
+    Metric(
+        "spec_decode_draft_seconds",
+        "counter",
+        "Time of the host spent on making drafts; on a GPU a model's are launched in it.",
+    ),
     Metric(
         "tokens_recomputed",
         "counter",

@@ -10,7 +10,7 @@ Types with codebooks of whole groups (IQ1, IQ2, IQ3) have no codes of single wei
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -280,6 +280,53 @@ def _mxfp4(packed: _Packed) -> Coded:
     )
 
 
+def _nvfp4_codes(blocks: _Bytes) -> _Planes:
+    """Eight bytes are 16 weights: low halves the first eight, high halves the others."""
+    out = np.empty((4, len(blocks), 2), np.uint64)
+    for i, plane in enumerate(out):
+        words = np.ascontiguousarray(blocks[:, 4 + 8 * i : 12 + 8 * i]).view(np.uint64)[:, 0]
+        for half in range(2):
+            plane[:, half] = words >> np.uint64(4 * half) & np.uint64(15 * _EACH_BYTE)
+    return out
+
+
+def _nvfp4(packed: _Packed) -> Coded:
+    eighths = packed.by_row(packed.bytes(0, 4)) & 127  # the sign is not read
+    return Coded(
+        packed.codes(_nvfp4_codes),
+        bits=4,
+        block=16,
+        scales=eighths.masked_fill(eighths == 127, 0),
+        super_scales=torch.full((packed.num_rows, 1), 0.5, device="cpu"),  # the table is doubled
+        table=_E2M1_DOUBLED,
+        eighths="times",
+    )
+
+
+def _in_turn(at: int, bits: int, values: Sequence[int]) -> Callable[[_Bytes], _Planes]:
+    """Bytes from `at` hold neighbours, the first one lowest; `values` of the fields are codes."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    fields = np.arange(256, dtype=np.uint8)[:, None] >> shifts & ((1 << bits) - 1)
+    codes = np.array(values, np.uint8)[fields].view(f"V{len(shifts)}")[:, 0]  # of each byte
+    size = 16 * bits // 8  # bytes of a plane
+
+    def unpack(blocks: _Bytes) -> _Planes:
+        planes = [codes[blocks[:, i : i + size]] for i in range(at, blocks.shape[1], size)]
+        return np.stack(planes).view(np.uint64)
+
+    return unpack
+
+
+def _q1_0(packed: _Packed) -> Coded:
+    """A bit is the sign: codes of two bits, 0 for -1 and 2 for 1."""
+    return Coded(packed.codes(_in_turn(2, 1, (0, 2))), 2, 32, packed.halves(0), zero=1, share=4)
+
+
+def _q2_0(packed: _Packed) -> Coded:
+    codes = packed.codes(_in_turn(2, 2, range(4)))
+    return Coded(codes, 2, 32, packed.halves(0), zero=1, share=2)
+
+
 def _ternary(codes: Tensor, halves: Tensor) -> Coded:
     return Coded(codes, 2, 32, halves, zero=1, share=8)
 
@@ -323,6 +370,9 @@ _CODERS: dict[str, Callable[[_Packed], Coded]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
+    "Q1_0": _q1_0,
+    "Q2_0": _q2_0,
     "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0,
 }

@@ -3,7 +3,7 @@ kernels compiled before somebody needs them.
 
 They go through `execute` like every step, on rows of nobody. Wherever they write, their page tables
 name page 0, whose content nobody reads. What comes most often comes first. A head that drafts has
-graphs of its own, which it captures itself (`head_graphs.py`).
+graphs of its own, which it captures itself (`head_graphs.py`). Other ranks run the same steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ahead:
 
     @staticmethod
     def of(runner: object, most_tokens: int) -> Ahead | None:
-        """None: it has no graphs, or others have to step with it."""
+        """None: it has no graphs."""
         if not isinstance(runner, ModelRunner) or runner.graphs is None:
             return None
         return Ahead(runner, most_tokens)

@@ -43,7 +43,7 @@ class FeatureGraphs:
         self._decodes, self._layer, self._rows, self._draws = decodes, layer, rows, draws
         device = rows.tokens.device
         self._uploader, self._kept = Uploader(device), Lasting(decodes.sizes[-1])
-        self._graphs = HeadGraphs(decodes.memory, self._kept)
+        self._graphs = HeadGraphs(decodes.memory.alone, self._kept)
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, self._kept.most, dtype=torch.int32, device=device)

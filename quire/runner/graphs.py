@@ -38,20 +38,49 @@ CAPTURE_MODE = "thread_local"
 Made = TypeVar("Made")
 
 
+class Graph(Protocol):
+    def replay(self) -> None: ...
+
+
+class Capturing(Protocol):
+    """How graphs come about, and where what they compute lies."""
+
+    def capture(
+        self, first: Callable[[], object], step: Callable[[], Made], key: object
+    ) -> tuple[Graph, Made]:
+        """`first` runs before, and compiles and sizes what `step` needs. Raises OutOfMemoryError
+        where the graph has no room."""
+        ...
+
+    @property
+    def alone(self) -> GraphMemory:
+        """For graphs of this process, whoever else has a part in others."""
+        ...
+
+
 class GraphMemory:
-    """Memory that graphs share of which only one runs at a time."""
+    """`Capturing` in memory that graphs share of which only one runs at a time."""
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
         self.tell: Callable[[object], None] | None = None  # what was captured, by its key
 
+    @property
+    def alone(self) -> GraphMemory:
+        return self
+
     def capture(
         self, first: Callable[[], object], step: Callable[[], Made], key: object
-    ) -> tuple[torch.cuda.CUDAGraph, Made]:
-        """`first` runs before, and compiles and sizes what `step` needs."""
+    ) -> tuple[Graph, Made]:
+        self.rehearse(first, key)
+        return self.record(step)
+
+    def rehearse(self, first: Callable[[], object], key: object) -> None:
         if self.tell is not None:
             self.tell(key)
         run_aside(first)
+
+    def record(self, step: Callable[[], Made]) -> tuple[Graph, Made]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.handle, capture_error_mode=CAPTURE_MODE):
             made = step()
@@ -84,7 +113,7 @@ GraphKey = tuple[int, int, bool, int]  # tokens, context, whether they share a p
 
 @dataclass(slots=True)
 class Captured:
-    graph: torch.cuda.CUDAGraph
+    graph: Graph
     rows: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
     nodes: Nodes | None
@@ -100,11 +129,19 @@ class Captured:
 
 
 class GraphCache:
-    def __init__(self, step: DecodeStep, max_batch: int, max_context: int, spare_row: int) -> None:
+    def __init__(
+        self,
+        step: DecodeStep,
+        max_batch: int,
+        max_context: int,
+        spare_row: int,
+        memory: Capturing | None = None,
+    ) -> None:
+        """`memory`: None: its own."""
         self.step, self.max_context, self.spare_row = step, max_context, spare_row
         self.sizes = sorted({*BATCH_SIZES, max_batch})  # drafts may outnumber rows
         self.graphs: dict[GraphKey, Captured] = {}
-        self.memory = GraphMemory()
+        self.memory: Capturing = GraphMemory() if memory is None else memory
         self._too_large: set[GraphKey] = set()
 
     def covers(self, num_tokens: int, longest: int) -> bool:
@@ -121,6 +158,10 @@ class GraphCache:
         while bound < longest:
             bound *= 4
         return min(bound, self.max_context)
+
+    def lacks(self, key: GraphKey) -> bool:
+        """Whether it would be captured now."""
+        return key not in self.graphs and key not in self._too_large
 
     def replay(
         self,

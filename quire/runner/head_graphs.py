@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.obs.log import log_event
-from quire.runner.graphs import GraphMemory
+from quire.runner.graphs import Graph, GraphMemory
 from quire.runner.upload import ALIGNED
 
 Piece = Callable[[], Tensor | None]  # may give logits, good until the next piece
@@ -64,7 +64,7 @@ class Lasting:
 
 
 class Captured(NamedTuple):
-    graph: torch.cuda.CUDAGraph
+    graph: Graph
     made: Tensor | None
 
 

@@ -53,4 +53,4 @@ class LateWork:
 def _memories(runner: ModelRunner) -> list[GraphMemory]:
     drafter = runner.drafter
     runners = [runner, drafter.runner] if isinstance(drafter, ModelDrafter) else [runner]
-    return [one.graphs.memory for one in runners if one.graphs is not None]
+    return [one.graphs.memory.alone for one in runners if one.graphs is not None]

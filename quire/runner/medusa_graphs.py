@@ -29,7 +29,7 @@ class MedusaGraphs:
         self._decodes, self._heads, self._draws = decodes, heads, draws
         device = draws.rows.tokens.device
         self._uploader, self._kept = Uploader(device), Lasting(decodes.sizes[-1])
-        self._graphs = HeadGraphs(decodes.memory, self._kept)
+        self._graphs = HeadGraphs(decodes.memory.alone, self._kept)
         self._now = torch.zeros(2, self._kept.most, dtype=torch.int32, device=device)
 
     def covers(self, num_works: int) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from quire.forward import ForwardContext
-from quire.runner.graphs import GraphCache
+from quire.runner.graphs import Graph, GraphCache
 from quire.runner.prompt_graphs import SIZES as LONE_SIZES
 from quire.runner.prompt_graphs import Inputs, bring
 
@@ -65,7 +65,7 @@ class MixedSize(NamedTuple):
 
 
 class Captured(NamedTuple):
-    graph: torch.cuda.CUDAGraph
+    graph: Graph
     inputs: Inputs
     queries: Queries
 
@@ -105,6 +105,10 @@ class MixedGraphs:
             self._seen.add(size)
             return None
         return None if size in self._too_large else size
+
+    def lacks(self, size: MixedSize) -> bool:
+        """Whether it would be captured now."""
+        return size not in self.graphs and size not in self._too_large
 
     def replay(self, inputs: Inputs, size: MixedSize) -> Queries:
         """`inputs` are those of a step padded to `size`; a new graph keeps them.

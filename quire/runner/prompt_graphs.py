@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.runner.graphs import GraphCache
+from quire.runner.graphs import Graph, GraphCache
 
 SIZES = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)  # beyond, kernels outlast the host
 
@@ -40,7 +40,7 @@ def bring(inputs: Inputs, to: Inputs) -> None:
 
 @dataclass(slots=True)
 class CapturedPrompt:
-    graph: torch.cuda.CUDAGraph
+    graph: Graph
     inputs: Inputs
     logits: Tensor  # [1, vocab]
 
@@ -70,6 +70,10 @@ class PromptGraphs:
             return 0 if key in self._too_large else size
         self._seen.add(key)
         return 0
+
+    def lacks(self, size: int, bound: int) -> bool:
+        """Whether it would be captured now."""
+        return (size, bound) not in self.graphs and (size, bound) not in self._too_large
 
     def replay(self, inputs: Inputs, context: int) -> Tensor:
         """`inputs` are those of a step padded to `size_for`; a new graph keeps them."""

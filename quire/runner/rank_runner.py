@@ -1,13 +1,15 @@
 """Runners of ranks that hold a model together: all execute the same plans, one draws the tokens.
 
 The first rank announces each plan before it executes it, draws, and tells the others what was
-drawn. They write it into their rows and need no grammar, no penalties and no luck to agree.
+drawn. They write it into their rows and need no grammar, no penalties and no luck to agree. Where
+steps replay graphs, the plan says which one (`joint_graphs.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +19,10 @@ from quire.dist.comm import Comm
 from quire.errors import RankLost
 from quire.forward import StateReads
 from quire.runner.drafts import drafts_of
+from quire.runner.joint_graphs import as_told, end_graphs
 from quire.runner.prompt_parts import PromptReader
 from quire.runner.runner import ModelRunner
+from quire.runner.step_forms import form_for_all
 from quire.sample.inputs import SampleInputs, SampleOutput
 from quire.sample.ops import SampleOps
 from quire.sample.sampler import Sampler
@@ -45,8 +49,8 @@ class FirstRunner(ModelRunner):
         self.sampler = TellingSampler(self.sampler.ops, comm)
 
     def execute(self, plan: StepPlan) -> Pending:
-        self._announce(plan)
-        with self._together():
+        plan = self._announce(plan)
+        with self._together(), as_told(self.graphs, plan.form):
             return self._checked(super().execute(plan))
 
     def _checked(self, pending: Pending) -> Pending:
@@ -54,13 +58,17 @@ class FirstRunner(ModelRunner):
         is_late = self.model.device.type == "cuda" and not self.model.ranks.is_alone
         return CheckedStep(pending, self._comm, self._together) if is_late else pending
 
-    def _announce(self, plan: StepPlan) -> None:
-        """Between two steps: experts move if it is time; then everybody hears of the plan."""
+    def _announce(self, plan: StepPlan) -> StepPlan:
+        """Between two steps: experts move if it is time; then everybody hears of the plan, and of
+        the form its step takes where there are several."""
         if self.balancer is not None and self.balancer.is_due():
             self._others.rebalance()
             with self._together():
                 self.balancer.rebalance()
+        if self.graphs is not None:
+            plan = replace(plan, form=form_for_all(self, plan))
         self._others.announce(plan)
+        return plan
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -68,6 +76,7 @@ class FirstRunner(ModelRunner):
         try:
             yield
         except BaseException as error:
+            end_graphs(self.graphs)
             # Wherever it came from, the others are in the middle of a step that will not end.
             lost = self._others.lost(error)
             if not isinstance(error, Exception):
@@ -108,6 +117,10 @@ class OtherRunner(ModelRunner):
     def __init__(self, comm: Comm, *parts: Any) -> None:
         super().__init__(*parts)
         self._comm, self.sampler = comm, ToldSampler(self.sampler.ops, comm)
+
+    def execute(self, plan: StepPlan) -> Pending:
+        with as_told(self.graphs, plan.form):
+            return super().execute(plan)
 
     def _make_drafts(self, plan: StepPlan, sent: dict[str, Tensor]) -> Tensor | None:
         """The first rank has what makes them."""

@@ -35,8 +35,9 @@ from quire.runner.drafts import Drafter, drafts_of
 from quire.runner.gather import StepShape, decode_batches, ragged_batches
 from quire.runner.graphs import GraphCache
 from quire.runner.home_pages import HomePages, HomeRows
+from quire.runner.joint_graphs import graph_memory
 from quire.runner.masks import GrammarMasks, StepMask
-from quire.runner.mixed_graphs import MixedGraphs, Queries
+from quire.runner.mixed_graphs import MixedGraphs, MixedSize, Queries
 from quire.runner.pending import Draw, GivenUpStep, PendingStep
 from quire.runner.pooling import Pools
 from quire.runner.prompt_graphs import PromptGraphs
@@ -45,7 +46,7 @@ from quire.runner.rows import RequestRows
 from quire.runner.sampling import sample_inputs
 from quire.runner.span import Span
 from quire.runner.states import Forwarded, Launched, Replayed, StepRead, StepStates
-from quire.runner.step_forms import can_replay, mixed_size, prompt_size
+from quire.runner.step_forms import form_of
 from quire.runner.tail import min_dropped, tail_of
 from quire.runner.tapes import Tapes
 from quire.runner.tree_rest import settle
@@ -54,7 +55,7 @@ from quire.runner.upload import IntArray, Uploader
 from quire.sample.inputs import TokenMask
 from quire.sample.ops import sample_ops_of
 from quire.sample.sampler import Sampler
-from quire.step import Pending, StepPlan, Work
+from quire.step import Pending, StepForm, StepPlan, Work
 
 if TYPE_CHECKING:  # CPU installs need no triton
     from quire.runner.adapted_graphs import AdaptedGraphs
@@ -98,8 +99,9 @@ class ModelRunner:
             self.homes = HomePages(model.ranks, pool.num_pages)
         self.graphs: GraphCache | None = None
         if use_graphs:
-            sizes = rows.max_rows, rows.max_len
-            self.graphs = GraphCache(partial(decoded, self), *sizes, spare_row=rows.max_rows)
+            sizes = rows.max_rows, rows.max_len, rows.max_rows
+            memory = graph_memory(model.ranks, model.device)
+            self.graphs = GraphCache(partial(decoded, self), *sizes, memory)
         self.prompt_graphs: PromptGraphs | None = None
         self.mixed_graphs: MixedGraphs | None = None
         if self.graphs is not None and backend.caps.prompt_graphs:
@@ -177,18 +179,8 @@ class ModelRunner:
         arrays: dict[str, IntArray] = {}
         shape = None
         if plan.works:
-            if can_replay(self, plan):
-                assert self.graphs is not None
-                pad_to = self.graphs.batch_bucket(plan.num_tokens)
-                shape = StepShape(plan.works, self.rows.max_rows, pad_to, by_node=self.by_node)
-                shape.stage(arrays)
-            elif size := prompt_size(self, plan):
-                shape = StepShape(plan.works, self.rows.max_rows, pad_tokens=size)
-                shape.stage(arrays)
-                lens = (shape.query_lens, shape.context_lens)
-                arrays["tiles"] = prompt_planner(self.backend).prompt_tiles(*lens, size, self.spec)
-            else:
-                shape = self._stage_mixed(plan, arrays)
+            form = form_of(self, plan) if plan.form is None else plan.form
+            shape = self._shape(plan, form, arrays)
         self.rows.stage(plan, arrays)
         if plan.page_copies:
             pairs = np.asarray(plan.page_copies, dtype=np.int32)
@@ -217,15 +209,25 @@ class ModelRunner:
         self.drafter.fill(works)
         return drafts_of(self.rows, sent)
 
-    def _stage_mixed(self, plan: StepPlan, arrays: dict[str, IntArray]) -> StepShape:
-        """Add a step's lengths to its upload, padded if there is a graph for it."""
-        size = mixed_size(self, plan)
-        shape = StepShape(plan.works, self.rows.max_rows, mixed_size=size, by_node=self.by_node)
-        if size is not None:
+    def _shape(self, plan: StepPlan, form: StepForm, arrays: dict[str, IntArray]) -> StepShape:
+        """Add a step's lengths to its upload, padded as its form wants it."""
+        works, spare, by_node = plan.works, self.rows.max_rows, self.by_node
+        if form.kind == "decodes":
+            shape = StepShape(works, spare, form.num_tokens, by_node=by_node)
+        elif form.kind == "prompt":
+            shape = StepShape(works, spare, pad_tokens=form.num_tokens)
+        elif form.kind == "mixed":
+            size = MixedSize(form.num_tokens, form.num_singles)
+            shape = StepShape(works, spare, mixed_size=size, by_node=by_node)
             arrays["mixed_tiles"] = prompt_planner(self.backend).mixed_tiles(
                 shape.query_lens, shape.context_lens, size.num_singles, size.most_prompts, self.spec
             )
+        else:
+            shape = StepShape(works, spare, by_node=by_node)
         shape.stage(arrays)
+        if form.kind == "prompt":
+            lens = (shape.query_lens, shape.context_lens, form.num_tokens)
+            arrays["tiles"] = prompt_planner(self.backend).prompt_tiles(*lens, self.spec)
         return shape
 
     def batches(self, shape: StepShape, sent: dict[str, Tensor]) -> tuple[Batch, ...]:

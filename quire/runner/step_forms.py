@@ -1,4 +1,7 @@
-"""Which captured form a step may take: of few tokens, of one prompt, or of prompts and decodes."""
+"""Which captured form a step may take: of few tokens, of one prompt, or of prompts and decodes.
+
+Ranks must take the same one: what they say to each other has its sizes. The first decides.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,49 @@ from typing import TYPE_CHECKING
 
 from quire.runner.mixed_graphs import MixedSize
 from quire.runner.rows import HIDDEN, needs_of
-from quire.step import StepPlan
+from quire.step import StepForm, StepPlan
 
 if TYPE_CHECKING:
     from quire.runner.runner import ModelRunner
+
+
+KERNELS = StepForm()
+
+
+def form_of(runner: ModelRunner, plan: StepPlan) -> StepForm:
+    """What this runner does on its own; prompts and mixed steps count as seen."""
+    if can_replay(runner, plan):
+        assert runner.graphs is not None
+        return StepForm("decodes", runner.graphs.batch_bucket(plan.num_tokens))
+    if size := prompt_size(runner, plan):
+        return StepForm("prompt", size)
+    mixed = mixed_size(runner, plan)
+    return KERNELS if mixed is None else StepForm("mixed", *mixed)
+
+
+def form_for_all(runner: ModelRunner, plan: StepPlan) -> StepForm:
+    """What all ranks do, as the first decides, and whether they capture it. Graphs of steps with
+    adapters or trees are of one rank alone."""
+    if not plan.works or runner.rows.uses_adapters(plan) or any(w.parents for w in plan.works):
+        return KERNELS
+    form = form_of(runner, plan)
+    return form._replace(captures=_lacks(runner, plan, form))
+
+
+def _lacks(runner: ModelRunner, plan: StepPlan, form: StepForm) -> bool:
+    """Whether there should be a graph that there is not."""
+    longest = max(work.start + work.num_tokens for work in plan.works)
+    if form.kind == "decodes":
+        assert runner.graphs is not None
+        bound = runner.graphs.context_bucket(longest)
+        return runner.graphs.lacks((form.num_tokens, bound, plan.shares_prefix, 0))
+    if form.kind == "prompt":
+        assert runner.graphs is not None and runner.prompt_graphs is not None
+        return runner.prompt_graphs.lacks(form.num_tokens, runner.graphs.context_bucket(longest))
+    if form.kind == "mixed":
+        assert runner.mixed_graphs is not None
+        return runner.mixed_graphs.lacks(MixedSize(form.num_tokens, form.num_singles))
+    return False
 
 
 def can_replay(runner: ModelRunner, plan: StepPlan) -> bool:

@@ -39,7 +39,8 @@ class StepTimes:
     wait: float  # seconds that a step of one token takes longer if its result is awaited at once
 
 
-def measure(runner: ModelRunner) -> StepTimes:
+def measure(runner: ModelRunner, max_tokens: int) -> StepTimes:
+    """Of an engine whose steps feed at most `max_tokens`."""
     size, most = runner.spec.page_size, runner.rows.max_len
     sizes = SIZES if runner.graphs is None else GRAPH_SIZES
     context = min(CONTEXT, most // 2)
@@ -50,7 +51,7 @@ def measure(runner: ModelRunner) -> StepTimes:
         context = num_pages * size // 2
     probe = _Probe(runner, context)
     probe.begin(num_pages)
-    room = min(most, num_pages * size) - context
+    room = min(max_tokens, min(most, num_pages * size) - context)
     measured = probe.measured([count for count in sizes if count <= room])
     draw = probe.draw_seconds(measured[-1][0])
     # On a CPU a step is over when it was launched.

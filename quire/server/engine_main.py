@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from quire.errors import BadRequest, CheckpointError, NotSupported, OutOfMemory, QuireError
 from quire.obs.log import configure_logging
 from quire.server.lifeline import begin
-from quire.server.model_files import ModelFolder
+from quire.server.model_files import Home, ModelFolder
 from quire.server.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _build(settings: ServeSettings, folder: ModelFolder) -> Engine:
             folder.set_short()
         raise
     if engine.parking is not None:
-        folder.set_device(engine.config.device)
+        folder.set_home(Home(engine.config.device, engine.parking.weight_bytes))
     return engine
 
 

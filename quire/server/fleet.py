@@ -64,12 +64,23 @@ class Fleet:
         wish = slot.folder.take_wish()
         if wish is None:
             return
+        if wish == "fill":
+            self._hear_batch(slot)
+            return
         goals: dict[str, State] = {"load": "ready", "park": "parked", "unload": "unloaded"}
         slot.wanted = slot.before = goals[wish]
         slot.child.not_before, slot.is_asked_for = 0.0, wish == "load"
         if slot.state.state == "failed":
             slot.child.crashes.clear()
             slot.set("unloaded")
+
+    def _hear_batch(self, slot: Slot) -> None:
+        """Lines of a batch name it: it may come where nobody has to go for it. A start that was
+        short of a GPU's memory is not repeated while others have some."""
+        is_away = slot.state.state in ("unloaded", "parked") and slot.wanted != "ready"
+        is_in_the_way = any(slot.own.name in other.state.waits_for for other in self.slots)
+        if is_away and not is_in_the_way and not (slot.was_short and self._rivals(slot)):
+            slot.wanted, slot.is_asked_for = "ready", False
 
     def _rest(self, slot: Slot) -> None:
         """There is no process."""
@@ -78,7 +89,8 @@ class Fleet:
         if slot.wanted == "unloaded":
             slot.set("unloaded")
         elif time.monotonic() >= slot.child.not_before and self._has_room(slot):
-            if slot.wanted == "ready" and slot.was_short and self._send_rival(slot, SHORT):
+            is_awaited = slot.wanted == "ready" and slot.is_asked_for
+            if is_awaited and slot.was_short and self._send_rival(slot, SHORT):
                 return
             slot.set("loading")
             self._start(slot, is_parked=slot.wanted == "parked")
@@ -94,7 +106,7 @@ class Fleet:
                 slot.was_ready, slot.needs = True, slot.memory or slot.needs
                 slot.was_short = False  # others may come and go before it is started again
                 slot.folder.touch()  # idle time counts from here
-                slot.device = slot.folder.device
+                slot.device = slot.folder.home.device
             if slot.can_leave:
                 self._look_at_home(slot)
             else:
@@ -116,7 +128,7 @@ class Fleet:
 
     def _look_at_home(self, slot: Slot) -> None:
         """An engine that can leave its GPU's memory, or has left it."""
-        is_idle = slot.folder.idle_s() > BUSY_S
+        is_idle = slot.folder.rest_s() > BUSY_S
         if slot.line is not None:
             self._hear_line(slot, slot.line)
         elif slot.wanted == "unloaded" and (slot.is_away or is_idle):
@@ -126,14 +138,22 @@ class Fleet:
             if time.monotonic() >= slot.child.not_before and self._has_room(slot):
                 slot.had_rivals = bool(self._rivals(slot))
                 slot.tell(parks=False)
-                slot.set("loading", slot.state.reason)
+                slot.set("loading", slot.state.reason, slot.state.waits_for)
         elif slot.is_away:
             slot.set("parked")
         else:
             slot.set("ready")
             if is_idle and (slot.wanted == "parked" or self._is_rest(slot)):
-                slot.wanted = "parked"
-                slot.tell(parks=True)
+                self._have_leave(slot)
+
+    def _have_leave(self, slot: Slot) -> None:
+        """In place, where a copy of the weights may stay on the host."""
+        slot.wanted = "parked"
+        copy = 0 if slot.locked else slot.folder.home.weight_bytes
+        if self.memory and sum(one.takes for one in self.slots) + copy > self.memory:
+            self._refuse(slot, f"a copy of its weights takes {copy:,} bytes more than --memory has")
+        else:
+            slot.tell(parks=True)
 
     def _hear_line(self, slot: Slot, line: ParkLine) -> None:
         try:
@@ -149,6 +169,7 @@ class Fleet:
         slot.hang_up()
         if reply.error is None:
             slot.is_away = line.parks
+            slot.locked = reply.value if isinstance(reply.value, int) else 0
             if not line.parks:
                 slot.folder.touch()
             slot.set("parked" if slot.is_away else "ready")
@@ -163,25 +184,32 @@ class Fleet:
         if slot.wanted == "parked":
             slot.wanted = slot.before
         if error != BUSY:
-            log_event("model_parks_by_heir", name=slot.own.name, reason=error)
-            slot.is_refused = True
+            self._refuse(slot, error)
+
+    def _refuse(self, slot: Slot, reason: str) -> None:
+        log_event("model_parks_by_heir", name=slot.own.name, reason=reason)
+        slot.is_refused = True
 
     def _cannot_return(self, slot: Slot, error: str) -> None:
         """Others have its memory. Where those are no models of ours, nor were when it was told, it
         is started anew with what there is; that says what is wrong if it is not enough."""
         slot.child.not_before = time.monotonic() + RETRY_S
+        if not slot.is_asked_for:  # for a batch: it stays away until somebody leaves
+            slot.wanted = "parked"
+            return slot.set("parked")
         is_waiting = self._send_rival(slot, f"{SHORT}: {error.removeprefix(NO_MEMORY)}")
         if not is_waiting and not slot.had_rivals:
             log_event("model_starts_anew", name=slot.own.name, reason=error)
             slot.stop()
             self._start(slot, is_parked=False)
+        return None
 
     def _send_rival(self, slot: Slot, reason: str) -> bool:
         """Have whoever was idle longest leave the GPU that this model needs; whether there is
         anybody who could."""
         rivals = self._rivals(slot)
         if rivals:
-            slot.set("loading", reason)
+            slot.set("loading", reason, [other.own.name for other in rivals])
         idle = [other for other in rivals if other.line is None and self._is_idle(other)]
         if idle and not any(self._is_going(other) for other in rivals):
             going = max(idle, key=lambda other: other.folder.idle_s())
@@ -212,13 +240,13 @@ class Fleet:
     def _is_rest(self, slot: Slot) -> bool:
         """Whether nobody has named it for as long as it was to stay."""
         limit = slot.own.park_after_s
-        return slot.wanted == "ready" and 0 < limit < slot.folder.idle_s()
+        return slot.wanted == "ready" and 0 < limit < slot.folder.rest_s()
 
     # ------------------------------------------------------------ parking by an heir
 
     def _send_away(self, slot: Slot) -> None:
         """A model that is ready, when it is idle and shall not be, or need not be."""
-        idle, is_rest = slot.folder.idle_s(), self._is_rest(slot)
+        idle, is_rest = slot.folder.rest_s(), self._is_rest(slot)
         if slot.wanted == "unloaded":
             slot.disinherit()
             if idle > BUSY_S:
@@ -291,19 +319,20 @@ class Fleet:
         """Whether the model may be loaded now; if not, somebody idle is told to go."""
         others = [other for other in self.slots if other is not slot]
         used = sum(other.takes for other in others)
-        if not self.memory or used + slot.needs <= self.memory:
+        if not self.memory or used + max(slot.needs, slot.takes) <= self.memory:
             return True
         if not any(other.child.process for other in others):
             return True  # alone: it may need less than we think
         if not slot.is_asked_for:  # nobody goes for a model that nobody named yet
-            slot.wanted = "unloaded"
+            slot.wanted = "parked" if slot.child.process else "unloaded"
             return False
         idle = [other for other in others if other.child.process and self._is_idle(other)]
         if idle:
             going = max(idle, key=lambda other: other.folder.idle_s())
             log_event("model_makes_room", name=going.own.name, for_model=slot.own.name)
             going.wanted = "unloaded"
-        slot.set("loading", "waits for memory that other models have")
+        names = [other.own.name for other in others if other.child.process]
+        slot.set("loading", "waits for memory that other models have", names)
         return False
 
     def _has_room_beside(self) -> bool:

@@ -36,7 +36,8 @@ class Tap:
     passed on while it is at work, so what it does and what is done for it never overlap.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_background: bool = False) -> None:
+        self.is_background = is_background  # a line of a batch: nobody waits for it
         self.events: list[TokenEvent] = []
         self.about: dict[RequestId, About] = {}
         self.pass_on: Callable[[], bool] | None = None  # False: the reader has to see to it
@@ -136,12 +137,21 @@ class EngineLink:
     def num_open(self) -> int:
         return len(self._taps)
 
+    @property
+    def has_users(self) -> bool:
+        """Whether requests are open that somebody waits for."""
+        return any(not tap.is_background for tap in self._taps.values())
+
+    @property
+    def has_background(self) -> bool:
+        return any(tap.is_background for tap in self._taps.values())
+
     # ------------------------------------------------------------ requests
 
     def open(self, requests: Iterable[Request]) -> Tap:
         """Submit a leader with its children; raises EngineDead when there is no engine."""
         requests = list(requests)
-        tap = Tap()
+        tap = Tap(requests[0].is_background)
         self._send(msg.submit_of(requests[0]))
         for request in requests:
             self._taps[request.id] = tap

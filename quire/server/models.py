@@ -1,7 +1,9 @@
 """Models: several models behind one port, by name. Each has a `Server` of its own.
 
 A request goes to the server of the model it names: by `model` in its body, or by `?model=` where
-the body has none. If that model is not loaded, the request asks for it and waits. Keys, the
+the body has none. If that model is not loaded, the request asks for it and waits. Lines of batches
+wait as well, but nobody has to go for them: they are sent back when somebody waits for the memory
+that their model has, and it is for other requests to say that a model is in use. Keys, the
 watchman and what is stored are shared; links, tokenizers, limits and metrics are each model's own.
 """
 
@@ -22,6 +24,8 @@ from quire.server.problems import Problem
 from quire.server.server import Server
 
 LOOK_S = 0.05
+FILL_S = 0.5  # between two looks of a line whether there is room
+GIVES_WAY = "another model waits for the memory of this one"
 TOUCH_S = 1.0
 # Paths whose body says which model is meant, and in which field.
 BODY_FIELDS = {
@@ -57,6 +61,7 @@ class Models:
         }
         self._broken = dict(broken)
         self.auto: Auto | None = None  # set by the composition root; None: nothing is chosen
+        self._waits_for: dict[str, tuple[str, ...]] = {}  # by model, as last read
         self._decoder = msgspec.json.Decoder(Named)
         self._loading = {s.model_names[0] for s in servers}  # of those at start, still to settle
         for server in servers:
@@ -104,14 +109,14 @@ class Models:
             server = self.auto.choose(request)
         else:
             server = self._find(name, request)
-        await self._bring(server)
+        await self._bring(server, request)
         return server
 
     async def escalated(self, request: HttpRequest, why: Escalated) -> Server:
         """The server that answers in place of the one whose answer will not do."""
         assert self.auto is not None
         server = self.auto.escalate(request, why)
-        await self._bring(server)
+        await self._bring(server, request)
         return server
 
     def choose_by(self, settings: AutoSettings) -> None:
@@ -140,29 +145,66 @@ class Models:
         self.servers[0].check_model(plain)  # takes placeholders, and refuses what nobody has
         return self.servers[0]
 
-    async def _bring(self, server: Server) -> None:
-        name = server.model_names[0]
-        folder = self._folders[name]
+    async def _bring(self, server: Server, request: HttpRequest) -> None:
+        if request.is_background:
+            return await self._await_room(server)
+        name, folder = self._named_folder(server)
         folder.touch()
-        if server.link.can_step:
-            return
         deadline = time.monotonic() + server.limits.queue_timeout_s
         while not server.link.can_step:
-            state = folder.read()
-            if state.state == "failed":
-                raise _failed(name, state.reason)
-            if time.monotonic() > deadline:
-                why = state.reason or "it is being loaded"
-                raise Problem(
-                    503,
-                    f"the model {name!r} is not there yet: {why}; try again",
-                    code="model_loading",
-                    retry_after_s=5,
-                )
+            state = self._state_in_time(name, deadline)
+            self._make_way(name, state)
             if state.state != "loading":  # or it is ready, and about to go
                 folder.ask("load")
             folder.touch()
             await asyncio.sleep(LOOK_S)
+        return None
+
+    async def _await_room(self, server: Server) -> None:
+        """For a line of a batch: until the model is there and keeps nobody waiting."""
+        name, folder = self._named_folder(server)
+        deadline = time.monotonic() + server.limits.queue_timeout_s
+        while not server.link.can_step or self._is_in_the_way(name):
+            state = self._state_in_time(name, deadline)
+            if state.state in ("unloaded", "parked"):
+                folder.ask_softly()
+            await asyncio.sleep(FILL_S)
+        folder.work()
+
+    def _named_folder(self, server: Server) -> tuple[str, ModelFolder]:
+        name = server.model_names[0]
+        return name, self._folders[name]
+
+    def _state_in_time(self, name: str, deadline: float) -> ModelState:
+        """Raises Problem when it failed, or has not come by then."""
+        state = self._folders[name].read()
+        if state.state == "failed":
+            raise _failed(name, state.reason)
+        if time.monotonic() > deadline:
+            why = state.reason or "it is being loaded"
+            raise Problem(
+                503,
+                f"the model {name!r} is not there yet: {why}; try again",
+                code="model_loading",
+                retry_after_s=5,
+            )
+        return state
+
+    # ------------------------------------------------------------ giving way
+
+    def _is_in_the_way(self, name: str) -> bool:
+        return any(name in names for names in self._waits_for.values())
+
+    def _make_way(self, name: str, state: ModelState) -> None:
+        """Send lines of batches back whose models have what another one waits for."""
+        self._waits_for[name] = state.waits_for
+        for server in self.servers:
+            if server.model_names[0] not in state.waits_for:
+                continue
+            for generation in list(server.watchman.generations):
+                if generation.server is server and generation.http.is_background:
+                    generation.tap.fail(Problem(503, GIVES_WAY, code="model_loading"))
+            self._folders[server.model_names[0]].stop_work()
 
     async def run(self) -> None:
         """Keep models with open requests from being taken for idle."""
@@ -171,11 +213,16 @@ class Models:
         while True:
             await asyncio.sleep(TOUCH_S)
             for server in self.servers:
-                if server.link.num_open:
-                    folder = self._folders[server.model_names[0]]
+                name, folder = self._named_folder(server)
+                self._make_way(name, folder.read())
+                if server.link.has_users:
                     folder.touch()
                     if server.link.is_parked:  # they came when it had just been told to go
                         folder.ask("load")
+                elif server.link.has_background and not self._is_in_the_way(name):
+                    folder.work()
+                    if server.link.is_parked:
+                        folder.ask_softly()
 
 
 def _failed(name: str, reason: str) -> Problem:

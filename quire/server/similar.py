@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 WORDS, MODEL = "words", "model"
 SURE = 0.85  # similarity of words from which no embedding is asked for
-MAX_INDEXES = 128  # held in memory, two for a caller
+# Held in memory; a caller has two at most, so none can push out more of others' than two. What was
+# pushed out is read from the store again, which takes longer and tells nobody what is in it.
+MAX_INDEXES = 128
 LARGE_INDEX = 500
 
 

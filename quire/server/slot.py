@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 
 from quire.obs.log import log_event
 from quire.server.child import Child
-from quire.server.model_files import ModelFolder, ModelState, State
+from quire.server.model_files import Home, ModelFolder, ModelState, State
 from quire.server.park_line import ParkLine
 from quire.server.settings import ModelSettings, ServeSettings
 
@@ -31,6 +32,7 @@ class Slot:
         self.state = ModelState("loading" if own.at_start else "unloaded")
         self.was_ready = self.is_asked_for = False
         self.device = ""  # whose memory the engine can leave; empty: not known, or of none
+        self.locked = 0  # bytes of the host that a copy of its weights has
         self.line: ParkLine | None = None  # on which it was told so
         self.is_away = self.is_refused = False  # it left; it has no memory of the host to leave to
         self.before: State = "ready"  # what was asked for last: it stays so where it cannot leave
@@ -43,17 +45,18 @@ class Slot:
         folder.path.mkdir(mode=0o700)
         folder.tell(self.state)
 
-    def set(self, state: State, reason: str = "") -> None:
-        told = ModelState(state, reason, self.memory)
-        if (told.state, told.reason) != (self.state.state, self.state.reason):
-            log_event("model", name=self.own.name, state=state, reason=reason)
+    def set(self, state: State, reason: str = "", waits_for: Sequence[str] = ()) -> None:
+        told, old = ModelState(state, reason, self.memory, tuple(waits_for)), self.state
+        if msgspec.structs.replace(told, memory=old.memory) != old:
+            if (state, reason) != (old.state, old.reason):
+                log_event("model", name=self.own.name, state=state, reason=reason)
             self.folder.tell(told)
         self.state = told
 
     @property
     def memory(self) -> int:
         """Bytes that its processes have in memory; 0 where the system does not tell."""
-        return _memory_of(self.child) + (_memory_of(self.heir) if self.heir else 0)
+        return self.locked + _memory_of(self.child) + (_memory_of(self.heir) if self.heir else 0)
 
     @property
     def takes(self) -> int:
@@ -83,7 +86,7 @@ class Slot:
 
     @property
     def can_leave(self) -> bool:
-        return bool(self.folder.device) and not self.is_refused
+        return bool(self.folder.home.device) and not self.is_refused
 
     def tell(self, parks: bool) -> None:
         """Leave the GPU's memory, or come back."""
@@ -99,6 +102,7 @@ class Slot:
         """All that was true of an engine that is no more."""
         self.hang_up()
         self.is_away = self.is_refused = False
+        self.locked = 0
 
     # ------------------------------------------------------------ the heir
 
@@ -118,7 +122,7 @@ class Slot:
         """The heir has imported everything: the weights may go."""
         assert self.heir is not None
         self.forget()
-        self.folder.set_device("")
+        self.folder.set_home(Home())
         _end(self.child)
         self.folder.socket.unlink(missing_ok=True)
         self.heir.crashes = self.child.crashes

@@ -34,6 +34,9 @@ def trust(length: int) -> float:
     return 1.0 - 1.4 / (length + 1)
 
 
+TRUSTS = tuple(map(trust, range(1 << 10)))
+
+
 class Step(NamedTuple):
     token: int
     at: int  # the place behind it
@@ -68,6 +71,10 @@ class Followed:
 
     def move(self, token: int) -> None:
         text, at = self._text, self._at
+        if at is None and not self._matches.has(token):
+            self._matches.add(token)
+            self.run = 0  # still lost, and nothing to find the place by
+            return
         step = NO_STEP if at is None else self._after(at, self._due, ())
         self._matches.add(token, self._near[0])
         if at is not None and token == step.token:
@@ -138,6 +145,11 @@ class Followed:
 
     def guess(self, most: int) -> Guess:
         at, due = self._at, self._due
+        if at is None:
+            return NOTHING
+        is_plain = not due and self._replaced.is_silent(self._text, at, at + most)
+        if is_plain and self.run + most < len(TRUSTS):
+            return self._copied(at, most)
         tokens: list[int] = []
         chances: list[float] = []
         while at is not None and len(tokens) < most:
@@ -150,6 +162,22 @@ class Followed:
             tokens.append(step.token)
             at, due = step.at, step.due
         return Guess(tuple(chances), tuple(tokens)) if tokens else NOTHING
+
+    def _copied(self, at: int, most: int) -> Guess:
+        """The same where nothing is replaced: what stands there, and what is guessed
+        once more where the text ends."""
+        tokens = self._text[at : at + most]
+        if END in tokens:
+            del tokens[tokens.index(END) :]
+        elif tokens:
+            beyond = len(tokens)
+            tokens += (tokens * (1 + most // beyond))[: most - beyond]
+        if not tokens:
+            return NOTHING
+        chances = TRUSTS[self.run : self.run + len(tokens)]
+        if not self.run:
+            chances = (EVEN if self._replaced.is_even else DOUBTED, *chances[1:])
+        return Guess(chances, tuple(tokens))
 
     def _after(self, at: int, due: Run, tokens: Sequence[int]) -> Step:
         """The token at a place, and what follows; `tokens` follow the text."""

@@ -66,7 +66,10 @@ class Jumps:
                 continue
             if tokens := tuple(self._grammars.forced(request.id)[:most]):
                 made[request.id] = Draft(len(tokens), tokens)
-        self.counts.seconds += time.perf_counter() - begun
+        seconds = time.perf_counter() - begun
+        self.counts.seconds += seconds
+        for id in made:
+            scheduler.running[id].draft_seconds += seconds / len(made)
         return made
 
     def _asked(self, scheduler: Scheduler, step: int) -> Iterator[Request]:

@@ -34,9 +34,17 @@ class Matches:
             self._ends.setdefault(token, []).append(place)
         self.lengths = {}
 
+    def has(self, token: int) -> bool:
+        return token in self._ends
+
     def add(self, token: int, near: int = 0) -> None:
         """One more; of new places those behind `near` come first."""
-        text, ends = self.text, self._ends.setdefault(token, [])
+        text, ends = self.text, self._ends.get(token)
+        if ends is None:  # as most are where nothing is written again
+            text.append(token)
+            self._ends[token] = [len(text)]
+            self.lengths = {}
+            return
         found = {p + 1: n + 1 for p, n in self.lengths.items() if text[p] == token}
         for place in list(found)[MOST - AHEAD :]:  # those that began last
             del found[place]

@@ -39,6 +39,14 @@ class Replaced:
         self._proven: set[tuple[Run, Run]] = set()
         self.is_even = False  # whether the newest replacement was of a token by a token
 
+    def is_silent(self, text: Sequence[int], start: int, end: int) -> bool:
+        """Whether `at` knows nothing of all these places."""
+        if not self._spans.keys().isdisjoint(text[start:end]):
+            return False
+        first = max(start, CONTEXT)
+        befores = zip(*(text[first - i : end - i] for i in range(CONTEXT, 0, -1)), strict=False)
+        return not self._inserted or self._inserted.keys().isdisjoint(befores)
+
     def learn(self, text: Sequence[int], start: int, end: int, new: Sequence[int]) -> None:
         """text[start:end] was written as `new`."""
         old = text[start:end]

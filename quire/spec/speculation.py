@@ -102,6 +102,7 @@ class Speculation:
         self.limits, self.costs = limits, costs
         self.learned = None if costs is None else LearnedCosts(costs)
         self._spent = 0.0  # on making drafts, when the newest step was about to begin
+        self._shared = 0.0  # of it, what is told or of no step with drafts
         self.counts = counts or SpecCounts()
         self._known: dict[RequestId, Request] = {}
         self._fed: dict[RequestId, tuple[Source, tuple[float, ...]]] = {}  # own chances of drafts
@@ -183,6 +184,8 @@ class Speculation:
         is_fixed, is_worth = self.limits.is_fixed, self._is_worth(1.0, len(decodes), 0)
         room = MAX_DRAFTS if is_fixed else max(1, MOST_WEIGHED // max(1, len(decodes)))
         for request in decodes:
+            if not (is_fixed or any(s.looks[request.id].is_due(self._step) for s in self._sources)):
+                continue
             most = min(self._allowed(request), scheduler.max_drafts(request), room)
             if request.num_pending or most <= 0:
                 continue
@@ -296,8 +299,16 @@ class Speculation:
             num_drafted += event.num_drafted
             num_accepted += event.num_accepted
             self._count(event, trees.get(event.request_id, ()), judged)
+        self._share_seconds([event.request_id for event in events if event.num_drafted])
         if num_drafted:
             (self._waits.hit if self._paid(num_accepted, len(plan.works)) else self._waits.wrong)()
+
+    def _share_seconds(self, ids: Sequence[RequestId]) -> None:
+        """Tell requests whose drafts were judged what making drafts took since the last step."""
+        for id in ids:
+            if (request := self._known.get(id)) is not None:
+                request.draft_seconds += (self.counts.seconds - self._shared) / len(ids)
+        self._shared = self.counts.seconds
 
     def _num_drawn(self, plan: StepPlan) -> int:
         """Tokens that were drawn, and not the likeliest taken."""

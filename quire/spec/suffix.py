@@ -10,8 +10,10 @@ automaton (`automaton.py`) cannot shrink.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
+from math import prod
 from operator import mul
 
 from quire.request import Request, RequestId
@@ -51,12 +53,15 @@ class Place:
     length: int = 0
     num_seen: int = 0
 
-    def move(self, request: Request, most: int) -> None:
-        tokens = request.tokens
-        for token in tokens[max(self.num_seen, len(tokens) - most) :]:
-            self.state, self.length = self.text.follow(self.state, self.length, token)
-        self.num_seen = len(tokens)
-        self.state, self.length = self.text.settled(self.state, self.length)
+    def move(self, tokens: Sequence[int], most: int) -> None:
+        begins, end = self.text.next[0], len(tokens)
+        for at in range(max(self.num_seen, end - most), end):
+            token = tokens[at]
+            if self.state or token in begins:
+                self.state, self.length = self.text.follow(self.state, self.length, token)
+        self.num_seen = end
+        if self.state:
+            self.state, self.length = self.text.settled(self.state, self.length)
 
 
 @dataclass(slots=True)
@@ -79,7 +84,9 @@ class Suffix:
 
     def propose(self, request: Request, most: int) -> Guess:
         seen = self._caught_up(request)
-        best = self._likely(seen.own.guess(self._most(seen.own.run, most)))
+        best = seen.own.guess(self._most(seen.own.run, most))
+        if prod(best.chances) < self._floor:
+            best = self._likely(best)
         for place in self._places(request, seen):
             if place.length:
                 guess = self._continue(place.text, place.state, place.length, most)
@@ -101,8 +108,8 @@ class Suffix:
             before = tokens[max(0, request.num_prompt - OWN_TOKENS) : request.num_prompt]
             own = Followed((), before.tolist())
             seen = self._seen[request.id] = Seen(own, request.num_prompt)
-        for token in tokens[seen.num_seen :]:
-            seen.own.move(token)
+        for at in range(seen.num_seen, len(tokens)):
+            seen.own.move(tokens[at])
         seen.num_seen = len(tokens)
         return seen
 
@@ -110,12 +117,13 @@ class Suffix:
         answers = self._answers.get(request.cache_salt)
         if answers is None:
             return []
-        texts = (answers.young, answers.old)
-        if [place.text for place in seen.places] != list(texts):
-            seen.places = [Place(text) for text in texts]
-        for place in seen.places:
-            place.move(request, self._longest)
-        return seen.places
+        places = seen.places
+        if not places or places[0].text is not answers.young or places[1].text is not answers.old:
+            places = seen.places = [Place(answers.young), Place(answers.old)]
+        for place in places:
+            if place.text.num_tokens:
+                place.move(request.tokens, self._longest)
+        return places
 
     def _most(self, length: int, most: int) -> int:
         """Guesses behind a match of this length."""

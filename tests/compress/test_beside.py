@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from quire.compress.beside import meanings
+from quire.compress.beside import Beside, meanings
+from quire.compress.source import Source
+from tests.compress.models import small
 
 
 def row(name: str, size: float, divergence: float | None, folder: bool = False) -> dict[str, Any]:
@@ -37,3 +40,19 @@ def test_it_says_who_wins_at_the_same_bytes() -> None:
     assert "nothing beside it" in meanings([original, made])[-1]
     larger = meanings([row("original", 50e6, None), made])
     assert any("nothing is gained" in sentence for sentence in larger)
+
+
+def test_forms_that_fit(tmp_path: Path) -> None:
+    """Red when a form that is larger stands for one of the same bytes, or nothing stands beside a
+    model that is smaller than any."""
+    model, out = small(tmp_path), tmp_path / "out"
+    num_bytes = Source.open(str(model)).spec.num_params * 4
+    out.mkdir()
+    want = {
+        num_bytes: ["rtn-int8-g32", "rtn-int4-g32"],
+        num_bytes // 6: ["rtn-int4-g32"],
+        num_bytes // 9: ["mxfp4"],
+    }
+    for size, forms in want.items():
+        (out / "model.safetensors").write_bytes(bytes(size))
+        assert Beside(str(model), out)._forms() == forms

@@ -42,11 +42,12 @@ def die_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
 
 
-@pytest.mark.parametrize("method", ["gptq", "gguf", "sparsegpt"])
+@pytest.mark.parametrize("method", ["gptq", "gguf", "sparsegpt", "shrink", "codebook"])
 def test_dying_at_every_write(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when a shard counts before it is whole, or what comes after a resume has other bits."""
     model = small(tmp_path, num_hidden_layers=1)
-    more: dict[str, Any] = {"storage": "Q4_0"} if method == "gguf" else {}
+    others: dict[str, Any] = {"gguf": {"storage": "Q4_0"}, "shrink": {"mlp": 48, "keep": ()}}
+    more = others.get(method, {})
     run(model, tmp_path / "whole", method, **more)
     want, number = files(tmp_path / "whole"), 0
     while True:

@@ -15,7 +15,11 @@ from quire.cli.inspect import inspect
 from quire.config import Decision
 from quire.dist.devices import carrier_of, places_of
 from quire.dist.host import HostLink
+from quire.dist.ranks import Ranks
 from quire.dist.ring import GlooRing
+from quire.dist.stages import Stage
+from quire.engine import rank_places as rank_places_module
+from quire.engine.rank_graphs import steps_decision, why_by_kernels
 from quire.engine.rank_places import rank_decisions, rank_places
 from quire.errors import NotSupported
 from quire.flat_args import args_of
@@ -32,6 +36,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 34, 1 << 34))
+    monkeypatch.setattr(rank_places_module, "maps_memory", lambda one, other: one == other)
     yield
 
 
@@ -57,32 +62,64 @@ def test_names_of_no_device(name: str) -> None:
         check_args(args_of({"device": name}))
 
 
-def test_nccl_where_nobody_shares_a_gpu() -> None:
-    """Red when ranks of one GPU are given to NCCL, which refuses them in the middle of a start."""
+def test_how_ranks_on_gpus_talk() -> None:
+    """Red when ranks of one GPU are given to NCCL, which refuses them in the middle of a start, or
+    memory is mapped where it cannot be."""
     two, one = ("cuda:0", "cuda:1"), ("cuda:0", "cuda:0")
+
+    def at_home(first: str, second: str) -> bool:
+        return first == second
+
     assert carrier_of(two, 2, "shared").name == "nccl"
+    assert carrier_of(two, 2, "shared", at_home).name == "nccl"
+    assert carrier_of(two, 2, "shared", lambda *_: True).name == "peer"
+    assert carrier_of(one, 2, "shared", at_home).name == "peer"
     assert carrier_of(one, 2, "shared") == ("shared", carrier_of(one, 2, "gloo").why)
     assert "several ranks are on cuda:0" in carrier_of(one, 2, "gloo").why
     # Stages talk otherwise, so two of them may be on one GPU beside two on another.
     assert carrier_of((*two, *two), 2, "shared").name == "nccl"
     assert carrier_of((*one, *two), 2, "shared").name == "shared"
-    assert carrier_of(two, 1, "gloo").name == "gloo"
+    assert carrier_of((*one, "cuda:1", "cuda:1"), 2, "shared", at_home).name == "peer"
+    assert carrier_of((*one, *two), 4, "shared", at_home).name == "shared"
+    assert carrier_of(two, 1, "gloo", at_home).name == "gloo"
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_what_was_chosen_is_said() -> None:
-    """Red when nobody can see how ranks talk, or that their steps replay no graphs."""
+    """Red when nobody can see how ranks talk."""
     args = args_of({"device": "cuda:0,cuda:0", "tensor_parallel_size": 2})
     places = rank_places(args)
     said = {d.what: d for d in rank_decisions(args.parallel, places, carrier_of(places, 2, "gloo"))}
     assert said["ranks"].value == "cuda:0, cuda:0"
     assert said["between ranks"].value == "gloo, through memory of the host"
-    assert said["steps"].value == "kernel by kernel"
+    mapped = carrier_of(places, 2, "gloo", lambda *_: True)
+    said = {d.what: d for d in rank_decisions(args.parallel, places, mapped)}
+    assert said["between ranks"].value == "memory of GPUs that all have mapped"
     assert rank_places(args_of({"device": "cuda", "tensor_parallel_size": 2})) == (
         "cuda:0",
         "cuda:1",
     )
     assert rank_places(args_of({"device": "cpu", "tensor_parallel_size": 2})) == ()
+
+
+# family, ranks, why their steps run kernel by kernel
+BY_KERNELS = [
+    ("llama", Ranks(0, 2), None),
+    ("qwen2_moe", Ranks(0, 2), "how many rows an expert gets"),
+    ("llama", Ranks(0, 2, has_homes=True), "how many rows a rank attends"),
+    ("llama", Ranks(0, 2, stage=Stage(0, 2)), "what a stage sends on"),
+]
+
+
+@pytest.mark.parametrize(("family", "ranks", "why"), BY_KERNELS)
+def test_whose_steps_replay_graphs(family: str, ranks: Ranks, why: str | None) -> None:
+    """Red when ranks capture a step that waits for the host, or nobody hears why they do not."""
+    spec = spec_of(tiny_config(family))
+    found = why_by_kernels(ranks, spec, False, True)
+    assert found is None if why is None else found is not None and found.startswith(why)
+    assert steps_decision(found).value == ("graphs" if why is None else "kernel by kernel")
+    assert why_by_kernels(ranks, spec, False, False) is not None, "through memory of the host"
+    assert why_by_kernels(ranks, spec, True, True) is not None, "as asked"
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -143,6 +180,8 @@ def test_gpus_are_told_before_a_start(tmp_path: Path) -> None:
     apart, shared = told("cuda"), told("cuda:0,cuda:0")
     assert apart["ranks"].value == "cuda:0, cuda:1" and apart["between ranks"].value == "NCCL"
     assert shared["ranks"].value == "cuda:0, cuda:0"
+    assert shared["between ranks"].value == "memory of GPUs that all have mapped"
+    assert apart["steps"].value == shared["steps"].value == "graphs"
     # 0.9 of 16 GiB
     assert apart["kv cache"].why.startswith("14.40 GiB usable of 16.00 GiB")
     assert shared["kv cache"].why.startswith("7.20 GiB usable of 16.00 GiB")

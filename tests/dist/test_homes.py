@@ -65,21 +65,6 @@ def test_requests_of_two_ranks_have_the_bits_of_one(
 
 
 @pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
-def test_requests_of_four_ranks_have_the_bits_of_one(tmp_path: Path) -> None:
-    """Red as above; more ranks than key heads are nothing special here."""
-    group = RankGroup(4)
-    try:
-        for i, (family, changes, args) in enumerate(CASES.values()):
-            folder = tiny_model(family, tmp_path / str(i), **changes)
-            expected = answers(alone(folder, **args))
-            with model_on(group, folder, **args, **HOMES | {"data_parallel_size": 4}) as llm:
-                assert answers(llm) == expected, list(CASES)[i]
-                assert answers(llm) == expected, list(CASES)[i]
-    finally:
-        group.close()
-
-
-@pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
 @pytest.mark.parametrize("name", ["experts", "latents", "int8"])
 def test_requests_of_ranks_over_sockets(name: str, tmp_path: Path) -> None:
     """Red as above, where memory cannot be shared."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -113,22 +114,21 @@ def test_ranks_over_sockets(name: str, tmp_path: Path) -> None:
         group.close()
 
 
-@pytest.mark.skipif(not IS_LONG, reason="set QUIRE_LONG_TESTS=1")
-def test_four_ranks_give_the_bits_of_one(tmp_path: Path) -> None:
-    """Red as above, where ranks outnumber key heads, and where stages are shared out."""
-    group = RankGroup(4)
-    try:
-        for i, (family, changes, args) in enumerate(CASES.values()):
-            folder = tiny_model(family, tmp_path / str(i), **changes)
-            expected = answers(alone(folder, **args))
-            for stages in (1, 2):
-                with model_on(group, folder, **args, pipeline_parallel_size=stages) as llm:
-                    assert answers(llm) == expected, (list(CASES)[i], stages)
-        folder = tiny_model("qwen3", tmp_path / "deep", num_hidden_layers=7)
-        with model_on(group, folder, pipeline_parallel_size=4) as llm:
-            assert answers(llm) == answers(alone(folder))
-    finally:
-        group.close()
+GUIDED = ["once", "twice", [9, 8, 9, 8, 9, 8, 9], [4, 5, 6] * 5]
+
+
+def guided_params() -> list[SamplingParams]:
+    """Two that a grammar guides, two that a text before them foretells."""
+    from quire import StructuredOutputsParams
+
+    grammar = StructuredOutputsParams(regex="[ab]{4,9}")
+    guided = [p.with_(structured_outputs=grammar, max_tokens=12) for p in PARAMS[1:3]]
+    return guided + [SamplingParams(temperature=0.0, max_tokens=16, logprobs=1)] * 2
+
+
+def drafting(method: str) -> dict[str, Any]:
+    spec = {"method": method, "adaptive": False}
+    return {"speculative_config": spec, "target_gap_ms": 1000.0}
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -136,21 +136,11 @@ def test_grammars_and_drafts_need_one_rank_alone(
     stages: int, group: RankGroup, tmp_path: Path
 ) -> None:
     """Red when ranks behind the first must know a grammar, or miss what drafts were refused."""
-    from quire import StructuredOutputsParams
-
     folder = tiny_model("qwen2", tmp_path, num_hidden_layers=2)
-    params = [
-        p.with_(structured_outputs=StructuredOutputsParams(regex="[ab]{4,9}"), max_tokens=12)
-        for p in PARAMS[1:3]
-    ] + [SamplingParams(temperature=0.0, max_tokens=16, logprobs=1)] * 2
-    args: dict[str, Any] = {
-        "speculative_config": {"method": "suffix", "adaptive": False},
-        "target_gap_ms": 1000.0,
-    }
-    prompts = ["once", "twice", [9, 8, 9, 8, 9, 8, 9], [4, 5, 6] * 5]
-    expected = answers(alone(folder, **args), prompts, params)
+    args, params = drafting("suffix"), guided_params()
+    expected = answers(alone(folder, **args), GUIDED, params)
     with model_on(group, folder, **args, pipeline_parallel_size=stages) as llm:
-        assert answers(llm, prompts, params) == expected
+        assert answers(llm, GUIDED, params) == expected
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -168,26 +158,39 @@ def test_a_model_that_drafts_stays_on_the_first_rank(
         assert llm.stats().num_drafted_tokens > 0
 
 
+class Adapted:
+    """A model whose requests name two adapters, or none."""
+
+    def __init__(self, folder: Path) -> None:
+        tiny = {"num_hidden_layers": 2, "hidden_size": 64}
+        self.folder = tiny_model("qwen3", folder / "model", **tiny)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(self.folder)
+        first, second = (
+            str(write_adapter(folder / name, theirs, seed=seed))
+            for seed, name in enumerate(("first", "second"))
+        )
+        self.adapters = (first, second)
+        self.args: dict[str, Any] = {"lora": {"first": first}, "quantization": "rtn-int4-g32"}
+        named = LoRARequest("first")
+        self._asked = [named, None, LoRARequest("second", 2, second), named]
+
+    def answers(self, llm: LLM) -> list[object]:
+        made = llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=self._asked)
+        return [said(output) for output in made]
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_adapters_are_shared_out(stages: int, group: RankGroup, tmp_path: Path) -> None:
     """Red when a rank adds what another rank's outputs get, or misses that an adapter came."""
-    folder = tiny_model("qwen3", tmp_path / "model", num_hidden_layers=2, hidden_size=64)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    first, second = (
-        str(write_adapter(tmp_path / name, theirs, seed=seed))
-        for seed, name in enumerate(("first", "second"))
-    )
-    asked = [LoRARequest("first"), None, LoRARequest("second", 2, second), LoRARequest("first")]
-
-    def adapted(llm: LLM) -> list[object]:
-        made = llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=asked)
-        return [said(output) for output in made]
-
-    args = {"lora": {"first": first}, "quantization": "rtn-int4-g32"}
-    expected = adapted(alone(folder, **args))
-    assert expected != answers(alone(folder, quantization="rtn-int4-g32"))
-    with model_on(group, folder, **args, pipeline_parallel_size=stages) as llm:
-        assert adapted(llm) == expected
+    case = Adapted(tmp_path)
+    expected = case.answers(alone(case.folder, **case.args))
+    assert expected != answers(alone(case.folder, quantization="rtn-int4-g32"))
+    kept = {**case.args, "pipeline_parallel_size": stages, "max_loras": 1}
+    with model_on(group, case.folder, **kept) as llm:
+        assert case.answers(llm) == expected
+        for folder in case.adapters:
+            shutil.rmtree(folder)
+        assert case.answers(llm) == expected  # every rank has a copy
 
 
 @pytest.mark.parametrize("stages", [1, 2])

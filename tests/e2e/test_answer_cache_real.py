@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.answers.held_out import HELD_OUT
 from tests.answers.pairs import ADVERSARIAL, PARAPHRASES, SAME
 from tests.e2e.harness import Served
 from tests.tiny_folder import write_tiny_folder
@@ -112,7 +113,7 @@ def test_a_real_model_is_never_misquoted(default_model_path: Path) -> None:
     flags = ("--device", "cpu", "--threads", "1", "--answer-cache", "answer")
     given = 0
     with Served(default_model_path, *flags) as served:
-        for one, other in (*ADVERSARIAL, *SAME):
+        for one, other in (*ADVERSARIAL, *HELD_OUT, *SAME):
             ask(served, one, "answer")
             plain = tokens(ask(served, other, "off")[0])
             body, how = ask(served, other, "answer")

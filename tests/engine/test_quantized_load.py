@@ -10,8 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
+from quire.engine.cpu_path import CpuPath
 from quire.errors import NotSupported
+from quire.load.grouped import Grouped, consecutive
 from quire.models.tiny import tiny_model
+from quire.native.library import find_library
+from quire.ops.native_ops import NativeOps
 from quire.quant.load_forms import load_form
 
 SMALL = {"device": "cpu", "num_threads": 1, "max_model_len": 64, "kv_cache_memory": 1 << 22}
@@ -109,3 +113,21 @@ def test_torch_serves_rounded_weights_too(tmp_path: Path, monkeypatch: pytest.Mo
     folder = tiny_model("llama", tmp_path, seed=2, tokenizer=False)
     monkeypatch.setattr("quire.engine.cpu_path.find_library", lambda: Found(None, "none here"))
     assert torch.tensor(answers(folder, quantization="rtn-int4-g32-asym")).shape == (3, 8)
+
+
+def test_what_no_kernel_takes_is_said() -> None:
+    """Red when weights take eight times the bytes of their file and the engine says nothing."""
+    library, why = find_library()
+    if library is None:
+        pytest.skip(f"no native library: {why}")
+    codes = torch.randint(0, 16, (32, 64), dtype=torch.uint8)
+    found = {}
+    for size in (8, 32):  # inputs that share a scale
+        groups = consecutive(64, size, codes.device)
+        weight = Grouped(codes, 4, torch.rand(32, 64 // size), 8, groups).weight()
+        ops, path = NativeOps(library), CpuPath(library, why, True, "as the file holds them")
+        ops.linear([weight], None)
+        found[size] = {d.what: d.value for d in path.of_packed_files().decisions(ops)}
+        assert "expanded weights" not in {d.what for d in path.decisions(ops)}
+    assert found[8]["expanded weights"] == "float32 8.00 KiB"
+    assert "expanded weights" not in found[32]

@@ -1,4 +1,4 @@
-"""NCCL between ranks: every verb in a world of one, its deadline, and two GPUs where there are."""
+"""NCCL between ranks: every verb in a world of one, in graphs, deadlines, and two GPUs if any."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from quire.dist.nccl import NcclComm
+from quire.engine import rank_places
 from quire.engine.rank_group import RankGroup
 from quire.errors import RankLost
 from quire.models.tiny import tiny_model
@@ -67,6 +68,62 @@ def test_whoever_is_late_or_dead_is_not_waited_for(is_dead: bool, tmp_path: Path
     torch.cuda.synchronize()
 
 
+class Graphed:
+    """Every verb in a graph, by a world of one."""
+
+    def __init__(self, comm: NcclComm) -> None:
+        self.comm, self.given = comm, torch.zeros(4, 6, device=DEVICE)
+        self._step()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.made = self._step()
+
+    def _step(self) -> list[torch.Tensor]:
+        comm, told = self.comm, self.given.clone()
+        comm.tell(told)
+        merged = comm.merge(self.given.clone())
+        return [comm.gather(self.given, [6]), comm.gather_rows(self.given, [4]), merged, told]
+
+
+def test_every_verb_is_captured(tmp_path: Path) -> None:
+    """Red when a verb asks the host in a capture, or a replay gives what was there before; when an
+    abort cannot end once graphs have, or a graph is launched after it."""
+    comm = comm_of(tmp_path, 60.0)
+    graphed = Graphed(comm)
+    for number in range(20):
+        graphed.given.fill_(-0.0 if number == 7 else number)
+        comm.launch(graphed.graph.replay)
+        for made in graphed.made:
+            assert made.view(torch.int32).equal(graphed.given.view(torch.int32))
+        comm.merge(torch.ones(2, 2, device=DEVICE))  # among verbs that run as they come
+        comm.check()
+    graphed.graph.reset()
+    comm._watch.lose("was told to")
+    with pytest.raises(RankLost, match="was told to"):
+        comm.launch(lambda: pytest.fail("launched"))
+
+
+@pytest.mark.parametrize("is_dead", [False, True], ids=["late", "dead"])
+def test_a_replay_that_cannot_end(is_dead: bool, tmp_path: Path) -> None:
+    """Red when the watch does not see replays."""
+    alive = [True]
+    comm = comm_of(tmp_path, 60.0 if is_dead else 0.5, lambda: alive[0])
+    graphed = Graphed(comm)
+    torch.cuda._sleep(4 * SECOND)  # stands for a rank that does not come
+    comm.launch(graphed.graph.replay)
+    alive[0] = not is_dead
+    begun = time.monotonic()
+    with pytest.raises(RankLost, match="dead" if is_dead else "within 0.5 s"):
+        while time.monotonic() - begun < 3.0:
+            comm.check()
+            time.sleep(0.05)
+    with pytest.raises(RankLost):
+        comm.launch(graphed.graph.replay)
+    graphed.graph.reset()
+    torch.cuda.synchronize()
+
+
 def test_nobody_comes(tmp_path: Path) -> None:
     """Red when a rank that is alone waits for the others without an end."""
     begun = time.monotonic()
@@ -76,8 +133,15 @@ def test_nobody_comes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_give_the_bits_of_one(tmp_path: Path) -> None:
-    """Red when what NCCL carries comes back otherwise."""
+@pytest.mark.parametrize("way", ["NCCL", "memory of GPUs that all have mapped"])
+def test_two_gpus_give_the_bits_of_one(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when what one of these ways carries comes back otherwise."""
+    if way == "NCCL":
+        monkeypatch.setattr(rank_places, "maps_memory", lambda one, other: False)
+    elif not rank_places.maps_memory("cuda:0", "cuda:1"):
+        pytest.skip("these GPUs cannot map each other's memory")
     folder = tiny_model("qwen3", tmp_path, **WIDE)
     memory = {"kv_cache_memory": 1 << 22, "page_size": 16}
     expected = answers(alone(folder, device="cuda", **memory))
@@ -86,6 +150,7 @@ def test_two_gpus_give_the_bits_of_one(tmp_path: Path) -> None:
         with model_on(group, folder, device="cuda", **memory) as llm:
             assert answers(llm) == expected
             made = {decision.what: decision.value for decision in llm.decisions}
-            assert made["between ranks"] == "NCCL"
+            assert made["between ranks"] == way
+            assert made["steps"] == "graphs"
     finally:
         group.close()

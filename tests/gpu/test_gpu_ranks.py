@@ -1,4 +1,5 @@
-"""Two ranks on one GPU give the bits of one: what NCCL would carry goes through the host here.
+"""Two ranks on one GPU give the bits of one: they map each other's memory, and dense models replay
+graphs. Stages talk through the host.
 
 Most of the time goes into kernels that are compiled for the first time, so cases share models, what
 one rank answers, and the processes; those that cover most come first.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +27,7 @@ from quire.engine.rank_group import RankGroup
 from quire.errors import RankLost
 from quire.lora.request import LoRARequest
 from quire.models.tiny import tiny_model
+from quire.runner.joint_graphs import JointMemory
 from tests.dist.group import PARAMS, PROMPTS, alone, answers, model_on, said
 
 ON_ONE: dict[str, Any] = {"device": "cuda:0,cuda:0"}
@@ -51,6 +54,9 @@ LONG = [[2 + i * 7 % 90 for i in range(230)], [9, 8] * 60, [4, 5, 6]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1, ignore_eos=True)
 
 PATIENCE_S = 300.0
+# How far log-probabilities in bf16 may be apart where sums are split: three times what they are on
+# a CPU. An input that is missing, or another's, moves them by more.
+SPLIT = 0.15
 
 SHARED_OUT: dict[str, dict[str, int]] = {
     "beside": {},
@@ -140,14 +146,48 @@ def check_bits(bench: Bench, name: str, how: str) -> None:
         assert everything(llm) == expected
         assert answers(llm) == expected[0]  # from cached pages
         made = {decision.what: decision.value for decision in llm.decisions}
-        assert made["ranks"] == "cuda:0, cuda:0" and made["steps"] == "kernel by kernel"
+        assert made["ranks"] == "cuda:0, cuda:0"
+        is_graphed = how == "beside" and "expert" not in name and name != "latents"
+        assert made["steps"] == ("graphs" if is_graphed else "kernel by kernel")
+        if how != "stages":
+            assert made["between ranks"] == "memory of GPUs that all have mapped"
+        if is_graphed:
+            assert num_replays(llm) > 10
+            assert kinds_of(llm) >= ({"decodes", "mixed"} if name == "dense" else {"decodes"})
+
+
+def num_replays(llm: LLM) -> int:
+    graphs = llm._engine.runner.graphs
+    assert graphs is not None and isinstance(graphs.memory, JointMemory)
+    return graphs.memory.num_replays
+
+
+def kinds_of(llm: LLM) -> set[str]:
+    """Of the graphs that were captured."""
+    runner = llm._engine.runner
+    kinds = {"decodes": runner.graphs, "prompt": runner.prompt_graphs, "mixed": runner.mixed_graphs}
+    return {kind for kind, graphs in kinds.items() if graphs is not None and graphs.graphs}
 
 
 @pytest.mark.parametrize(("name", "how"), FIRST, ids=map(" ".join, FIRST))
 def test_two_ranks_give_the_bits_of_one(name: str, how: str, bench: Bench) -> None:
     """Red when a kernel's bits depend on how many outputs it computes, when a share of a packed
-    weight is not the right one, or when what goes through the host comes back otherwise."""
+    weight is not the right one, when what ranks say comes back otherwise, or when they replay other
+    graphs than each other."""
     check_bits(bench, name, how)
+
+
+@pytest.mark.parametrize("name", ["dense", "experts"])
+def test_split_sums_are_close(name: str, bench: Bench) -> None:
+    """Red when a rank adds another's inputs, a bias counts twice, or a batch changes bits."""
+    from tests.dist.test_fast import distance, prompt_logprobs  # and transformers, which is slow
+
+    one = alone(bench.model(name), device="cuda", enforce_eager=True, **MEMORY)
+    expected = prompt_logprobs(one)
+    with model_on(bench.group, bench.model(name), tp_reduce="fast", **ON_ONE, **MEMORY) as llm:
+        assert distance(prompt_logprobs(llm), expected) < SPLIT
+        together = answers(llm)
+        assert [answers(llm, [p], [q])[0] for p, q in zip(PROMPTS, PARAMS, strict=True)] == together
 
 
 @pytest.mark.parametrize("how", ["beside", "stages"])
@@ -164,12 +204,23 @@ def test_a_model_that_drafts_stays_on_the_first_rank(
         assert llm.stats().num_drafted_tokens > 0
 
 
+LONG_ANSWER = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
+
+
+def first_tokens(llm: LLM, num: int) -> Iterator[object]:
+    """An answer that has begun."""
+    stream = llm.stream([5, 6, 7], LONG_ANSWER)
+    for _ in range(num):
+        next(stream)
+    return stream
+
+
 def test_a_killed_rank_ends_its_group(bench: Bench) -> None:
     """Red when the first rank waits for one that is dead, or a process is left behind."""
-    group, long = bench.doomed, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    group = bench.doomed
     with model_on(group, bench.model("dense"), **ON_ONE, **MEMORY) as llm:
-        stream = llm.stream([5, 6, 7], long)
-        next(stream)
+        stream = first_tokens(llm, 5)
+        assert num_replays(llm) > 0
         (other,) = group._others
         os.kill(other.process.pid, signal.SIGKILL)
         begun = time.monotonic()
@@ -177,6 +228,32 @@ def test_a_killed_rank_ends_its_group(bench: Bench) -> None:
             list(stream)
         assert time.monotonic() - begun < 20.0
         assert other.process.poll() is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_is_lost_in_a_replay(number: signal.Signals, bench: Bench) -> None:
+    """Red when a replay that waits on the device for a lost rank keeps the host for ever."""
+    group = RankGroup(2, deadline_s=20.0)
+    try:
+        with model_on(group, bench.model("dense"), **ON_ONE, **MEMORY) as llm:
+            answers(llm)  # whatever has to be compiled is
+            stream = first_tokens(llm, 5)
+            (other,) = group._others
+            os.kill(other.process.pid, signal.SIGSTOP)  # the first rank's next replay waits for it
+            ended = threading.Timer(2.0, os.kill, (other.process.pid, number))
+            ended.start()
+            before, begun = num_replays(llm), time.monotonic()
+            with pytest.raises(RankLost, match="rank"):
+                list(stream)
+            assert time.monotonic() - begun < 60.0
+            assert num_replays(llm) <= before + 3, "replayed without the other one"
+            ended.join()
+            assert other.process.poll() is not None
+            with pytest.raises(RankLost):
+                llm.generate([[5, 6, 7]], LONG_ANSWER, use_tqdm=False)
+    finally:
+        group.close()
+    assert torch.ones(3, device="cuda").sum().item() == 3, "the device goes on"
 
 
 def test_adapters_are_shared_out(bench: Bench, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from quire.request import Request
 from tests.gpu import test_engine_gpu as engines
 from tests.gpu import test_gpu_spec as chains
 from tests.spec import heads
-from tests.spec.cases import Told, answer, difference, tokens_apart
+from tests.spec.cases import Told, answer, difference, tokens_apart, undrafted
 
 TREE = "[(0,), (1,), (0, 0), (1, 0), (2,), (0, 0, 0)]"
 WIDE = "[(0,), (0, 0), (1,), (2,), (3,), (4,), (5,), (6,), (7,)]"
@@ -55,7 +55,7 @@ def plain(folder: Path) -> Callable[..., list[object]]:
         """`llm`: one that has no drafts so far."""
         if (family, form) not in found:
             llm = llm or chains.opened(folder, family, **FORMS[form])
-            found[family, form] = answer(llm, chains.asked())
+            found[family, form] = answer(undrafted(llm), chains.asked())
         return found[family, form]
 
     return of

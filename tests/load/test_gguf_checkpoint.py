@@ -71,7 +71,9 @@ def write(
     tensors: Tensors,
     more: Callable[[Any], None] | None = None,
     quant: Any = None,
+    blocks_of: Any = None,
 ) -> Path:
+    """`blocks_of`: the type of those that are bytes."""
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(LAYERS)
     writer.add_context_length(32)
@@ -90,7 +92,9 @@ def write(
     if more is not None:
         more(writer)
     for name, value in tensors.items():
-        if quant is not None and value.ndim == 2:
+        if value.dtype == np.uint8:
+            writer.add_tensor(name, value, raw_dtype=blocks_of)
+        elif quant is not None and value.ndim == 2:
             writer.add_tensor(name, gguf.quants.quantize(value, quant), raw_dtype=quant)
         else:
             writer.add_tensor(name, value)

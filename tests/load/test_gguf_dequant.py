@@ -11,6 +11,7 @@ import torch
 
 from quire.load.dequant import NATIVE_DTYPES, dequantize
 from quire.load.gguf_types import GGML_TYPES
+from tests.load.gguf_oracle import dequantized, sane
 
 oracle = pytest.importorskip("gguf")
 
@@ -20,6 +21,8 @@ BLOCK_TYPES = [name for name in BY_NAME if name not in NATIVE_DTYPES]
 
 def test_sizes_agree_with_the_reference_table() -> None:
     for kind in GGML_TYPES.values():
+        if kind.id > max(oracle.GGMLQuantizationType):  # newer than the package
+            continue
         theirs = oracle.GGMLQuantizationType(kind.id)
         assert theirs.name == kind.name
         assert oracle.GGML_QUANT_SIZES[theirs] == (kind.block_size, kind.block_bytes)
@@ -31,9 +34,8 @@ def test_equal_to_the_reference(name: str, shape: tuple[int, ...]) -> None:
     kind = BY_NAME[name]
     rng = np.random.default_rng([kind.id, *shape])
     row_bytes = shape[-1] * kind.block_bytes
-    packed = rng.integers(0, 256, (*shape[:-1], row_bytes), dtype=np.uint8)
-    with np.errstate(all="ignore"):
-        want = oracle.quants.dequantize(packed, oracle.GGMLQuantizationType(kind.id))
+    packed = sane(rng.integers(0, 256, (*shape[:-1], row_bytes), dtype=np.uint8), kind)
+    want = dequantized(packed, kind)
     got = dequantize(torch.from_numpy(packed), kind)
     assert got.dtype == torch.float32
     assert got.shape == want.shape

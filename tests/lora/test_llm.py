@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,12 @@ def test_scripts(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
     assert tokens(LoRARequest("a")) == adapted  # by name alone, once it is there
     streamed = [t for e in llm.stream(PROMPTS[0], GREEDY, one) for t in e.token_ids]
     assert streamed == adapted[0]
+    talk = [{"role": "user", "content": PROMPTS[0]}]
+    told = [t for e in llm.stream_chat(talk, GREEDY, one) for t in e.token_ids]
+    (whole,) = llm.chat(talk, GREEDY, use_tqdm=False, lora_request=one)
+    assert told == list(whole.outputs[0].token_ids)
+    (plainly,) = llm.chat(talk, GREEDY, use_tqdm=False)
+    assert told != list(plainly.outputs[0].token_ids)
     near = llm.embed(PROMPTS[0], use_tqdm=False, lora_request=one)[0].outputs.embedding
     assert near != llm.embed(PROMPTS[0], use_tqdm=False)[0].outputs.embedding
     beams = llm.beam_search([PROMPTS[1]], BeamSearchParams(beam_width=1, max_tokens=4), one)
@@ -51,3 +58,11 @@ def test_scripts(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
         llm.generate(PROMPTS, GREEDY, lora_request=LoRARequest("a", 1, str(tmp_path)))
     with pytest.raises(BadRequest, match="there is no adapter 'b'"):
         llm.generate(PROMPTS, GREEDY, lora_request=LoRARequest("b"))
+
+
+def test_every_call_takes_an_adapter() -> None:
+    """Red when a method that runs prompts cannot be told which adapter."""
+    for name, method in vars(LLM).items():
+        asked = inspect.signature(method).parameters if callable(method) else {}
+        runs_prompts = asked.keys() & {"prompt", "prompts", "messages", "text_1"}
+        assert name.startswith("_") or not runs_prompts or "lora_request" in asked, name

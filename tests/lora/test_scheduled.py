@@ -80,3 +80,19 @@ def test_who_is_sent_back_can_be_aborted() -> None:
     case.assert_all_returned()
     assert not any(entry.users for entry in case.adapters.entries())
     assert case.core.abort(RequestId(line.id)) == []
+
+
+def test_an_answer_that_waits_behind_its_parent_can_be_aborted() -> None:
+    """Red when the scheduler keeps whose child it was."""
+    case = Adapted(1, "a", "b", max_num_seqs=1)
+    line = case.asked("a", [1, 2], 6, n=2, priority=BACKGROUND)
+    (child,) = line.children
+    while not line.num_output:
+        case.step()
+    visitor = case.asked("b", [5, 6], 4)
+    case.step()
+    assert [request.id for request in case.core.waiting()] == [line.id, child.id]
+    assert [event.finish for event in case.abort(child.id)] == ["abort"]
+    case.run()
+    assert (visitor.output, line.output) == (expected(visitor, 4), expected(line, 6))
+    case.assert_all_returned()

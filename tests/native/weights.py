@@ -113,6 +113,12 @@ def groups(
     return make
 
 
+def brain_scales(num_out: int, num_in: int) -> Coded:
+    """As files have them: bf16, which fp16 does not hold."""
+    scales = (torch.rand(num_out, num_in // 32) * 1e-6).bfloat16().float()
+    return Coded(codes(4, num_out, num_in), 4, 32, scales, zero=8)
+
+
 def table(num_out: int, num_in: int, block: int = 32) -> Coded:
     values = tuple(torch.randint(-127, 128, (16,)).tolist())
     scales = halves(num_out, num_in // block)
@@ -217,6 +223,9 @@ FORMS: dict[str, Form] = {
     "8 bits, zeros": groups(8, 2, True),
     "4 bits in 16, zeros": groups(4, 1, True, block=16),
     "2 bits in 16, zeros": groups(2, 2, True, block=16),
+    "5 bits, zeros": groups(5, 2, True),
+    "6 bits in 16, zeros": groups(6, 2, True, block=16),
+    "4 bits, bf16 scales": brain_scales,
     "table in 16": lambda num_out, num_in: table(num_out, num_in, 16),
     "2 bits, int8 inputs": groups(2, 2, False, "int8-row"),
     "4 bits, int8 inputs": groups(4, 2, False, "int8-row"),

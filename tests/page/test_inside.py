@@ -57,6 +57,7 @@ def test_every_picture_shows_the_snapshot(open_page: OpenPage, mock: MockServer)
     assert page.locator(".histogram >> nth=0").locator(".bar").count() == 9
     assert "half within" in page.inner_text(".histogram >> nth=1")
     assert "64% of 1,000 guesses kept" in page.inner_text(".speculation")
+    assert "640 steps saved for 1.24 s of guessing" in page.inner_text(".speculation")
     assert f"{len(engine.running)} / 16" in page.inner_text("#figures")
     lane = engine.running[0]
     doing = page.inner_text(".lane >> nth=0")

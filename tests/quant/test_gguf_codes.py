@@ -12,8 +12,9 @@ import torch
 from quire.load.gguf_types import GGML_TYPES, GGMLType
 from quire.quant.coded import Coded
 from quire.quant.gguf_codes import can_code, coded
+from tests.load.gguf_oracle import dequantized, sane
 
-oracle = pytest.importorskip("gguf")
+pytest.importorskip("gguf")
 
 BY_NAME = {t.name: t for t in GGML_TYPES.values()}
 # (bits, block, zero, has offsets) that kernels are written for, blocks below one super scale.
@@ -31,22 +32,24 @@ FORMS = {
     "IQ4_NL": ((4, 32, 0, False), 1),
     "IQ4_XS": ((4, 32, 0, False), 8),
     "MXFP4": ((4, 32, 0, False), 1),
+    "NVFP4": ((4, 16, 0, False), 1),
+    "Q1_0": ((2, 32, 1, False), 1),
+    "Q2_0": ((2, 32, 1, False), 1),
     "TQ1_0": ((2, 32, 1, False), 1),
     "TQ2_0": ((2, 32, 1, False), 1),
 }
+SHARES = {"Q1_0": 4, "Q2_0": 2, "TQ1_0": 8, "TQ2_0": 8}  # blocks that share a scale
 ALL = pytest.mark.parametrize("name", FORMS)
 
 
 def random_rows(kind: GGMLType, rows: int, blocks: int) -> torch.Tensor:
     rng = np.random.default_rng([kind.id, rows, blocks])
     size = (rows, blocks * kind.block_bytes)
-    return torch.from_numpy(rng.integers(0, 256, size, dtype=np.uint8))
+    return torch.from_numpy(sane(rng.integers(0, 256, size, dtype=np.uint8), kind))
 
 
 def reference(packed: torch.Tensor, kind: GGMLType) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        theirs = oracle.GGMLQuantizationType(kind.id)
-        return np.asarray(oracle.quants.dequantize(packed.numpy(), theirs))
+    return dequantized(packed.numpy(), kind)
 
 
 def assert_same(got: Coded, want: Coded) -> None:
@@ -80,10 +83,13 @@ def test_form_is_one_that_kernels_know(name: str) -> None:
     assert got.codes.dtype == torch.uint8
     assert int(got.codes.max()) < 1 << got.bits
     num_blocks = got.shape[1] // got.block
-    assert got.share == (8 if name.startswith("TQ") else 1)
+    assert got.share == SHARES.get(name, 1)
     assert got.scales.shape == (6, num_blocks // got.share)
     assert got.super_size == super_size
-    assert (got.super_scales is None) == (super_size == 1)
+    assert (got.super_scales is None) == (super_size == 1 and not got.eighths)
+    if got.eighths:  # one for a row
+        assert got.super_scales is not None and got.super_scales.shape == (6, 1)
+        return
     for tensor in (got.super_scales, got.super_offsets):
         if tensor is not None:
             assert tensor.dtype == torch.float16

@@ -78,6 +78,7 @@ class FakeLink:
         self.on_picture: list[Any] = []
         self.adapters: dict[str, AdapterInfo] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._background: set[int] = set()
 
     def greet(self) -> None:
         size, eos = self.tokenizer.vocab_size, list(self.tokenizer.eos_ids)
@@ -100,9 +101,19 @@ class FakeLink:
     def num_open(self) -> int:
         return len(self._tasks)
 
+    @property
+    def has_users(self) -> bool:
+        return bool(self._tasks.keys() - self._background)
+
+    @property
+    def has_background(self) -> bool:
+        return bool(self._tasks.keys() & self._background)
+
     def open(self, requests: Iterable[Request]) -> Tap:
         tap = Tap()
         for request in requests:
+            if request.is_background:
+                self._background.add(request.id)
             self.submitted.append(request)
             self._tasks[request.id] = asyncio.ensure_future(self._feed(request, tap))
         return tap

@@ -8,62 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
-from quire.answers.bound import Seen
-from quire.answers.entries import Entries, Keeping
-from quire.engine.commands import About, AdapterInfo
-from quire.request import Request
-from quire.server.answer_cache import AnswerCache
-from quire.server.link import Tap
-from quire.server.shelf import Shelf
-from quire.step import TokenEvent, TokenLogprobs
-from tests.answers.held_out import HELD_OUT, OTHER_FORM
-from tests.answers.pairs import ADVERSARIAL
-from tests.server.fakes import Bench, FakeLink, chat_tokenizer
-
-CHAT, GREEDY = "/v1/chat/completions", {"temperature": 0}
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-
-
-class JudgingLink(FakeLink):
-    """Judges answers behind a prompt: `gap` nats behind the best, but for those it would say."""
-
-    gap = 3.0
-    num_probes = 0
-
-    async def _feed(self, request: Request, tap: Tap) -> None:
-        if request.params.prompt_logprobs is None:
-            return await super()._feed(request, tap)
-        self.num_probes += 1
-        ids = self.tokenizer.encode(self.answer, add_special_tokens=False)
-        tokens = request.tokens.tolist()
-        is_mine = tokens[-len(ids) :] == ids
-        records = [self._record(token, is_mine) for token in tokens[1:]]
-        tap.about[request.id] = About(request.id, 0, "", 0, 0.1, 0.2, 0.3)
-        end = self.tokenizer.eos_ids[0]
-        last = TokenLogprobs(end, -0.1, 1, (end,), (-0.1,))
-        tap.put(TokenEvent(request.id, [end], "length", None, (last,), records, 0))
-        return None
-
-    def _record(self, token: int, is_mine: bool) -> TokenLogprobs:
-        if is_mine:
-            return TokenLogprobs(token, -0.1, 1, (token,), (-0.1,))
-        return TokenLogprobs(token, -0.1 - self.gap, 2, (token + 1,), (-0.1,))
-
-
-def make(folder: Path, mode: str, **settings: Any) -> Bench:
-    bench = Bench(answer_cache=mode, **settings)
-    link = JudgingLink(chat_tokenizer())
-    link.on_hello = bench.link.on_hello
-    bench.link = link
-    bench.server.link = link  # type: ignore[assignment]
-    link.greet()
-    bench.server.shelf = Shelf(folder)
-    entries = Entries(bench.server.shelf.database, Keeping(100, 1 << 30, 1_000))
-    bench.server.answers = AnswerCache(bench.server, entries, max_error=0.05)
-    return bench
+from quire.answers.entries import Keeping
+from quire.engine.commands import AdapterInfo
+from tests.server.fakes import Bench, chat_tokenizer
+from tests.server.judged import CHAT, GREEDY, TOOL, ask, how, keys, link_of, make, text_of
 
 
 @pytest.fixture
@@ -72,29 +22,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     yield made
     assert made.server.shelf is not None
     made.server.shelf.close()
-
-
-async def ask(bench: Bench, text: str, key: str = "alice", **fields: Any) -> httpx2.Response:
-    path = fields.pop("path", CHAT)
-    body = {"messages": [{"role": "user", "content": text}], **GREEDY, **fields}
-    reply = await bench.send(path, body, authorization=f"Bearer {key}")
-    assert reply.status_code == 200, reply.text
-    assert bench.server.answers is not None
-    await bench.server.answers.flush()
-    return reply
-
-
-def text_of(reply: httpx2.Response) -> str:
-    return str(reply.json()["choices"][0]["message"]["content"])
-
-
-def how(reply: httpx2.Response) -> str:
-    return reply.headers.get("x-quire-cache", "").split(";")[0]
-
-
-def link_of(bench: Bench) -> JudgingLink:
-    assert isinstance(bench.link, JudgingLink)
-    return bench.link
 
 
 def test_the_same_again_is_not_made_again(bench: Bench) -> None:
@@ -194,140 +121,6 @@ def test_similar_answers_are_hints(bench: Bench) -> None:
         assert bench.link.submitted[-1].hint == ()
         warm = await ask(bench, "How would I sort a list in Python?", temperature=1)
         assert how(warm) == "draft"  # also where nothing repeats; and unasked, where it is allowed
-
-    asyncio.run(work())
-
-
-@pytest.mark.parametrize(("one", "other"), [*ADVERSARIAL, *HELD_OUT])
-def test_a_different_question_gets_its_own_answer(bench: Bench, one: str, other: str) -> None:
-    """Red when the answer to another question is given, however alike the two look and however
-    little the model minds it."""
-    link_of(bench).gap = 0.01
-
-    async def work() -> None:
-        first = await ask(bench, one, answer_cache="answer")
-        (key,) = await keys(bench)
-        await observe(bench, key, [Seen(1.0, True)] * 100)  # an entry that was always right so far
-        bench.link.answer = "Quite another answer."
-        second = await ask(bench, other, answer_cache="answer")
-        assert text_of(first) == "Hello there." and text_of(second) == "Quite another answer."
-        assert how(second) in ("draft", "miss")
-
-    asyncio.run(work())
-
-
-@pytest.mark.parametrize(("one", "other"), OTHER_FORM)
-def test_the_same_question_gets_the_answer_it_had(bench: Bench, one: str, other: str) -> None:
-    """Red when an entry that was always right is of use to nobody."""
-    link_of(bench).gap = 0.01
-
-    async def work() -> None:
-        await ask(bench, one, answer_cache="answer")
-        (key,) = await keys(bench)
-        await observe(bench, key, [Seen(1.0, True)] * 100)
-        bench.link.answer = "Quite another answer."
-        reply = await ask(bench, other, answer_cache="answer")
-        assert how(reply) == "answer" and text_of(reply) == "Hello there."
-
-    asyncio.run(work())
-
-
-def test_a_plain_prompt_has_no_other_form(bench: Bench) -> None:
-    """Red when text to be gone on with is treated as a question: a final point changes it."""
-    link_of(bench).gap = 0.01
-
-    async def work() -> None:
-        fields = {"path": "/v1/completions", "answer_cache": "answer", "max_tokens": 9}
-        await ask(bench, "", prompt="Explain rain", **fields)
-        (key,) = await keys(bench)
-        await observe(bench, key, [Seen(1.0, True)] * 100)
-        bench.link.answer = "Quite another answer."
-        assert how(await ask(bench, "", prompt="Explain rain.", **fields)) == "draft"
-
-    asyncio.run(work())
-
-
-async def keys(bench: Bench) -> list[bytes]:
-    assert bench.server.shelf is not None
-    rows = await bench.server.shelf.database.call(
-        lambda db: db.execute("SELECT key FROM answers ORDER BY number").fetchall()
-    )
-    return [row["key"] for row in rows]
-
-
-async def observe(bench: Bench, key: bytes, seen: list[Seen]) -> None:
-    answers, shelf = bench.server.answers, bench.server.shelf
-    assert answers is not None and shelf is not None
-    caller = bench.server.keys.caller({"authorization": "Bearer alice"})
-    assert caller is not None
-    for one in seen:
-        answers._write(lambda db, one=one: answers.entries.observe(db, caller.salt, key, one))
-    await answers.flush()
-
-
-def test_an_answer_the_model_would_give_is_given(bench: Bench) -> None:
-    """Red when a proof is not enough, or an answer is given without one."""
-
-    async def work() -> None:
-        one, other = "Explain photosynthesis.", "Please explain photosynthesis."
-        await ask(bench, one, answer_cache="answer")
-        count = len(bench.link.submitted)
-        reply = await ask(bench, other, answer_cache="answer")
-        assert how(reply) == "proved" and text_of(reply) == "Hello there."
-        assert len(bench.link.submitted) == count + 1 and link_of(bench).num_probes == 1
-        assert "similarity=" in reply.headers["x-quire-cache"]
-        for fields in ({"tools": [TOOL]}, {"temperature": 1}, {"presence_penalty": 1}):
-            assert how(await ask(bench, other, answer_cache="answer", **fields)) != "proved"
-
-    asyncio.run(work())
-
-
-def test_an_answer_is_given_once_its_bound_allows(bench: Bench) -> None:
-    """Red when an entry without a record is trusted, or one with a good record never is."""
-
-    async def work() -> None:
-        one, other = "Explain photosynthesis.", "Please explain photosynthesis."
-        await ask(bench, one, answer_cache="answer")
-        (key,) = await keys(bench)
-        bench.link.answer = "hello there."  # the same in other tokens
-        link_of(bench).gap = 0.5
-        first = await ask(bench, other, answer_cache="answer")
-        assert how(first) == "draft"
-        entries = bench.server.answers.entries  # type: ignore[union-attr]
-        caller = bench.server.keys.caller({"authorization": "Bearer alice"})
-        assert caller is not None
-        entry = await entries.get(caller.salt, key)
-        assert entry is not None and entry.seen == [Seen(0.5, True)]
-        await observe(bench, key, [Seen(0.5, True)] * 60)
-        again = "Could you explain photosynthesis."
-        await entries.database.call(
-            lambda db: db.execute("DELETE FROM answers WHERE key != ?", (key,))
-        )
-        reply = await ask(bench, again, answer_cache="answer")
-        assert how(reply) == "answer" and text_of(reply) == "Hello there."
-        assert "error<=0.0" in reply.headers["x-quire-cache"]
-        await observe(bench, key, [Seen(0.5, False)] * 20)
-        last = "Can you explain photosynthesis?"
-        assert how(await ask(bench, last, answer_cache="answer")) == "draft"
-
-    asyncio.run(work())
-
-
-def test_a_different_frame_is_a_different_question(bench: Bench) -> None:
-    """Red when what stood before the last message does not count."""
-
-    async def work() -> None:
-        def talk(before: str) -> list[dict[str, str]]:
-            return [
-                {"role": "user", "content": before},
-                {"role": "assistant", "content": "Yes."},
-                {"role": "user", "content": "And how do I do that?"},
-            ]
-
-        await ask(bench, "", answer_cache="answer", messages=talk("May I rename it?"))
-        probes = link_of(bench).num_probes
-        reply = await ask(bench, "", answer_cache="answer", messages=talk("May I delete it?"))
-        assert how(reply) == "draft" and link_of(bench).num_probes == probes
 
     asyncio.run(work())
 

@@ -15,7 +15,7 @@ from quire.answers.features import SIZE
 from quire.server.answer_cache import AnswerCache
 from tests.answers.pairs import ADVERSARIAL
 from tests.server.fakes import Bench, chat_tokenizer
-from tests.server.test_answer_cache import ask, how, link_of, make
+from tests.server.judged import ask, how, link_of, make
 
 HIDDEN = 48
 TOPICS = {"boil": 1, "steam": 1, "poem": 2, "verses": 2}

@@ -196,3 +196,31 @@ def test_who_was_idle_longest_makes_room(make: Callable[..., Fleet]) -> None:
     assert told.state == "loading" and "waits for memory" in told.reason
     becomes(fleet, a, "ready")  # once b is idle
     assert b.child.process is None
+
+
+def test_a_batch_loses_no_model_that_it_works_in(make: Callable[..., Fleet]) -> None:
+    """Red when an engine is ended, for want of memory or for an heir, while lines are in it, or
+    when it stays for them once they are gone."""
+    fleet = make(model("a"), model("b", at_start=False), memory=1)
+    a, b = fleet.slots
+    becomes(fleet, a, "ready")
+    b.folder.ask_softly()
+    for _ in range(20):
+        fleet.tick()
+        time.sleep(0.01)
+    assert b.folder.read().state == "unloaded" and a.wanted == "ready"
+    b.folder.ask("load")
+
+    def is_told() -> bool:
+        a.folder.work()
+        return b.folder.read().waits_for == ("a",) and a.wanted == "unloaded"
+
+    tick_until(fleet, is_told)
+    for _ in range(20):
+        a.folder.work()
+        fleet.tick()
+        time.sleep(0.01)
+    assert a.folder.read().state == "ready"
+    a.folder.stop_work()
+    becomes(fleet, b, "ready")
+    assert a.child.process is None

@@ -22,7 +22,7 @@ from quire.engine import commands as msg
 from quire.engine.peer import listen
 from quire.engine.wire import Codec, receive
 from quire.server.lifeline import begin
-from quire.server.model_files import ModelFolder
+from quire.server.model_files import Home, ModelFolder
 from quire.server.settings import ServeSettings
 
 settings = begin(ServeSettings, int(sys.argv[1]))
@@ -54,7 +54,7 @@ if not is_taken():
 if name == "lingers":
     time.sleep(0.5)
 assert settings.parks
-folder.set_device("cuda")
+folder.set_home(Home("cuda", 1 << 40 if name == "heavy" else 0))
 listener = listen(folder.socket)
 commands, reports = Codec(msg.Command), Codec(msg.Report)
 is_parked = False
@@ -86,7 +86,8 @@ while True:
     connection.sendall(reports.frame(msg.Beat({}, False, False, 0.0)))
     while (body := receive(connection)) is not None:
         command = commands.decode(body)
-        connection.sendall(reports.frame(msg.Reply(command.number, None, answer(command))))
+        locked = 1 << 40 if name == "locks" else 0
+        connection.sendall(reports.frame(msg.Reply(command.number, locked, answer(command))))
     connection.close()
 """
 
@@ -123,8 +124,8 @@ def make(
     monkeypatch.setattr(fleet_module, "BUSY_S", 0.05)
     made: list[Fleet] = []
 
-    def fleet(*models: ModelSettings) -> Fleet:
-        one = Fleet(ServeSettings(models=models, runtime_folder=str(tmp_path)))
+    def fleet(*models: ModelSettings, memory: int = 0) -> Fleet:
+        one = Fleet(ServeSettings(models=models, memory=memory, runtime_folder=str(tmp_path)))
         for child in one.children:
             child.module = "gpu_engine"
         made.append(one)
@@ -406,3 +407,112 @@ def test_a_model_that_others_left_for_meanwhile_is_started_again(
     (gpu.folder / "held-a").unlink()
     a.set("parked")
     becomes(fleet, b, "ready")
+
+
+# ------------------------------------------------------------ batches
+
+
+def test_a_batch_takes_no_place(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    """Red when a model goes for lines of a batch, or these have one started again and again."""
+    fleet = make(model("a"), model("b", at_start=False))
+    a, b = fleet.slots
+    becomes(fleet, a, "ready")
+
+    def stays_away(state: str) -> None:
+        for _ in range(20):
+            b.folder.ask_softly()
+            fleet.tick()
+            time.sleep(0.01)
+        tick_until(fleet, lambda: b.line is None and b.state.state == state)
+        assert gpu.held == {"a"} and a.folder.read().state == "ready"
+
+    b.folder.ask_softly()
+    tick_until(fleet, lambda: b.was_short)  # nobody knew
+    num_starts = len(gpu.starts)
+    stays_away("unloaded")
+    assert len(gpu.starts) == num_starts
+    parked(fleet, a)
+    b.folder.ask_softly()
+    becomes(fleet, b, "ready")
+    a.folder.ask("load")  # somebody comes
+    becomes(fleet, a, "ready")
+    assert b.folder.read().state == "parked"
+    stays_away("parked")
+    b.folder.ask("load")
+    becomes(fleet, b, "ready")
+
+
+def test_a_batch_gives_way_before_its_model_goes(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    """Red when lines keep a model in its place, or lose it in the midst of their work."""
+    fleet = make(model("a", park_after_s=0.3), model("b", at_start=False))
+    a, b = fleet.slots
+    becomes(fleet, a, "ready")
+    time.sleep(0.4)
+    for _ in range(20):  # nobody but a batch uses it
+        a.folder.work()
+        fleet.tick()
+        time.sleep(0.02)
+    assert a.folder.read().state == "ready" and a.line is None
+    b.folder.ask("load")
+
+    def is_told() -> bool:
+        a.folder.work()
+        return b.folder.read().waits_for == ("a",) and a.wanted == "parked"
+
+    tick_until(fleet, is_told)
+    a.folder.ask_softly()  # another line comes
+    for _ in range(20):
+        a.folder.work()
+        fleet.tick()
+        time.sleep(0.01)
+    assert a.line is None and a.wanted == "parked" and gpu.held == {"a"}
+    a.folder.stop_work()
+    becomes(fleet, b, "ready")
+    assert a.folder.read().state == "parked" and b.folder.read().waits_for == ()
+
+
+# ------------------------------------------------------------ memory of the host
+
+
+def test_a_copy_of_the_weights_counts(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    """Red when locked memory, which no process has by the system's word, is forgotten, or goes on
+    counting when its process has ended."""
+    gpu.hold(2)
+    fleet = make(model("locks"), model("b", at_start=False), memory=1 << 40)
+    first, b = fleet.slots
+    becomes(fleet, first, "ready")
+    assert first.memory < 1 << 40
+    first.folder.ask("park")
+    becomes(fleet, first, "parked")
+    assert first.memory > 1 << 40
+    b.folder.ask("load")
+    becomes(fleet, b, "ready")
+    assert first.folder.read().state == "unloaded" and first.memory == 0
+
+
+def test_a_copy_that_was_made_stays_while_the_model_works(make: Callable[..., Fleet]) -> None:
+    fleet = make(model("locks"))
+    (slot,) = fleet.slots
+    becomes(fleet, slot, "ready")
+    slot.folder.ask("park")
+    becomes(fleet, slot, "parked")
+    slot.folder.ask("load")
+    becomes(fleet, slot, "ready")
+    assert slot.memory > 1 << 40
+    slot.child.signal(signal.SIGKILL)
+    becomes(fleet, slot, "loading")
+    assert slot.locked == 0
+
+
+def test_weights_without_room_for_a_copy_are_dropped(make: Callable[..., Fleet], gpu: Gpu) -> None:
+    """Red when parking takes more of the host than the models may have together."""
+    fleet = make(model("heavy"), memory=1 << 40)
+    (slot,) = fleet.slots
+    becomes(fleet, slot, "ready")
+    before = pid(slot)
+    slot.folder.ask("park")
+    becomes(fleet, slot, "parked")
+    assert pid(slot) != before and slot.folder.is_parked and slot.locked == 0
+    slot.folder.ask("load")
+    becomes(fleet, slot, "ready")
+    assert gpu.held == {"heavy"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +14,10 @@ import pytest
 from quire.batches.files import NewFile
 from quire.config import EngineArgs
 from quire.obs.exposition import merged
+from quire.request import Request
 from quire.server import models as models_module
 from quire.server.batch_runner import BatchRunner
-from quire.server.link import EngineLink
+from quire.server.link import EngineLink, Tap
 from quire.server.model_files import ModelFolder, ModelState
 from quire.server.models import Models
 from quire.server.routes import batch_handlers
@@ -203,29 +204,82 @@ def test_a_batch_runs_while_the_first_model_is_away(two: Two, tmp_path: Path) ->
     ]
 
     async def load() -> None:
-        while two.folders[0].take_wish() != "load":
+        while two.folders[0].take_wish() != "fill":  # nobody has to go for a batch
             await asyncio.sleep(0.01)
         two.link.greet()
 
-    async def work() -> Any:
-        spool = shelf.files.new_spool()
-        spool.write_text("\n".join(map(json.dumps, lines)))
-        file = await shelf.files.keep(spool, NewFile("", "batch", "lines.jsonl", None))
-        runner = BatchRunner(two.server, shelf, batch_handlers())
-        tasks = [asyncio.create_task(runner.run()), asyncio.create_task(load())]
-        wish = {"input_file_id": file.id, "endpoint": lines[0]["url"], "completion_window": "24h"}
-        batch = (await two.send("/v1/batches", wish)).json()
-        try:
-            async with asyncio.timeout(20):
-                while batch["status"] != "completed":
-                    await asyncio.sleep(0.02)
-                    found = await shelf.batches.get("", batch["id"])
-                    assert found is not None
-                    batch = found.shape()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return batch
+    counts = asyncio.run(done_beside(two, shelf, lines, load()))
+    assert counts == {"total": 2, "completed": 2, "failed": 0}
 
-    assert asyncio.run(work())["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+
+async def done_beside(
+    two: Two, shelf: Shelf, lines: list[dict[str, Any]], *others: Coroutine[Any, Any, None]
+) -> object:
+    """Counts of a batch of these lines, once it is done."""
+    spool = shelf.files.new_spool()
+    spool.write_text("\n".join(map(json.dumps, lines)))
+    file = await shelf.files.keep(spool, NewFile("", "batch", "lines.jsonl", None))
+    runner = BatchRunner(two.server, shelf, batch_handlers())
+    tasks = [asyncio.create_task(work) for work in (runner.run(), *others)]
+    wish = {"input_file_id": file.id, "endpoint": lines[0]["url"], "completion_window": "24h"}
+    batch = (await two.send("/v1/batches", wish)).json()
+    try:
+        async with asyncio.timeout(20):
+            while batch["status"] != "completed":
+                await asyncio.sleep(0.02)
+                found = await shelf.batches.get("", batch["id"])
+                assert found is not None
+                batch = found.shape()
+                for task in tasks:
+                    if task.done():
+                        task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return batch["request_counts"]
+
+
+def test_a_batch_gives_way_to_a_request_for_another_model(
+    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a model counts as used for the lines of a batch, when these go on while somebody
+    waits for its memory, or when one of them is lost for it."""
+    monkeypatch.setattr(models_module, "TOUCH_S", 0.01)
+    monkeypatch.setattr(models_module, "FILL_S", 0.01)
+    shelf = two.server.shelf = Shelf(tmp_path / "store")
+    tiny, other = two.folders
+    url = "/v1/chat/completions"
+    lines = [
+        {"custom_id": f"{i}", "method": "POST", "url": url, "body": BODY | {"model": "tiny"}}
+        for i in range(3)
+    ]
+    feed, is_stuck = two.link._feed, True
+
+    async def stuck(request: Request, tap: Tap) -> None:
+        while is_stuck:
+            await asyncio.sleep(0.01)
+        await feed(request, tap)
+
+    two.link._feed = stuck  # type: ignore[method-assign]
+
+    async def visit() -> None:
+        nonlocal is_stuck
+        while two.link.num_open < 3 or not (tiny.path / "worked").exists():
+            await asyncio.sleep(0.01)
+        assert not (tiny.path / "used").exists()
+        other.tell(ModelState("loading", "waits for memory", waits_for=("tiny",)))
+        visitor = asyncio.ensure_future(two.send(url, BODY | {"model": "other"}))
+        while two.link.num_open or (tiny.path / "worked").exists():
+            await asyncio.sleep(0.01)
+        num_submitted = len(two.link.submitted)
+        await asyncio.sleep(0.1)
+        assert len(two.link.submitted) == num_submitted, "a line came all the same"
+        two.other.greet()
+        other.tell(ModelState("ready"))
+        assert (await visitor).status_code == 200
+        is_stuck = False
+        await asyncio.Event().wait()
+
+    counts = asyncio.run(done_beside(two, shelf, lines, two.models.run(), visit()))
+    assert counts == {"total": 3, "completed": 3, "failed": 0}

@@ -187,6 +187,16 @@ def test_a_host_without_room_keeps_the_model(
     assert ask(peer, msg.Park(2)) is None
 
 
+def test_the_answer_tells_of_locked_memory(tmp_path: Path, room: Room) -> None:
+    """Red when whoever counts memory does not hear of a copy, or takes a return for its end."""
+    peer = running(tmp_path, room).connect()
+    for command in (msg.Unpark(1), msg.Park(2), msg.Unpark(3)):
+        peer.say(command)
+        while not isinstance(report := peer.next(), msg.Reply):
+            pass
+        assert report.value == (0 if command.number == 1 else room.weight_bytes)
+
+
 def test_an_engine_that_cannot_says_so(tmp_path: Path) -> None:
     engine = Running(tmp_path)
     error = ask(engine.connect(), msg.Park(1))

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import pytest
 
+from quire.answers.entries import Entries, Keeping, NewEntry
+from quire.answers.features import features
 from quire.batches.database import Database
 from quire.batches.files import FileStore, NewFile, QuotaExceeded
 from quire.batches.lines import Place
@@ -181,6 +183,28 @@ def test_an_older_store_goes_on(tmp_path: Path) -> None:
     assert found is not None and found.output_expires_in is None
     database.close()
     assert sqlite3.connect(path).execute("PRAGMA user_version").fetchone() == (VERSION,)
+
+
+def test_answers_without_a_size_are_made_anew(tmp_path: Path) -> None:
+    """Red when a store of the second version is refused, or has answers that count nothing."""
+    path = tmp_path / "db"
+    Database(path).close()
+    with sqlite3.connect(path) as old:
+        (ddl,) = old.execute("SELECT sql FROM sqlite_master WHERE name = 'answers'").fetchone()
+        without = ddl.replace(", size INTEGER NOT NULL DEFAULT 0", "")
+        assert without != ddl
+        old.executescript(f"DROP TABLE answers; {without}; PRAGMA user_version = 2")
+        old.execute(
+            "INSERT INTO answers (tenant, key, model, frame, text, features, answer, tokens,"
+            " stop_reason, created_at, used_at) VALUES ('a', '', '', '', '', '', '', '', '', 1, 1)"
+        )
+    old.close()
+    entries = Entries(Database(path), Keeping(3, 1 << 20, 100))
+    new = NewEntry("a", b"k", b"m", b"f", "text", features("text"), "answer", [1], None, None)
+    asyncio.run(entries.database.call(lambda db: entries.put(db, new)))
+    held = asyncio.run(entries.summary("a"))
+    assert (held["entries"], held["bytes"]) == (1, new.size)
+    entries.database.close()
 
 
 # ------------------------------------------------------------ out of the way

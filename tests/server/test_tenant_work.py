@@ -16,7 +16,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from tests.server.fakes import Bench
-from tests.server.test_answer_cache import ask, make
+from tests.server.judged import ask, make
 from tests.server.test_embedder import ONE, OTHER, cache_of, pooled
 from tests.tiny_folder import write_tiny_folder
 

@@ -14,9 +14,12 @@ from quire.models.tiny import tiny_model
 from quire.outputs import RequestOutput
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.request import Request, RequestId
+from quire.runner.drafter import ModelDrafter
 from quire.runner.feature_drafter import FeatureDrafter
 from quire.sched.scheduler import Scheduler
 from quire.spec.jumps import Jumps
+from quire.spec.proposer import NOTHING, Guess, Proposer
+from quire.spec.speculation import Speculation
 from quire.spec.tree import paths_of
 from quire.step import Draft, StepPlan, TokenEvent, Took
 
@@ -88,6 +91,8 @@ def open_tiny(folder: Path, family: str, **changes: Any) -> LLM:
         pools, drafter = [runner.pool], runner.drafter
         if isinstance(drafter, FeatureDrafter):
             pools.append(drafter.layer.pool)
+        if isinstance(drafter, ModelDrafter) and drafter.runner.pool is not runner.pool:
+            pools.append(drafter.runner.pool)
         num_pages = len(pools[0].groups) * 192 // changes.get("page_size", 4) + 1 + spare
         page_bytes = sum(pool.data.nbytes // pool.num_pages for pool in pools)
         changes["kv_cache_memory"] = num_pages * page_bytes
@@ -151,6 +156,29 @@ def tokens_apart(got: Sequence[int], want: Sequence[int]) -> str:
         if one != other:
             return f"token {at} is {one} and not {other}"
     return ""
+
+
+class Shortened:
+    """A proposer's guesses, cut off at a random place each step."""
+
+    def __init__(self, proposer: Proposer, rng: random.Random) -> None:
+        self._proposer, self._rng = proposer, rng
+
+    def propose(self, request: Request, most: int) -> Guess:
+        depth = self._rng.randint(0, most)
+        return self._proposer.propose(request, depth) if depth else NOTHING
+
+    def forget(self, request: Request) -> None:
+        self._proposer.forget(request)
+
+
+def at_random_depths(llm: LLM) -> LLM:
+    """The same, whose drafts are as many as a die says."""
+    drafts, rng = llm._engine.core.drafts, random.Random(7)
+    assert isinstance(drafts, Speculation)
+    for source in drafts._sources:
+        source.proposer = Shortened(source.proposer, rng)
+    return llm
 
 
 @dataclass

@@ -94,33 +94,6 @@ def test_trees_change_nothing(
         assert llm.stats().num_preempted > 0
 
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "ngram": {"method": "ngram", "adaptive": False, "prompt_lookup_min": 1},
-    "suffix": {"method": "suffix", "adaptive": False},
-    "suffix by cost": {"method": "suffix"},
-    "early exit": {"method": "early_exit", "adaptive": False, "num_speculative_tokens": 3},
-    "draft model": {"method": "draft_model", "adaptive": False, "num_speculative_tokens": 3},
-    "suffix+model": {"method": "suffix+draft_model", "num_speculative_tokens": 4},
-}
-
-
-@pytest.mark.parametrize("family", FAMILIES if IS_LONG else FAMILIES[:2])
-@pytest.mark.parametrize("config", CONFIGS)
-def test_methods_change_nothing(
-    family: str, config: str, folder: Path, plain: dict[str, list[object]]
-) -> None:
-    asked = dict(CONFIGS[config])
-    if "model" in config:  # the target itself: the best drafter there is
-        asked["model"] = str(folder / "llama")
-    llm = open_tiny(folder, family, speculative_config=asked)
-    assert answer(llm, everyone()) == plain[family]
-    assert answer(llm, everyone()) == plain[family]
-    stats = llm.stats()
-    assert stats.num_accepted_tokens > (0 if config == "early exit" else 30)
-    if config in ("ngram", "suffix"):
-        assert stats.num_accepted_tokens < stats.num_drafted_tokens
-
-
 HEADS = [
     ("suffix+eagle3", "llama", "crowded"),
     ("eagle3", "llama", "preempted"),
@@ -205,7 +178,28 @@ def row_of_the_first_sample(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gather.StepShape, "_set_samples", set_samples)
 
 
+def wrong_slot_after_a_rejection(patch: pytest.MonkeyPatch) -> None:
+    """The keys of what was drawn go astray, and those of the refused draft stay in their place."""
+    plain, fed_last = gather.fed_tokens, dict[int, tuple[int, int]]()
+
+    def fed_tokens(rows: Any, token_rows: Any, positions: Any, *more: Any) -> Any:
+        made = plain(rows, token_rows, positions, *more)
+        runs: dict[int, list[int]] = {}
+        for at, (row, position) in enumerate(
+            zip(token_rows.tolist(), positions.tolist(), strict=True)
+        ):
+            runs.setdefault(row, []).append(position)
+            start, end = fed_last.get(row, (0, 0))
+            if start < position < end:
+                made.slots[:, at] = 0  # of the scratch page
+        fed_last.update({row: (run[0], run[-1] + 1) for row, run in runs.items()})
+        return made
+
+    patch.setattr(gather, "fed_tokens", fed_tokens)
+
+
 PLANTS = (
+    wrong_slot_after_a_rejection,
     noise_of_the_wrong_position,
     grammar_not_rolled_back,
     history_without_drafts,

@@ -48,6 +48,7 @@ def test_a_prefix_is_found_where_it_is() -> None:
     case.run()
     assert homes_of(case)[2:] == [1, 0]
     assert [request.num_cached for request in again] == [20, 8]
+    assert [request.cache_note for request in again] == ["", ""]  # nothing of the other ranks
 
 
 def test_a_short_prefix_does_not_gather_everybody() -> None:

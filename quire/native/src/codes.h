@@ -112,6 +112,7 @@ INLINE vf scales_at(const qn_weight *w, qn_scales from, int64_t at, int64_t abov
     const int64_t i = at * PANEL + lane;
     if (w->scale_kind == SCALES_HALF) return vf_half((const uint16_t *)from.small + i);
     if (w->scale_kind == SCALES_FLOAT) return vf_load((const float *)from.small + i);
+    if (w->scale_kind == SCALES_BFLOAT) return vf_bfloat((const uint16_t *)from.small + i);
     if (w->scale_kind == SCALES_POWER) return powers_at(from.small + i);
     if (w->scale_kind == SCALES_TIMES || w->scale_kind == SCALES_OVER)
         return eighths_at(w->scale_kind == SCALES_OVER, from, i, above, lane);
@@ -130,7 +131,8 @@ INLINE vi zeros_at(const qn_weight *w, const int bits, int64_t group, int lane) 
 
 /* Bytes of one group's scales. */
 INLINE int scale_bytes(const qn_weight *w) {
-    return PANEL * (w->scale_kind == SCALES_FLOAT ? 4 : w->scale_kind == SCALES_HALF ? 2 : 1);
+    const int is_half = w->scale_kind == SCALES_HALF || w->scale_kind == SCALES_BFLOAT;
+    return PANEL * (w->scale_kind == SCALES_FLOAT ? 4 : is_half ? 2 : 1);
 }
 
 /* Sums of one block of a tile's rows, whose low plane is `x` from the first input used on. They go

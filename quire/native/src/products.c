@@ -106,7 +106,9 @@ KIND(u4_32o, 4, 32, OFFSETS, 2)
 KIND(u4_32z, 4, 32, ZEROS, 2)
 KIND(u5_32, 5, 32, NOTHING, 2)
 KIND(u5_32o, 5, 32, OFFSETS, 2)
+KIND(u5_32z, 5, 32, ZEROS, 2)
 KIND(u6_16, 6, 16, NOTHING, 2)
+KIND(u6_16z, 6, 16, ZEROS, 2)
 KIND(s8_32, 8, 32, NOTHING, 2)
 KIND(s8_32z, 8, 32, ZEROS, 2)
 KIND(t4_16, CODES_TABLE4, 16, NOTHING, 2)
@@ -119,7 +121,8 @@ KIND(s8_32_one, 8, 32, NOTHING, 1)
 
 static const tile_kind *const KINDS[] = {
     &u2_32_one, &u4_32_one, &s8_32_one, &u2_32, &u2_32z, &u2_16o, &u2_16z, &u4_16, &u4_16z, &u4_32,
-    &u4_32o,    &u4_32z,    &u5_32,     &u5_32o, &u6_16, &s8_32,  &s8_32z, &t4_16, &t4_32};
+    &u4_32o,    &u4_32z,    &u5_32,     &u5_32o, &u5_32z, &u6_16, &u6_16z, &s8_32, &s8_32z, &t4_16,
+    &t4_32};
 
 static const tile_kind *kind_of(const qn_weight *w) {
     const int added = w->zeros ? ZEROS : has_offsets(w) ? OFFSETS : NOTHING;

@@ -31,7 +31,8 @@ enum {
     SCALES_PANEL = 5, /* one fp32 for all 16, of floats with scales */
     SCALES_TIMES = 6, /* E4M3 without a sign, times an fp32 for a whole row */
     SCALES_OVER = 7,  /* the same over it */
-    SCALES_PAIRS = 8  /* a scale below 16 and, in the high bits, an offset, as SCALES_U8 */
+    SCALES_PAIRS = 8, /* a scale below 16 and, in the high bits, an offset, as SCALES_U8 */
+    SCALES_BFLOAT = 9 /* bf16 */
 };
 
 typedef struct {

@@ -111,17 +111,19 @@ class Course {
 class Speculation {
   constructor() {
     this.says = h("p", { class: "histogram-says" });
+    this.cost = h("p", { class: "histogram-says" });
     this.rows = h("ul", { class: "positions" });
     this.views = new Map();
     this.element = h("section", { class: "speculation", hidden: true },
-      h("h3", {}, term("Speculation", "speculation")), this.says, this.rows);
+      h("h3", {}, term("Speculation", "speculation")), this.says, this.cost, this.rows);
   }
 
   update(spec) {
     this.element.hidden = !spec;
     if (!spec) return;
-    const { proposer, drafted, accepted, by_position: positions = [] } = spec;
+    const { proposer, drafted, accepted, seconds = 0, by_position: positions = [] } = spec;
     setText(this.says, `${proposer}: ${percent(accepted, drafted)} of ${count(drafted)} guesses kept`);
+    setText(this.cost, `${plural(accepted, "step")} saved for ${duration(1000 * seconds)} of guessing`);
     reconcile(this.rows, this.views, positions.map((share, i) => ({ share, i })), ({ i }) => i, ({ i }) => {
       const fill = h("span", { class: "position-fill" });
       const says = h("span", { class: "faint" });
