@@ -106,6 +106,7 @@ def measure_shape(name: str, options: argparse.Namespace) -> dict[str, object]:
             max_model_len=1024,
             max_num_seqs=max(options.batches),
             kv_cache_memory=options.cache << 30,
+            quantization=options.quantization,
             speculative_config={"method": "ngram", "num_speculative_tokens": options.depth},
         )
     started = time.perf_counter() - begun
@@ -118,7 +119,7 @@ def measure_shape(name: str, options: argparse.Namespace) -> dict[str, object]:
     learned = None if drafts.learned is None else drafts.learned.now.step
     in_use = {n: round(1e3 * learned.seconds(n), 2) for n in millis} if learned else {}
     told = {"start_s": round(started, 1), "step_ms": millis, "step_ms_in_use": in_use}
-    return {"shape": name} | told | {"wait_ms": wait, "runs": runs}
+    return {"shape": name, "quantization": options.quantization} | told | {"wait_ms": wait, "runs": runs}
 
 
 def main() -> None:
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quantization", help="weights are rounded to it")
     parser.add_argument("--cache", type=int, default=8, help="GiB of keys and values")
     options = parser.parse_args()
     made = []
