@@ -119,7 +119,11 @@ def measure_shape(name: str, options: argparse.Namespace) -> dict[str, object]:
     learned = None if drafts.learned is None else drafts.learned.now.step
     in_use = {n: round(1e3 * learned.seconds(n), 2) for n in millis} if learned else {}
     told = {"start_s": round(started, 1), "step_ms": millis, "step_ms_in_use": in_use}
-    return {"shape": name, "quantization": options.quantization} | told | {"wait_ms": wait, "runs": runs}
+    return (
+        {"shape": name, "quantization": options.quantization}
+        | told
+        | {"wait_ms": wait, "runs": runs}
+    )
 
 
 def main() -> None:

@@ -73,8 +73,9 @@ def _add_step(
 @gluon.jit(do_not_specialize=["M"])
 def stream_packed_kernel(
     x,  # descriptor of [M, K], a box [FIELDS, BLOCK_M, WIDTH]
-    planes,  # descriptors of [slabs, N / ROWS, ROWS, WIDTH] bytes, a box of a stage's slabs; or two
-    # of [slabs, tiles, N / ROWS, ROWS, WIDTH], boxes of the tiles with low bits and with high ones
+    codes,  # descriptor of [slabs, N / ROWS, ROWS, WIDTH] bytes, a box of a stage's slabs; with a
+    # high plane of [slabs, tiles, N / ROWS, ROWS, WIDTH], a box of the tiles with low bits
+    high,  # None, or of the same, a box of the tiles with high bits
     words,  # of the form's numbers beside the codes [FORM.count, N]
     table,  # what codes stand for, if the form says so
     bias, y, M, N, K, stride_ym, FORM: gl.constexpr,
@@ -87,6 +88,7 @@ def stream_packed_kernel(
     FIELDS: gl.constexpr = x.block_shape[0]  # of a stage
     tile = gl.program_id(0) // M_TILES
     m_start = gl.program_id(0) % M_TILES * BLOCK_M
+    planes = (codes,) if high is None else (codes, high)
     ring = make_ring(x, planes, STAGES)
     BYTES: gl.constexpr = bytes_of(planes) + x.block_type.nbytes
     for i in gl.static_range(AHEAD):
@@ -122,7 +124,7 @@ class StreamPacked:
         self.slabs, self.words, self.bias, self.gate = slabs, slabs.words, bias, gate
         self.table = self.words if slabs.values is None else slabs.values  # or none that is read
         self.form, self.chip = StreamForm.of(slabs), chip_of(self.words.device)
-        self._boxes: dict[tuple[int, ...], tuple[TensorDescriptor, ...]] = {}
+        self._boxes: dict[tuple[int, ...], tuple[TensorDescriptor, TensorDescriptor | None]] = {}
         # Weights are read before the wait, so what wrote them must be over by the first call.
         if slabs.codes.is_cuda:
             torch.cuda.current_stream(slabs.codes.device).synchronize()
@@ -153,7 +155,7 @@ class StreamPacked:
         # Every copy must be waited for, or it outlives the program.
         assert 2 <= config.num_stages <= k // of_step, f"{k=} {config=}"
         m_tiles = ceil_div(m, config.block_m)
-        described = (described_inputs(x, config), self._described(config))
+        described = (described_inputs(x, config), *self._described(config))
         return (
             (n // config.rows * m_tiles, 1, 1),
             (*described, self.words, self.table, self.bias, out, m, n, k, out.stride(0)),
@@ -177,17 +179,17 @@ class StreamPacked:
             ),
         )  # fmt: skip
 
-    def _described(self, config: StreamPackedConfig) -> tuple[TensorDescriptor, ...]:
+    def _described(
+        self, config: StreamPackedConfig
+    ) -> tuple[TensorDescriptor, TensorDescriptor | None]:
         """The planes of codes, in programs and rows of a program: a box higher than a program's
         rows finds nothing below them."""
         key = (config.rows, config.tile, config.slabs)
         found = self._boxes.get(key)
         if found is None:
-            found = self._boxes[key] = tuple(
-                self._plane(config, tiles)
-                for tiles in (self.form.low_tiles, self.form.high_tiles)
-                if tiles
-            )
+            high = self.form.high_tiles
+            low = self._plane(config, self.form.low_tiles)
+            found = self._boxes[key] = (low, self._plane(config, high) if high else None)
         return found
 
     def _plane(self, config: StreamPackedConfig, tiles: int) -> TensorDescriptor:

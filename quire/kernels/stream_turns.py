@@ -121,7 +121,7 @@ def barriers(COUNT: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["M"])
 def stream_turns_kernel(
-    x, planes, words, table,  # as in `stream_packed.py`
+    x, codes, high, words, table,  # as in `stream_packed.py`
     bias, y, M, N, K, stride_ym, FORM: gl.constexpr,
     ROWS: gl.constexpr, TILE: gl.constexpr, BLOCK_M: gl.constexpr, M_TILES: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr,
@@ -132,6 +132,7 @@ def stream_turns_kernel(
     FIELDS: gl.constexpr = x.block_shape[0]  # of a stage
     tile = gl.program_id(0) // M_TILES
     m_start = gl.program_id(0) % M_TILES * BLOCK_M
+    planes = (codes,) if high is None else (codes, high)
     ring = make_ring(x, planes, STAGES)
     free = barriers(STAGES)
     passed = barriers(1).index(0)
