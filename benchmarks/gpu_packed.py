@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.backends.nvidia.driver import make_launcher
 
 from benchmarks.gpu_matmul import ROTATE_BYTES, SHARED_BYTES, become_compiler, graph_micros
 from quire.kernels import (
@@ -262,6 +263,8 @@ def compiling_of(is_sparse: bool, in_turns: bool) -> Compiling:
 
 
 def inspect(kernel: Any) -> Built:
+    # What the driver is handed is made of the arguments' kinds: it does not take all that compile.
+    make_launcher(kernel.src.constants, kernel.src.signature, kernel.metadata.tensordesc_meta)
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])

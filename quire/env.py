@@ -41,6 +41,11 @@ VARIABLES = (
 )
 
 
+def has_allocator_settings() -> bool:
+    """Whether the user has told torch how to allocate memory of GPUs."""
+    return any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+
+
 def cache_folder() -> Path:
     """Where downloads are kept; may not exist yet."""
     if own := os.environ.get("QUIRE_CACHE"):

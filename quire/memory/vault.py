@@ -18,12 +18,15 @@ from ctypes import c_char_p, c_int, c_size_t, c_uint64, c_void_p
 
 import torch
 
+from quire.env import has_allocator_settings
 from quire.errors import NotSupported, OutOfMemory
 from quire.memory.sizing import size_text
 from quire.native.build import ensure_device_built
 
 DRIVER = "libcuda.so.1"
 SHORT = 2  # the driver's word for too little memory
+LARGE_MB = 64
+UNLIMITED_MB = 1 << 20  # as torch begins: blocks of any size are cut
 _tags = itertools.count()
 
 
@@ -55,7 +58,7 @@ class Vault:
         """Tensors that this thread makes within are kept when the memory is left."""
         _settle_libraries(self._device)
         before = torch.cuda.memory_allocated(self._device)
-        with self._made_with(self._weights):
+        with _large_blocks_whole(), self._made_with(self._weights):
             yield
         held = torch.cuda.memory_allocated(self._device) - before
         self.spare = max(0, self.weight_bytes - held)
@@ -145,6 +148,22 @@ class Vault:
     def _error(self, result: int) -> str:
         text: bytes = self._c.qv_error(result)
         return text.decode()
+
+
+@contextmanager
+def _large_blocks_whole() -> Iterator[None]:
+    """torch does not put small weights into what is left of a large block that was only passing: it
+    would be held, copied and counted with them. Not where the user has settings of their own, which
+    these would replace."""
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if change is None or has_allocator_settings():
+        yield
+        return
+    change(f"max_split_size_mb:{LARGE_MB}")
+    try:
+        yield
+    finally:
+        change(f"max_split_size_mb:{UNLIMITED_MB}")
 
 
 def _settle_libraries(device: torch.device) -> None:

@@ -57,6 +57,8 @@ PATIENCE_S = 300.0
 # How far log-probabilities in bf16 may be apart where sums are split: three times what they are on
 # a CPU. An input that is missing, or another's, moves them by more.
 SPLIT = 0.15
+# A token that is nearly as near to two experts may go to the other one: 0.24 on a GPU.
+OTHER_EXPERT = 0.8
 
 SHARED_OUT: dict[str, dict[str, int]] = {
     "beside": {},
@@ -177,15 +179,15 @@ def test_two_ranks_give_the_bits_of_one(name: str, how: str, bench: Bench) -> No
     check_bits(bench, name, how)
 
 
-@pytest.mark.parametrize("name", ["dense", "experts"])
-def test_split_sums_are_close(name: str, bench: Bench) -> None:
+@pytest.mark.parametrize(("name", "near"), [("dense", SPLIT), ("experts", OTHER_EXPERT)])
+def test_split_sums_are_close(name: str, near: float, bench: Bench) -> None:
     """Red when a rank adds another's inputs, a bias counts twice, or a batch changes bits."""
     from tests.dist.test_fast import distance, prompt_logprobs  # and transformers, which is slow
 
     one = alone(bench.model(name), device="cuda", enforce_eager=True, **MEMORY)
     expected = prompt_logprobs(one)
     with model_on(bench.group, bench.model(name), tp_reduce="fast", **ON_ONE, **MEMORY) as llm:
-        assert distance(prompt_logprobs(llm), expected) < SPLIT
+        assert distance(prompt_logprobs(llm), expected) < near
         together = answers(llm)
         assert [answers(llm, [p], [q])[0] for p, q in zip(PROMPTS, PARAMS, strict=True)] == together
 

@@ -16,6 +16,7 @@ if not torch.cuda.is_available() or not has_hopper_kernels(torch.device("cuda"))
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
 from benchmarks.gpu_packed import FORMS
+from quire.kernels import stream_packed_configs
 from quire.kernels.expand import expand
 from quire.kernels.matmul import interleave, matmul
 from quire.kernels.rehearsal import rehearsal
@@ -95,8 +96,11 @@ def test_bits_are_the_dense_kernels(form: str, n: int, k: int, gated: bool) -> N
 
 @pytest.mark.parametrize("form", WIDE_FORMS)
 @pytest.mark.parametrize("n,k,gated", [(776, 2048, False), (26624, 1024, True), (512, 4096, True)])
-def test_forms_that_go_by_fp32(form: str, n: int, k: int, gated: bool) -> None:
+def test_forms_that_go_by_fp32(
+    form: str, n: int, k: int, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Red when a plane, a scale above scales, an offset or a zero is another group's."""
+    monkeypatch.setattr(stream_packed_configs, "PLANES_STREAM", True)
     torch.manual_seed(n)
     slabs, dense = _slabs(form, n, k, gated, torch.bfloat16)
     assert torch.equal(expand(slabs, torch.empty_like(dense)), dense)

@@ -7,6 +7,7 @@ import torch
 
 import tests.interpreter  # noqa: F401 (before anything loads triton)
 from benchmarks.gpu_packed import FORMS
+from quire.kernels import stream_packed_configs
 from quire.kernels.expand import embed_packed, expand
 from quire.kernels.stream_packed_configs import words_of
 from quire.ops.slabs_of import slabs_of
@@ -48,8 +49,11 @@ def test_expanded(form: str, paired: bool) -> None:
 
 @pytest.mark.parametrize("form", PLANES)
 @pytest.mark.parametrize("paired", [False, True])
-def test_what_lies_beside_codes_in_lanes(form: str, paired: bool) -> None:
+def test_what_lies_beside_codes_in_lanes(
+    form: str, paired: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Red when planes, or numbers beside them, lie where nobody looks; or twice."""
+    monkeypatch.setattr(stream_packed_configs, "PLANES_STREAM", True)
     torch.manual_seed(0)
     weight = FORMS[form](64, 1024, "cpu")
     slabs, plain = slabs_of(weight, paired, torch.bfloat16), slabs_of(weight, paired)
