@@ -38,12 +38,15 @@ VARIABLES = (
         "GiB of packed weights kept in the cache folder, 0 for none of them; default: 16",
     ),
     Variable("CUDA_VISIBLE_DEVICES", "GPUs, divided among `--replicas`; default: all"),
+    Variable("PYTORCH_ALLOC_CONF", "torch's own; a model that parks leaves what is set as it is"),
+    Variable("PYTORCH_CUDA_ALLOC_CONF", "its older name"),
 )
 
 
 def has_allocator_settings() -> bool:
     """Whether the user has told torch how to allocate memory of GPUs."""
-    return any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    newer, older = os.environ.get("PYTORCH_ALLOC_CONF"), os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    return bool(newer or older)
 
 
 def cache_folder() -> Path:

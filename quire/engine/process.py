@@ -373,8 +373,7 @@ class EngineProcess:
             counts = self._counts() if peers else {}
         except RuntimeError:  # a dict changed size under our feet: the next beat will do
             return
-        has_work, is_paused = self.core.has_work, self._is_paused
-        is_parked = self._park.is_parked
+        has_work, is_paused, is_parked = self.core.has_work, self._is_paused, self._park.is_parked
         for peer in peers:
             peer.send(msg.Beat(counts, has_work, is_paused, stalled, is_parked, dict(experts)))
 
