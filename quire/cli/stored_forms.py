@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.cli.weight_forms import EXPERTS, PLAIN, Held
+from quire.cli.weight_forms import EMBEDDING, PLAIN, Held
 from quire.load.checkpoint import Checkpoint, Stored
 from quire.load.unpack import PlainCheckpoint, readable
 from quire.quant.codebook import Codebook
@@ -33,12 +33,12 @@ class _Place(NamedTuple):
     device: torch.device
     dtype: torch.dtype  # of what is expanded
 
-    def kept_bytes(self, weight: Weight, is_expert: bool) -> float | None:
-        """None: it is expanded."""
+    def kept_bytes(self, weight: Weight, is_table: bool) -> float | None:
+        """None: it is expanded, as tables of embeddings with sorted columns are."""
         num_out, num_in = weight.shape
         order = weight.order if isinstance(weight, Coded) else None
-        if order is not None and is_expert and self.device.type != "cpu":
-            return None  # each expert's columns are in an order of its own
+        if order is not None and is_table:
+            return None
         some = weight.pick(slice(0, min(num_out, _SOME_ROWS)))
         some = replace(some, order=None) if isinstance(some, Coded) else some
         num_bytes = _panel_bytes(some) if self.device.type == "cpu" else _slab_bytes(some)
@@ -85,10 +85,10 @@ class StoredForms:
         stored = self._stored.stored(source or name)
         if source is None or (source == name and self._method is None and stored.form in PLAIN):
             return stored
-        is_expert = Held.of(name, *stored).kind == EXPERTS
-        key = (self._shapes(source), self._plain.shape(name), is_expert)
+        is_table = Held.of(name, *stored).kind == EMBEDDING
+        key = (self._shapes(source), self._plain.shape(name), is_table)
         if key not in self._found:
-            self._found[key] = self._ask(name, source, is_expert)
+            self._found[key] = self._ask(name, source, is_table)
         return self._found[key]
 
     def _shapes(self, source: str) -> Hashable:
@@ -97,7 +97,7 @@ class StoredForms:
         beside = self._below[parent]
         return tuple(sorted((n.removeprefix(parent), *self._stored.stored(n)) for n in beside))
 
-    def _ask(self, name: str, source: str, is_expert: bool) -> Stored:
+    def _ask(self, name: str, source: str, is_table: bool) -> Stored:
         """Reads the weight."""
         shape, stored = self._plain.shape(name), self._stored.stored(source)
         size, num_out = torch.Size(shape).numel(), shape[0]
@@ -111,7 +111,7 @@ class StoredForms:
         if isinstance(weight, Dense) and weight.tensor.dtype.itemsize < dtype.itemsize:
             dtype = weight.tensor.dtype
         elif weight is not None and not isinstance(weight, Dense):
-            num_bytes = self._place.kept_bytes(weight, is_expert)
+            num_bytes = self._place.kept_bytes(weight, is_table)
             if num_bytes is not None:
                 return Stored(words, round(num_bytes * num_out / weight.shape[0]))
         kept = str(dtype).removeprefix("torch.")

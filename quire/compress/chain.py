@@ -36,7 +36,6 @@ class Chain:
     def run(self, listen: Listen) -> dict[str, Any]:
         """The report of each step. Raises QuireError."""
         if self._between.exists() and (was_done := self.finished()) is not None:
-            shutil.rmtree(self._between)  # which a kill had left
             return was_done
         self._begin()
         model, reports = self.model, list[dict[str, Any]]()
@@ -57,7 +56,10 @@ class Chain:
         if not is_done(self.out):
             return None
         report = same_asked(self.out, {CHAIN: self._asked()})
-        return None if report is None else self._report([*report[BEFORE], report])
+        if report is None:
+            return None
+        shutil.rmtree(self._between, ignore_errors=True)  # which a kill had left
+        return self._report([*report[BEFORE], report])
 
     def _note(self, reports: list[dict[str, Any]]) -> None:
         """In the last step's report, which stays: all that was asked, what the steps before did,

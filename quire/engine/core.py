@@ -114,7 +114,7 @@ class EngineCore:
         """Launch at most one step and settle those that are due. May return no events."""
         begun, drafts = time.perf_counter(), NO_DRAFTS
         if self.adapters is not None and len(self.adapters):
-            self._news += self.adapters.collect(self.scheduler.add, self.scheduler.recall)
+            self._news += self._collect(self.adapters)
         if self.drafts is not None:
             if self._inflight and self.drafts.awaits_results(self.scheduler):
                 self._news += self._settle(len(self._inflight))
@@ -140,6 +140,15 @@ class EngineCore:
             for event in events:
                 if event.finish is not None:
                     self.adapters.leave(event.request_id)
+        return events
+
+    def _collect(self, adapters: Adapters) -> list[TokenEvent]:
+        """Who was recalled for somebody's adapter may come back in this very step: what is in
+        flight of it must not be taken for results of its second run."""
+        before = self.scheduler.counts.preempted
+        events = adapters.collect(self.scheduler.add, self.scheduler.recall)
+        if self.scheduler.counts.preempted != before:
+            events += self._settle(len(self._inflight))
         return events
 
     def _settle(self, count: int) -> list[TokenEvent]:

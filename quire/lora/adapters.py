@@ -251,7 +251,11 @@ class Adapters:
                 return do()
             except Overloaded:
                 if not self._drop_idle():
+                    self._trim()
                     raise
+            except Exception:
+                self._trim()  # those that went left copies
+                raise
 
     def _make_room(self) -> bool:
         return len(self._slotted) < self.num_slots or self._drop_idle()

@@ -79,7 +79,7 @@ class Embedder:
         if asker is not None:
             request.tenant, request.weight = asker.tenant, asker.weight
         self.num_read += 1
-        tap = server.link.open([request])
+        tap = server.link.open([request], is_background=is_later)
         try:
             while True:
                 for event in await tap.take():

@@ -166,7 +166,7 @@ class Generation:
         """The engine, or an answer that was given before."""
         answers = self.server.answers
         found = await answers.look(self) if answers is not None else None
-        return found or self.server.link.open(self.requests)
+        return found or self.server.link.open(self.requests, self.http.is_background)
 
     def _give_back(self, ticket: Ticket) -> None:
         if self._is_alone:

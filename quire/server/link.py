@@ -148,10 +148,11 @@ class EngineLink:
 
     # ------------------------------------------------------------ requests
 
-    def open(self, requests: Iterable[Request]) -> Tap:
-        """Submit a leader with its children; raises EngineDead when there is no engine."""
+    def open(self, requests: Iterable[Request], is_background: bool = False) -> Tap:
+        """Submit a leader with its children; raises EngineDead when there is no engine. Whether
+        somebody waits for them is not told by their priority, which clients may choose."""
         requests = list(requests)
-        tap = Tap(requests[0].is_background)
+        tap = Tap(is_background)
         self._send(msg.submit_of(requests[0]))
         for request in requests:
             self._taps[request.id] = tap

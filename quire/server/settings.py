@@ -42,9 +42,8 @@ class Limits:
     request_timeout_s: float = 600.0  # the most any request may take, also its default
     queue_timeout_s: float = 60.0  # without a first token by then: 503
     max_requests_per_key: int = 0  # open at once for one key; 0: no limit
-    max_stored_bytes_per_key: int = (
-        4_096 * MIB
-    )  # in files; again in what is remembered, and in answers
+    # In files; again in what is remembered, and in answers.
+    max_stored_bytes_per_key: int = 4_096 * MIB
     max_open_batches_per_key: int = 64
     max_background_responses_per_key: int = 256  # that are not done
     max_cached_answers_per_key: int = 4_096

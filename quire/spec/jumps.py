@@ -18,6 +18,7 @@ from quire.spec.looks import Looks
 from quire.spec.speculation import SpecCounts
 from quire.step import Draft, StepPlan, TokenEvent, Took
 
+FEW = 16  # requests that are remembered whether they are there or not
 MOST = 16  # drafts of a request in a step, as many as an n-gram's
 
 
@@ -59,6 +60,8 @@ class Jumps:
         if not self._grammars.has_any():
             self._looks.clear()
             return {}
+        if len(self._looks) > 2 * len(scheduler.running) + FEW:  # nobody tells of aborts
+            self._looks = {id: x for id, x in self._looks.items() if id in scheduler.running}
         begun, made = time.perf_counter(), dict[RequestId, Draft]()
         for request in self._asked(scheduler, self._step):
             most = min(_most(request), scheduler.max_drafts(request))

@@ -67,15 +67,18 @@ def test_forms_have_bits_and_groups(name: str, case: str) -> None:
     assert {row.form for row in rows_of(CASES[name, case])} == {SAID[name, case]}
 
 
-def test_what_a_gpu_expands() -> None:
-    """Red when experts whose columns are sorted count as packed there: their bytes are others."""
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_sorted_columns(device: str) -> None:
+    """Red when experts whose columns are sorted count as expanded, or a table of embeddings as
+    packed."""
     pytest.importorskip("triton")
-    vector, gpu = CASES["gptq", "ordered4"], torch.device("cuda")
-    ((_, _, _, form, num_bytes),) = rows_of(vector, "model.layers.0.mlp.experts.0.", gpu)
-    assert form == "float32, expanded from gptq 4 bits g32 zeros act order"
-    assert num_bytes == 4 * vector.want.numel()
-    ((_, _, _, form, packed),) = rows_of(vector, "model.layers.0.mlp.", gpu)
-    assert form == "gptq 4 bits g32 zeros act order" and packed < num_bytes / 4
+    vector, place = CASES["gptq", "ordered4"], torch.device(device)
+    packed = "gptq 4 bits g32 zeros act order"
+    for layer in ("model.layers.0.mlp.", "model.layers.0.mlp.experts.0."):
+        ((_, _, _, form, num_bytes),) = rows_of(vector, layer, place)
+        assert form == packed and num_bytes < vector.want.numel()
+    ((_, _, _, form, num_bytes),) = rows_of(vector, "model.embed_tokens.", place)
+    assert form == f"float32, expanded from {packed}" and num_bytes == 4 * vector.want.numel()
 
 
 class OneType(Held):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quire.kv.check import check
 from quire.request import BACKGROUND, Request, RequestId
 from quire.step import StepPlan
@@ -95,4 +97,18 @@ def test_an_answer_that_waits_behind_its_parent_can_be_aborted() -> None:
     assert [event.finish for event in case.abort(child.id)] == ["abort"]
     case.run()
     assert (visitor.output, line.output) == (expected(visitor, 4), expected(line, 6))
+    case.assert_all_returned()
+
+
+@pytest.mark.parametrize("overlap", [False, True, 2])
+def test_who_comes_back_in_the_step_it_was_sent_back_in(overlap: bool | int) -> None:
+    """Red when results of a request's first run, still under way, are taken for its second's."""
+    case = Adapted(1, "a", "b", overlap=overlap)
+    lines = [case.asked("a", [1, 2, i], 12, priority=BACKGROUND) for i in range(3)]
+    for _ in range(4):
+        case.step()
+    case.shelf.contents["/b"] = b"another"  # so its visitor fails, and the lines return at once
+    case.asked("b", [5, 6], 6)
+    case.run()
+    assert [line.output for line in lines] == [expected(line, 12) for line in lines]
     case.assert_all_returned()

@@ -109,10 +109,10 @@ class FakeLink:
     def has_background(self) -> bool:
         return bool(self._tasks.keys() & self._background)
 
-    def open(self, requests: Iterable[Request]) -> Tap:
+    def open(self, requests: Iterable[Request], is_background: bool = False) -> Tap:
         tap = Tap()
         for request in requests:
-            if request.is_background:
+            if is_background:
                 self._background.add(request.id)
             self.submitted.append(request)
             self._tasks[request.id] = asyncio.ensure_future(self._feed(request, tap))

@@ -175,7 +175,7 @@ def test_an_engine_that_goes_between_admission_and_submission() -> None:
     """Red when a place is lost each time the engine dies at the wrong moment."""
     bench = Bench()
 
-    def refuse(requests: Any) -> Any:
+    def refuse(requests: Any, is_background: bool) -> Any:
         raise EngineDead("gone")
 
     bench.link.open = refuse  # type: ignore[method-assign]

@@ -19,8 +19,8 @@ class Counting(FakeLink):
 
     most_open = 0
 
-    def open(self, requests: Any) -> Any:
-        made = super().open(requests)
+    def open(self, requests: Any, is_background: bool = False) -> Any:
+        made = super().open(requests, is_background)
         self.most_open = max(self.most_open, self.num_open)
         return made
 
