@@ -132,7 +132,6 @@ class Auto:
         server = self.servers[choice.model]
         text = "; ".join(filter(None, (choice.model, f"reason={choice.reason}", choice.note)))
         request.answer_headers.append((HEADER, text.encode("ascii", "replace")))
-        server.metrics.routed(choice.reason)
         return server
 
 

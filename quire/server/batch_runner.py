@@ -4,6 +4,7 @@ A line is an ordinary request of the lowest priority: the engine gives it what o
 answer is written once, in one transaction with the batch's counts, so a batch goes on wherever it
 was when something died: nothing is lost, nothing is answered twice. Lines of several batches take
 turns. A line under which the engine died runs alone the next time, and fails after some such times.
+A batch that found no room pauses, and holds no place meanwhile.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from quire.server.turnstile import Turnstile
 Handler = Callable[[HttpRequest, Server], Awaitable[Reply | EventStream]]
 
 POLL_S = 0.5
+ALONE_S = 2.0  # before all others make way once more for a line that found no room
 OWN_S = 2.0  # between two looks whether the process that works on batches is gone
 SWEEP_S = 600.0
 TROUBLE_S = 5.0
@@ -52,6 +54,8 @@ class Feed:
     lines: deque[OpenLine] = field(default_factory=deque)
     last_read: int = -1
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    not_before: float = 0.0  # by the loop's clock: it found no room
+    escalated: dict[int, str] = field(default_factory=dict)  # lines the small model cannot do: why
 
 
 class BatchRunner:
@@ -196,12 +200,13 @@ class BatchRunner:
                 return
             for each in feeds:
                 await self._read_on(each)
-            suspect = next((f for f in feeds if f.lines and f.lines[0].num_faults), None)
+            now = asyncio.get_running_loop().time()
+            ready = [each for each in feeds if each.lines and each.not_before <= now]
+            suspect = next((each for each in ready if each.lines[0].num_faults), None)
             if suspect is not None:  # it must be alone, and so nobody else may start
                 if self._num_running == 0:
                     self._start(suspect, suspect.lines.popleft())
                 return
-            ready = [each for each in feeds if each.lines]
             if not ready:
                 return
             feed = min(ready, key=lambda each: len(each.tasks))
@@ -235,7 +240,7 @@ class BatchRunner:
     async def _run_line(self, feed: Feed, line: OpenLine) -> None:
         batch, number, write = feed.batch, line.number, None
         try:
-            request, reply = await self._answer(batch, line)
+            request, reply = await self._answer(feed, line)
             status, body, write = reply.status, reply.body, request.with_answer
         except Exception as error:
             problem = problem_of(error)
@@ -246,10 +251,12 @@ class BatchRunner:
             if problem.code in AGAIN and await self._tries_again(feed, line, problem):
                 return
             status, body = problem.status, problem.body()
+        feed.escalated.pop(number, None)
         self._answers.append(Answer(batch.id, number, status, body, write))
         self._has_answers.set()
 
-    async def _answer(self, batch: Batch, line: OpenLine) -> tuple[HttpRequest, Reply]:
+    async def _answer(self, feed: Feed, line: OpenLine) -> tuple[HttpRequest, Reply]:
+        batch = feed.batch
         path = self.shelf.files.path(batch.input_file_id)
         body = await asyncio.to_thread(read_body, path, line.begin, line.size)
         body["priority"] = BACKGROUND
@@ -264,17 +271,24 @@ class BatchRunner:
             caller=Caller(batch.tenant, is_admin=False),
             is_background=True,
         )
-        models = self.server.models
-        server = self.server if models is None else await models.serving(request)
         handler = self.handlers[batch.endpoint]
-        await self._turnstile.enter()  # lines that begin together leave room for visitors
-        try:
-            reply = await handler(request, server)
-        except Escalated as why:
-            assert models is not None
-            reply = await handler(request, await models.escalated(request, why))
-        assert isinstance(reply, Reply), "lines that stream were refused"
-        return request, reply
+        if line.number not in feed.escalated:
+            models = self.server.models
+            server = self.server if models is None else await models.serving(request)
+            await self._turnstile.enter()  # lines that begin together leave room for visitors
+            try:
+                return request, _whole(await handler(request, server))
+            except Escalated as why:
+                feed.escalated[line.number] = str(why)
+        return request, await self._answer_by_large(request, feed.escalated[line.number])
+
+    async def _answer_by_large(self, request: HttpRequest, why: str) -> Reply:
+        """Until it has room, the line comes back here: the small model has had its try."""
+        models = self.server.models
+        assert models is not None
+        server = await models.escalated(request, Escalated(why))
+        await self._turnstile.enter()
+        return _whole(await self.handlers[request.path](request, server))
 
     async def _tries_again(self, feed: Feed, line: OpenLine, problem: Problem) -> bool:
         """Back into the line, unless the engine has died under it too often."""
@@ -284,7 +298,8 @@ class BatchRunner:
                 return False
             line = line._replace(num_faults=faults)
         else:
-            await asyncio.sleep(POLL_S)
+            pause = ALONE_S if line.num_faults else POLL_S
+            feed.not_before = asyncio.get_running_loop().time() + pause
         feed.lines.append(line)
         return True
 
@@ -308,6 +323,11 @@ class BatchRunner:
             self._answers = answers + self._answers
             await self._stand_still(error)
             self._has_answers.set()
+
+
+def _whole(reply: Reply | EventStream) -> Reply:
+    assert isinstance(reply, Reply), "lines that stream were refused"
+    return reply
 
 
 async def _stop(feed: Feed) -> None:

@@ -113,7 +113,8 @@ class Fleet:
                 slot.set("ready")
                 self._send_away(slot)
         elif slot.folder.is_parked:
-            slot.set("parked")
+            if slot.wanted != "ready":  # else it may be waiting for room, which is told there
+                slot.set("parked")
             if slot.wanted == "unloaded":
                 slot.stop()
             elif slot.wanted == "ready" and self._has_room(slot):

@@ -2,9 +2,10 @@
 
 A request goes to the server of the model it names: by `model` in its body, or by `?model=` where
 the body has none. If that model is not loaded, the request asks for it and waits. Lines of batches
-wait as well, but nobody has to go for them: they are sent back when somebody waits for the memory
-that their model has, and it is for other requests to say that a model is in use. Keys, the
-watchman and what is stored are shared; links, tokenizers, limits and metrics are each model's own.
+ask as well, but nobody has to go for them, and they wait in their batch: they are sent back when
+their model is not there, or somebody waits for the memory that it has. It is for other requests to
+say that a model is in use. Keys, the watchman and what is stored are shared; links, tokenizers,
+limits and metrics are each model's own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from quire.server.problems import Problem
 from quire.server.server import Server
 
 LOOK_S = 0.05
-FILL_S = 0.5  # between two looks of a line whether there is room
 GIVES_WAY = "another model waits for the memory of this one"
 TOUCH_S = 1.0
 # Paths whose body says which model is meant, and in which field.
@@ -109,15 +109,12 @@ class Models:
             server = self.auto.choose(request)
         else:
             server = self._find(name, request)
-        await self._bring(server, request)
-        return server
+        return await self._bring(server, request)
 
     async def escalated(self, request: HttpRequest, why: Escalated) -> Server:
         """The server that answers in place of the one whose answer will not do."""
         assert self.auto is not None
-        server = self.auto.escalate(request, why)
-        await self._bring(server, request)
-        return server
+        return await self._bring(self.auto.escalate(request, why), request)
 
     def choose_by(self, settings: AutoSettings) -> None:
         """Requests may leave the choice to us. Raises BadRequest."""
@@ -145,9 +142,16 @@ class Models:
         self.servers[0].check_model(plain)  # takes placeholders, and refuses what nobody has
         return self.servers[0]
 
-    async def _bring(self, server: Server, request: HttpRequest) -> None:
+    async def _bring(self, server: Server, request: HttpRequest) -> Server:
         if request.is_background:
-            return await self._await_room(server)
+            self._check_room(server)
+        else:
+            await self._await(server)
+        if request.route is not None:  # counted once, however often a line asks
+            server.metrics.routed(request.route.choice.reason)
+        return server
+
+    async def _await(self, server: Server) -> None:
         name, folder = self._named_folder(server)
         folder.touch()
         deadline = time.monotonic() + server.limits.queue_timeout_s
@@ -158,18 +162,18 @@ class Models:
                 folder.ask("load")
             folder.touch()
             await asyncio.sleep(LOOK_S)
-        return None
 
-    async def _await_room(self, server: Server) -> None:
-        """For a line of a batch: until the model is there and keeps nobody waiting."""
+    def _check_room(self, server: Server) -> None:
+        """For a line of a batch, which holds no place for a model that may be long in coming.
+
+        Raises Problem unless the model is there and keeps nobody waiting."""
         name, folder = self._named_folder(server)
-        deadline = time.monotonic() + server.limits.queue_timeout_s
-        while not server.link.can_step or self._is_in_the_way(name):
-            state = self._state_in_time(name, deadline)
-            if state.state in ("unloaded", "parked"):
-                folder.ask_softly()
-            await asyncio.sleep(FILL_S)
-        folder.work()
+        if server.link.can_step and not self._is_in_the_way(name):
+            return folder.work()
+        state = self._state_unless_failed(name)
+        if state.state in ("unloaded", "parked"):
+            folder.ask_softly()
+        raise _not_there(name, state)
 
     def _named_folder(self, server: Server) -> tuple[str, ModelFolder]:
         name = server.model_names[0]
@@ -177,17 +181,15 @@ class Models:
 
     def _state_in_time(self, name: str, deadline: float) -> ModelState:
         """Raises Problem when it failed, or has not come by then."""
+        state = self._state_unless_failed(name)
+        if time.monotonic() > deadline:
+            raise _not_there(name, state)
+        return state
+
+    def _state_unless_failed(self, name: str) -> ModelState:
         state = self._folders[name].read()
         if state.state == "failed":
             raise _failed(name, state.reason)
-        if time.monotonic() > deadline:
-            why = state.reason or "it is being loaded"
-            raise Problem(
-                503,
-                f"the model {name!r} is not there yet: {why}; try again",
-                code="model_loading",
-                retry_after_s=5,
-            )
         return state
 
     # ------------------------------------------------------------ giving way
@@ -223,6 +225,16 @@ class Models:
                     folder.work()
                     if server.link.is_parked:
                         folder.ask_softly()
+
+
+def _not_there(name: str, state: ModelState) -> Problem:
+    why = state.reason or "it is being loaded"
+    return Problem(
+        503,
+        f"the model {name!r} is not there yet: {why}; try again",
+        code="model_loading",
+        retry_after_s=5,
+    )
 
 
 def _failed(name: str, reason: str) -> Problem:

@@ -10,11 +10,16 @@ from typing import Any, cast
 
 import pytest
 
+from quire.batches.files import NewFile
+from quire.batches.store import Wish
 from quire.errors import BadRequest
 from quire.routing.settings import AutoSettings, BudgetSettings, CascadeSettings, Rule, read_auto
+from quire.server import batch_runner
+from quire.server.batch_runner import BatchRunner
 from quire.server.link import EngineLink
 from quire.server.model_files import ModelFolder, ModelState
 from quire.server.models import Models
+from quire.server.routes import batch_handlers
 from quire.server.server import Server
 from quire.server.shelf import Shelf
 from quire.server.spending import Spending
@@ -193,3 +198,39 @@ def test_a_model_that_failed_is_not_chosen(tmp_path: Path) -> None:
 def test_what_a_file_may_not_say(tmp_path: Path, table: dict[str, Any], why: str) -> None:
     with pytest.raises(BadRequest, match=why):
         read_auto(table, ["a", "b"], tmp_path)
+
+
+def test_a_line_that_waits_for_the_large_model_asks_the_small_one_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when the small model answers anew whenever the line looks whether the large is there."""
+    monkeypatch.setattr(batch_runner, "POLL_S", 0.02)
+    pair = Pair(tmp_path / "models", **cascade(SURE))
+    shelf = Shelf(tmp_path / "store")
+    for server in pair.models.servers:
+        server.shelf = shelf
+    pair.big.hello = None
+    pair.folders[1].tell(ModelState("unloaded"))
+    body = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
+    line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": body}
+
+    async def work() -> None:
+        (spool := shelf.files.new_spool()).write_text(json.dumps(line))
+        file = await shelf.files.keep(spool, NewFile("me", "batch", "lines.jsonl", None))
+        await shelf.batches.add(Wish("me", CHAT, file.id, "24h", 60, None))
+        runner = asyncio.create_task(BatchRunner(pair.server, shelf, batch_handlers()).run())
+        async with asyncio.timeout(5):
+            for _ in range(3):
+                while pair.folders[1].take_wish() != "fill":
+                    await asyncio.sleep(0.01)
+            pair.big.greet()
+            while await shelf.batches.open_batches():
+                await asyncio.sleep(0.01)
+        runner.cancel()
+        await asyncio.gather(runner, return_exceptions=True)
+
+    asyncio.run(work())
+    assert len(pair.link.submitted) == len(pair.big.submitted) == 1
+    text = pair.get("/metrics").text
+    found = [x for x in text.splitlines() if x.startswith("quire:route_req")]
+    assert [x.rsplit(" ", 1)[1] for x in found] == ["1.0", "1.0"]

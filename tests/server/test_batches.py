@@ -18,7 +18,7 @@ from quire.batches.output import write_outputs
 from quire.batches.store import Answer, BatchStore, OpenLine, Wish
 from quire.errors import BadRequest
 from quire.request import Request
-from quire.server.batch_runner import BatchRunner
+from quire.server.batch_runner import BatchRunner, Feed
 from quire.server.http import HttpRequest, Reply
 from quire.server.link import Tap
 from quire.server.multipart import boundary_of, read_form
@@ -275,7 +275,7 @@ def test_lines_that_begin_together_let_others_in_between(
         (place,) = check_lines(tmp_path / "lines", URL).places
         line = OpenLine(0, place.custom_id, place.begin, place.size, 0)
         clock = asyncio.ensure_future(count_turns())
-        await asyncio.gather(*(runner._answer(batch, line) for _ in range(40)))
+        await asyncio.gather(*(runner._answer(Feed(batch), line) for _ in range(40)))
         clock.cancel()
 
     asyncio.run(work())

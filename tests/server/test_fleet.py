@@ -13,6 +13,7 @@ import pytest
 from quire.config import EngineArgs
 from quire.server import fleet as fleet_module
 from quire.server.fleet import Fleet, Slot
+from quire.server.model_files import ModelState
 from quire.server.settings import ModelSettings, ServeSettings
 
 ENGINE = """
@@ -224,3 +225,24 @@ def test_a_batch_loses_no_model_that_it_works_in(make: Callable[..., Fleet]) -> 
     a.folder.stop_work()
     becomes(fleet, b, "ready")
     assert a.child.process is None
+
+
+def test_a_parked_model_that_waits_for_memory_says_so_once(
+    make: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when it is told to be parked and loading by turns, at every tick."""
+    fleet = make(model("a"), model("b"))
+    a, b = fleet.slots
+    becomes(fleet, a, "ready")
+    becomes(fleet, b, "ready")
+    a.folder.ask("park")
+    becomes(fleet, a, "parked")
+    tick_until(fleet, lambda: a.folder.is_parked)
+    fleet.memory = 1
+    told: list[ModelState] = []
+    monkeypatch.setattr(a.folder, "tell", told.append)
+    a.folder.ask("load")
+    for _ in range(10):
+        b.folder.touch()
+        fleet.tick()
+    assert [(one.state, one.waits_for) for one in told] == [("loading", ("b",))]

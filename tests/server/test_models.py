@@ -12,9 +12,12 @@ from typing import Any, cast
 import pytest
 
 from quire.batches.files import NewFile
+from quire.batches.lines import check_lines
+from quire.batches.store import Batch, Wish
 from quire.config import EngineArgs
 from quire.obs.exposition import merged
 from quire.request import Request
+from quire.server import batch_runner
 from quire.server import models as models_module
 from quire.server.batch_runner import BatchRunner
 from quire.server.link import EngineLink, Tap
@@ -240,13 +243,65 @@ async def done_beside(
     return batch["request_counts"]
 
 
+@pytest.mark.parametrize("has_faults", [True, False])
+def test_batches_without_room_let_others_go_on(
+    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_faults: bool
+) -> None:
+    """Red when lines whose model is away keep every place, or one that must run alone keeps all
+    others from starting."""
+    monkeypatch.setattr(batch_runner, "POLL_S", 0.02)
+    monkeypatch.setattr(batch_runner, "ALONE_S", 0.05)
+    shelf = two.server.shelf = Shelf(tmp_path / "store")
+    two.models.servers[1].shelf = shelf
+    url = "/v1/chat/completions"
+
+    async def add(model: str, count: int) -> Batch:
+        body = BODY | {"model": model}
+        lines = [
+            {"custom_id": f"{i}", "method": "POST", "url": url, "body": body} for i in range(count)
+        ]
+        (spool := shelf.files.new_spool()).write_text("\n".join(map(json.dumps, lines)))
+        file = await shelf.files.keep(spool, NewFile("me", "batch", "lines.jsonl", None))
+        batch = await shelf.batches.add(Wish("me", url, file.id, "24h", 60, None))
+        places = check_lines(shelf.files.path(file.id), url).places
+        found = await shelf.batches.begin(batch.id, places)
+        assert found is not None
+        return found
+
+    async def done(batch: Batch) -> Batch:
+        while (found := await shelf.batches.get("me", batch.id)) and found.status != "completed":
+            await asyncio.sleep(0.01)
+        assert found is not None
+        return found
+
+    async def work() -> None:
+        count = 1 if has_faults else two.server.background_places
+        stuck = [await add("other", 2) for _ in range(count)]
+        if has_faults:
+            await shelf.batches.fault(stuck[0].id, 0)
+        runner = asyncio.create_task(BatchRunner(two.server, shelf, batch_handlers()).run())
+        async with asyncio.timeout(5):
+            while not two.folders[1].take_wish():
+                await asyncio.sleep(0.01)
+            for _ in range(2):  # whatever the first found by chance
+                assert (await done(await add("tiny", 2))).completed == 2
+            assert two.other.submitted == []
+            two.other.greet()
+            for batch in stuck:
+                assert (await done(batch)).completed == 2
+        runner.cancel()
+        await asyncio.gather(runner, return_exceptions=True)
+
+    asyncio.run(work())
+
+
 def test_a_batch_gives_way_to_a_request_for_another_model(
     two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Red when a model counts as used for the lines of a batch, when these go on while somebody
     waits for its memory, or when one of them is lost for it."""
     monkeypatch.setattr(models_module, "TOUCH_S", 0.01)
-    monkeypatch.setattr(models_module, "FILL_S", 0.01)
+    monkeypatch.setattr(batch_runner, "POLL_S", 0.01)
     shelf = two.server.shelf = Shelf(tmp_path / "store")
     tiny, other = two.folders
     url = "/v1/chat/completions"
