@@ -6,6 +6,7 @@ eviction goes wrong between the engine and the kernels. Graphs are replaced by w
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from functools import partial
@@ -28,6 +29,8 @@ from tests.hf import VOCAB, tiny_engine, tiny_model
 from tests.lora.cases import ALL, Answers, ask, run, write_adapter
 
 NAMES = ("", "a", "b", "c")
+
+LONG = os.environ.get("QUIRE_LONG_TESTS") == "1"
 
 
 def everyone() -> list[Request]:
@@ -81,6 +84,7 @@ def put_graphs(made: Engine) -> tuple[Any, AdaptedGraphs]:
     return plain, runner.adapted_graphs
 
 
+@pytest.mark.skipif(not LONG, reason="20 s of the interpreter: QUIRE_LONG_TESTS=1")
 def test_answers_of_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama-packable")
     folders = {

@@ -47,8 +47,7 @@ def test_expanded(form: str, paired: bool) -> None:
     assert torch.equal(embed_packed(slabs, ids, torch.bfloat16), want[ids])
 
 
-@pytest.mark.parametrize("form", PLANES)
-@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize(("form", "paired"), [(form, i % 2 == 0) for i, form in enumerate(PLANES)])
 def test_what_lies_beside_codes_in_lanes(
     form: str, paired: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
