@@ -70,7 +70,8 @@ class Running:
         parts = {"core": core, "runner": runner, "group": None, "tiers": None, "parking": parking}
         engine: Any = SimpleNamespace(config=config, spec=spec, **parts)
         self.address = folder / "engine.sock"
-        self.process = EngineProcess(engine, self.address, 0.0, Patience(60, 60, queue_s=0.6))
+        queue_s = 0.6 if place is None else 60.0  # who waits for a parked engine is not to be ended
+        self.process = EngineProcess(engine, self.address, 0.0, Patience(60, 60, queue_s=queue_s))
         if runs:
             threading.Thread(target=self.process.run, daemon=True).start()
 
